@@ -1,0 +1,78 @@
+# Everything works from a clean clone on a machine with Python >= 3.11, pip and make: each target sets up what it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+
+# A stalled mirror must not hang a build. --foreground keeps Ctrl-C working; macOS has no timeout(1): unbounded there.
+BOUND := $(shell command -v timeout >/dev/null 2>&1 && echo timeout --foreground -k 10 900)
+PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check bench soak lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## create .venv with the pinned dependencies and shotclock itself
+
+# `pip check` catches a pyproject.toml that asks for more than the lock gives: run `make lock` then.
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit("shotclock needs Python >= 3.11, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
+	$(PIP) install -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) check
+	@$(BIN)/python -m compileall -q src
+	@touch $@
+
+# Debian splits ensurepip off into python3-venv. The pip that is already there can fill an empty venv without root;
+# apt is the last resort. A clean start each time: a half-made venv would be taken for a good one.
+CREATE_VENV = \
+	{ rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) >/dev/null 2>&1; } || \
+	{ rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
+	  $(BOUND) $(PYTHON) -m pip --python $(BIN)/python install -q pip; } || \
+	{ rm -rf $(VENV) && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { $(BOUND) apt-get install -y python3-venv || { $(BOUND) apt-get update && $(BOUND) apt-get install -y python3-venv; }; } && \
+	  $(PYTHON) -m venv $(VENV); } || \
+	{ echo "cannot create $(VENV): install python3-venv, or pip >= 22.3 for $(PYTHON)" >&2; rm -rf $(VENV); exit 1; }
+
+demo: $(STAMP) ## the tour: hanging commands, really stopped
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/tour.sh
+
+test: $(STAMP) ## the whole suite
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q -m "not slow and not soak"
+
+bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers
+	$(BIN)/python -m benchmarks
+
+$(BENCH_STAMP): $(STAMP) requirements-bench.lock
+	$(PIP) install -r requirements-bench.lock
+	@touch $@
+
+soak: $(STAMP) ## minutes of load
+	$(BIN)/python -m pytest -q -m soak
+
+# One resolution for Python 3.11 and up, with environment markers. uv lives in a throw-away venv; no index,
+# host or path of this machine ends up in the files.
+# Keeps the pins that still fit; `make lock LOCK_FLAGS=--upgrade` moves them all.
+LOCK = $(BOUND) "$$uv/bin/uv" pip compile -q --no-config --universal --python-version 3.11 \
+	--no-emit-index-url --no-annotate --custom-compile-command "make lock" $(LOCK_FLAGS)
+lock: ## resolve requirements.lock and requirements-bench.lock anew
+	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && $(PYTHON) -m venv "$$uv" && \
+	$(BOUND) "$$uv/bin/python" -m pip --disable-pip-version-check install -q uv && \
+	$(LOCK) --extra dev -o requirements.lock pyproject.toml && \
+	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml
+
+clean: ## remove everything the other targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,56 @@
+"""Shotclock: nothing an agent starts can hang.
+
+The public names are imported when first used, because a wrapper that stands before every command must be
+cheap to start.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .core.clocks import Clocks as Clocks
+    from .core.durations import DurationError as DurationError
+    from .core.durations import format_duration as format_duration
+    from .core.durations import parse_duration_ms as parse_duration_ms
+    from .core.effects import Ending as Ending
+    from .core.effects import SideEffects as SideEffects
+    from .core.envelope import Envelope as Envelope
+    from .core.errors import Failure as Failure
+    from .core.errors import register_error as register_error
+    from .core.operation import Operation as Operation
+    from .enforce.call import Runtime as Runtime
+    from .enforce.context import Context as Context
+    from .enforce.context import Stopped as Stopped
+
+_HOME = {
+    "Clocks": "core.clocks",
+    "Context": "enforce.context",
+    "DurationError": "core.durations",
+    "Ending": "core.effects",
+    "Envelope": "core.envelope",
+    "Failure": "core.errors",
+    "Operation": "core.operation",
+    "Runtime": "enforce.call",
+    "SideEffects": "core.effects",
+    "Stopped": "enforce.context",
+    "format_duration": "core.durations",
+    "parse_duration_ms": "core.durations",
+    "register_error": "core.errors",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'shotclock' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"shotclock.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

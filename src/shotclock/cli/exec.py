@@ -1,0 +1,245 @@
+"""`shotclock exec`: a better timeout(1). One bounded command, really stopped, answered with one envelope.
+
+The options are parsed here by hand, because this is the one subcommand whose start-up time is paid before
+every command: a parser library would cost more than everything else together.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+
+from ..core.clocks import Clocks
+from ..core.durations import DurationError, parse_duration_ms
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, warning
+from ..core.records import changed, made, record
+from ..enforce import foreground
+from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
+from ..enforce.capture import DEFAULT_OUTPUT_LIMIT
+from ..enforce.clock import monotonic_ns
+from ..enforce.commands import assign, judge, problems_with
+from ..enforce.supervisor import Output
+from .output import emit, emit_help, flush_quietly, say_line, summary_line
+
+DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
+MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
+
+HELP = """\
+Usage: shotclock exec [OPTIONS] -- COMMAND [ARGUMENTS…]
+
+Run one command on the clock. When a clock runs out, everything the command started is stopped, whatever it
+did to escape, and one envelope says what happened.
+
+Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none):
+  --timeout D        stop the command after this long [10m]; a caller's own deadline is never exceeded
+  --soft D           ask it to wind down (SIGTERM) this early, before the timeout
+  --idle D           stop it after this long without output
+  --grace D          between SIGTERM and SIGKILL [5s]
+
+What it gets:
+  --cwd DIR          run in this directory
+  --env K=V          set a variable (repeatable)
+  --stdin            pass our stdin on; otherwise the command reads end of file at once
+  --leave-children   let processes that outlive the command live on
+
+What you get:
+  --json             the envelope alone on stdout, output inside it; exit code as in meta.exit_code
+  --output-limit N   with --json: bytes kept per stream (64k, 1M, …), head and tail [1M]; more goes to a file
+  -h, --help         this text
+
+Without --json the command's output streams through untouched, its exit code is ours, and the envelope is the
+last line of stderr (one readable line on a terminal).
+
+Exit codes: the command's own; 10 a clock ran out; 2 bad options; 4 unusable directory; 5 command not found;
+7 not executable; 130/143 stopped by SIGINT/SIGTERM. With --json a failing command gives 1 (COMMAND_FAILED).
+
+Examples:
+  shotclock exec --timeout 60s -- make test
+  shotclock exec --timeout 10m --idle 1m --json -- npm ci
+"""
+
+_CLOCKS = ("timeout", "soft", "idle", "grace")
+_VALUED = (*_CLOCKS, "cwd", "env", "output-limit")
+_FLAGS = ("json", "stdin", "leave-children", "help")
+
+
+@record
+class Request:
+    command: list[str] = made(factory=list)
+    clocks: Clocks = made(factory=Clocks)
+    env: dict[str, str] = made(factory=dict)
+    cwd: str | None = None
+    json: bool = False
+    stdin: bool = False
+    leave_children: bool = False
+    help: bool = False
+    output_limit: int = DEFAULT_OUTPUT_LIMIT
+    errors: list[dict[str, str]] = made(factory=list)
+
+    def refuse(self, field: str, message: str) -> None:
+        self.errors.append({"field": field, "message": message})
+
+
+def main(words: list[str]) -> int:
+    request = parse(words)
+    if request.help:
+        emit_help(HELP)
+        return 0
+    now = monotonic_ns()
+    inherited = inherited_deadline(os.environ, now)
+    admission = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
+    admission.warnings += [warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings]
+    if request.errors:
+        outcome = _refused(request.errors)
+    elif admission.no_time_left:
+        outcome = no_time_left(admission)
+    else:
+        outcome = _run(request, admission)
+    if not request.json:
+        outcome = _passed_through(outcome)
+    envelope = answer(admission, outcome)
+    return _deliver(envelope, as_json=request.json)
+
+
+def parse(words: list[str]) -> Request:
+    """Every problem at once: nobody likes to be told about their mistakes one by one."""
+    request = Request()
+    limits: dict[str, int] = {}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if word == "--":
+            request.command = words[position:]
+            break
+        if word == "-h":
+            word = "--help"
+        if not word.startswith("-") or word == "-":
+            request.command = words[position - 1 :]
+            break
+        name, given, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in _FLAGS:
+            if given:
+                request.refuse(name, f"--{name} takes no value")
+            setattr(request, name.replace("-", "_"), True)
+        elif word.startswith("--") and name in _VALUED:
+            if not given:
+                if position == len(words) or words[position] == "--":
+                    request.refuse(name, f"--{name} needs a value")
+                    continue
+                value = words[position]
+                position += 1
+            _take(request, limits, name, value)
+        else:
+            request.refuse(word.partition("=")[0], f"unknown option{_did_you_mean(name)}")
+    request.clocks = Clocks(**{f"{name}_ms": limit for name, limit in limits.items()})
+    timeout_ms = limits.get("timeout", DEFAULTS.timeout_ms)
+    if limits.get("soft") and timeout_ms and limits["soft"] >= timeout_ms:
+        request.refuse("soft", "the soft limit would never ring: it must be shorter than the timeout")
+    if not request.help and not any(error["field"] in ("command",) for error in request.errors):
+        request.errors += problems_with(request.command, request.env, request.cwd)
+    return request
+
+
+def _take(request: Request, limits: dict[str, int], name: str, value: str) -> None:
+    if name in _CLOCKS:
+        try:
+            limits[name] = parse_duration_ms(value)
+        except DurationError as error:
+            request.refuse(name, str(error))
+    elif name == "cwd":
+        request.cwd = value
+    elif name == "env":
+        key, equals, content = value.partition("=")
+        if not equals:
+            request.refuse("env", f"{value!r} should be NAME=VALUE")
+        else:
+            request.env[key] = content
+    else:
+        _take_output_limit(request, value)
+
+
+def _take_output_limit(request: Request, value: str) -> None:
+    digits, unit = value, 1
+    if value[-1:] in ("k", "K", "m", "M"):
+        digits, unit = value[:-1], 1024 if value[-1] in "kK" else 1024 * 1024
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 12:
+        request.refuse("output-limit", f"{value!r} is not a number of bytes: write 65536, 64k or 1M")
+    elif int(digits) * unit > MAX_OUTPUT_LIMIT:
+        request.refuse("output-limit", f"{value} is more than the 1024M that may be kept in memory")
+    else:
+        request.output_limit = int(digits) * unit
+
+
+def _did_you_mean(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name.lstrip("-"), [*_VALUED, *_FLAGS], n=1)
+    return f"; did you mean --{close[0]}?" if close else "; see shotclock exec --help"
+
+
+def _refused(errors: list[dict[str, str]]) -> Outcome:
+    message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+    return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
+
+
+def _run(request: Request, admission: Admission) -> Outcome:
+    if request.json:
+        output = Output.CAPTURE
+    else:
+        # To notice silence we must see the output; otherwise the command keeps our own descriptors.
+        output = Output.RELAY if admission.clocks.idle_ms else Output.INHERIT
+    task = assign(
+        admission,
+        request.command,
+        env=request.env,
+        cwd=request.cwd,
+        output=output,
+        output_limit=request.output_limit,
+        leave_children=request.leave_children,
+        stdin=request.stdin,
+    )
+    report = foreground.run(task)
+    outcome = judge(admission, task, report)
+    if not request.stdin and _input_is_waiting():
+        outcome.warnings.append(warning("STDIN_IGNORED", "input was waiting on stdin and was not read; pass --stdin"))
+    return outcome
+
+
+def _input_is_waiting() -> bool:
+    """Whether somebody sent us input that the command never saw. A terminal or the null device is nobody."""
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return False
+        poller = select.poll()
+        poller.register(0, select.POLLIN)
+        return any(event & select.POLLIN for _, event in poller.poll(0))
+    except OSError:
+        return False
+
+
+def _passed_through(outcome: Outcome) -> Outcome:
+    """A wrapper leaves its child's exit code alone; the envelope says the same number."""
+    problem = outcome.problem
+    if problem is not None and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
+        code = outcome.data["exit_code"]
+        outcome.problem = changed(problem, exit_code=code)
+    return outcome
+
+
+def _deliver(envelope: Envelope, *, as_json: bool) -> int:
+    if as_json:
+        emit(envelope)
+    else:
+        flush_quietly(sys.stdout)
+        if sys.stderr is not None and sys.stderr.isatty():
+            say_line(summary_line(envelope))
+        else:
+            say_line(envelope.to_json(), after_child=True)
+    return envelope.exit_code

@@ -1,0 +1,91 @@
+"""What reaches the two streams: data on stdout, everything else on stderr, and no traceback for a closed pipe."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from ..core.durations import format_duration
+from ..core.envelope import Envelope
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+
+def wants_json(asked: bool) -> bool:
+    """JSON when asked for, when stdout is no terminal, and where CI or NO_COLOR say that nobody looks."""
+    return asked or not sys.stdout.isatty() or bool(os.environ.get("CI")) or "NO_COLOR" in os.environ
+
+
+def emit(envelope: Envelope) -> None:
+    """The envelope alone on stdout. A reader that left early is not our failure."""
+    write_quietly(sys.stdout, envelope.to_json() + "\n")
+
+
+def emit_help(text: str) -> None:
+    """Help is not data: it goes to stdout only where a person reads it."""
+    write_quietly(sys.stdout if sys.stdout.isatty() else sys.stderr, text)
+
+
+def say_line(text: str, *, after_child: bool = False) -> None:
+    """A line on stderr. After a child that may have left its last line open, it starts on a new one."""
+    opening = "\n" if after_child and not _stderr_at_line_start() else ""
+    write_quietly(sys.stderr, f"{opening}{text}\n")
+
+
+def write_quietly(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except (BrokenPipeError, ValueError):
+        _point_to_null(stream)
+    except OSError:
+        _point_to_null(stream)
+
+
+def flush_quietly(stream: TextIO | None) -> None:
+    write_quietly(stream, "")
+
+
+def _point_to_null(stream: TextIO) -> None:
+    """So that the interpreter's own flush at exit does not complain a second time."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):
+        pass
+
+
+def _stderr_at_line_start() -> bool:
+    """Only a regular file can be asked for its last byte; elsewhere an empty line is the lesser evil."""
+    try:
+        status = os.fstat(2)
+        if stat.S_ISCHR(status.st_mode):
+            return True
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        if status.st_size == 0:
+            return True
+        with open("/proc/self/fd/2", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+    except OSError:
+        return False
+
+
+def summary_line(envelope: Envelope) -> str:
+    """One line for a person at a terminal."""
+    took = format_duration(int(str(envelope.meta["duration_ms"])))
+    if envelope.error is None:
+        line = f"shotclock: {envelope.ending} in {took}"
+    else:
+        line = f"shotclock: {envelope.code}: {envelope.error['message']} ({envelope.ending}, {took})"
+        errors = envelope.error.get("errors")
+        if not errors:
+            line += f"; {envelope.error['suggestion']}"
+    for notice in envelope.warnings:
+        line += f"\n  {notice['code']}: {notice['message']}"
+    return line

@@ -1,0 +1,85 @@
+"""Arguments checked against a function's signature, every problem at once, before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+CONTEXT_NAME = "ctx"
+
+
+class NotSerializable(Exception):
+    """A result that cannot be put into JSON."""
+
+
+class Signature:
+    """What a function takes. Build it once per function with `signature_of`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = inspect.signature(function).parameters
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+        except NameError as error:
+            raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
+        self.wants_context = CONTEXT_NAME in parameters
+        self._names: dict[str, str] = {}
+        self._takes_more = False
+        fields: dict[str, Any] = {}
+        for position, parameter in enumerate(parameters.values()):
+            if parameter.name == CONTEXT_NAME:
+                continue
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._takes_more = True
+                continue
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+                raise TypeError(f"{function.__qualname__}: arguments are passed by name, {parameter} cannot be")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # Behind an alias, a parameter may be called anything, `json` and `model_config` included.
+            key = f"p{position}"
+            fields[key] = (hints.get(parameter.name, Any), Field(default, alias=parameter.name))
+            self._names[key] = parameter.name
+        extra: Any = "allow" if self._takes_more else "forbid"
+        self._model = create_model(
+            f"Arguments of {function.__qualname__}",
+            __config__=ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=()),
+            **fields,
+        )
+
+    def check(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], list[dict[str, str]]]:
+        """The arguments as the function wants them, or what is wrong with them."""
+        try:
+            checked = self._model.model_validate(arguments)
+        except ValidationError as error:
+            return {}, [
+                {"field": ".".join(map(str, problem["loc"])) or "arguments", "message": problem["msg"]}
+                for problem in error.errors(include_url=False, include_input=False)
+            ]
+        values = checked.__dict__
+        accepted = {name: values[key] for key, name in self._names.items()}
+        if self._takes_more:
+            accepted.update(checked.__pydantic_extra__ or {})
+        return accepted, []
+
+
+@lru_cache(maxsize=1024)
+def signature_of(function: Callable[..., Any]) -> Signature:
+    return Signature(function)
+
+
+_PLAIN = frozenset({type(None), bool, int, str})
+
+
+def to_jsonable(value: object) -> Any:
+    """The value as JSON holds it; raises NotSerializable with a reason."""
+    if type(value) in _PLAIN:
+        return value
+    try:
+        return to_jsonable_python(value, inf_nan_mode="strings", bytes_mode="base64")
+    except (PydanticSerializationError, ValueError, RecursionError, TypeError) as error:
+        raise NotSerializable(f"a {type(value).__name__} cannot be put into JSON: {error}") from None

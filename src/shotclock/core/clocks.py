@@ -1,0 +1,87 @@
+"""The clocks of a call, and the record of the one that fired."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .durations import DurationError, parse_duration_ms
+from .records import changed, value
+
+DEFAULT_TIMEOUT_MS = 30_000
+DEFAULT_GRACE_MS = 5_000
+
+
+class ClockKind(StrEnum):
+    TIMEOUT = "timeout"
+    SOFT = "soft"
+    IDLE = "idle"
+    QUEUE = "queue"
+    BUDGET = "budget"
+    OPERATION = "operation"
+
+
+@value
+class Clocks:
+    """Limits in milliseconds. None: not said, the next level decides. 0: none, said explicitly."""
+
+    timeout_ms: int | None = None
+    soft_ms: int | None = None
+    idle_ms: int | None = None
+    queue_ms: int | None = None
+    grace_ms: int | None = None
+    reserve_ms: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        timeout: object = None,
+        *,
+        soft: object = None,
+        idle: object = None,
+        queue: object = None,
+        grace: object = None,
+        reserve: object = None,
+    ) -> Clocks:
+        """Clocks from durations as people write them; raises DurationError naming the clock at fault."""
+        said = {
+            "timeout": timeout,
+            "soft": soft,
+            "idle": idle,
+            "queue": queue,
+            "grace": grace,
+            "reserve": reserve,
+        }
+        limits: dict[str, int | None] = {}
+        for name, value in said.items():
+            try:
+                limits[f"{name}_ms"] = None if value is None else parse_duration_ms(value)
+            except DurationError as error:
+                raise DurationError(f"{name}: {error}") from None
+        return cls(**limits)
+
+    def over(self, defaults: Clocks) -> Clocks:
+        """These clocks, with what they leave unsaid taken from the defaults."""
+        unsaid = {
+            name: getattr(defaults, name)
+            for name in Clocks.__slots__  # type: ignore[attr-defined]
+            if getattr(self, name) is None and getattr(defaults, name) is not None
+        }
+        return changed(self, **unsaid) if unsaid else self
+
+
+@value
+class Fired:
+    """Whose clock fired: always said, never left to be guessed from a message."""
+
+    kind: ClockKind
+    owner: str
+    limit_ms: int
+    elapsed_ms: int
+
+    def as_context(self) -> dict[str, object]:
+        return {
+            "kind": self.kind.value,
+            "owner": self.owner,
+            "limit_ms": self.limit_ms,
+            "elapsed_ms": self.elapsed_ms,
+        }

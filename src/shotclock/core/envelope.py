@@ -1,0 +1,138 @@
+"""The envelope: the one answer of every call, valid against the response contract, exactly five keys."""
+
+from __future__ import annotations
+
+import json
+
+from .clocks import Fired
+from .effects import Ending, SideEffects, may_retry, side_effects_of
+from .errors import ErrorEntry, error_entry, warning_summary
+from .records import record, value
+
+SCHEMA_VERSION = "1.0"
+
+Warning_ = dict[str, object]
+
+
+@record
+class Envelope:
+    """What happened. `value` is what a handler returned, as it was; it is not part of the JSON."""
+
+    data: dict[str, object] | list[object] | None
+    error: dict[str, object] | None
+    warnings: list[Warning_]
+    meta: dict[str, object]
+    value: object = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def code(self) -> str | None:
+        return None if self.error is None else str(self.error["code"])
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.meta["exit_code"])  # type: ignore[call-overload,no-any-return]
+
+    @property
+    def ending(self) -> str:
+        return str(self.meta["ending"])
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "ok": self.ok,
+            "data": self.data,
+            "error": self.error,
+            "warnings": self.warnings,
+            "meta": self.meta,
+        }
+
+    def to_json(self) -> str:
+        """One line. Lone surrogates, which no UTF-8 writer accepts, are escaped like everything not ASCII."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+@value
+class Problem:
+    """Why a call did not succeed, before it is an envelope."""
+
+    code: str
+    message: str
+    phase: str = "execution"
+    fired: Fired | None = None
+    context: dict[str, object] | None = None
+    errors: list[dict[str, str]] | None = None
+    suggestion: str | None = None
+    retry_after_ms: int | None = None
+    exit_code: int | None = None
+    """Only where the code's registered exit code is not the one: a signal's number, a passed-through child's."""
+    side_effects: SideEffects | None = None
+
+
+def warning(code: str, message: str | None = None, **context: object) -> Warning_:
+    made: Warning_ = {"code": code, "message": message or warning_summary(code)}
+    if context:
+        made["context"] = context
+    return made
+
+
+def as_data(value: object) -> dict[str, object] | list[object] | None:
+    """The contract allows an object, an array or null; a bare value is named."""
+    if value is None or isinstance(value, dict | list):
+        return value
+    return {"result": value}
+
+
+def build_envelope(
+    *,
+    data: dict[str, object] | list[object] | None,
+    problem: Problem | None,
+    ending: Ending,
+    mutates: bool,
+    idempotent: bool,
+    meta: dict[str, object],
+    warnings: list[Warning_] | None = None,
+    value: object = None,
+) -> Envelope:
+    """Derive everything that can be derived, so that no caller can make an envelope that contradicts itself."""
+    effects = problem.side_effects if problem is not None else None
+    if effects is None:
+        effects = side_effects_of(ending=ending, ok=problem is None, mutates=mutates)
+    meta = {
+        "exit_code": 0,
+        **meta,
+        "ending": ending.value,
+        "side_effects": effects.value,
+        "schema_version": SCHEMA_VERSION,
+    }
+    error = None
+    if problem is not None:
+        entry = error_entry(problem.code)
+        meta["exit_code"] = entry.exit_code if problem.exit_code is None else problem.exit_code
+        if meta["exit_code"] == 0:
+            raise ValueError(f"{problem.code} cannot exit 0")
+        retry = may_retry(registered=entry.retryable, effects=effects, mutates=mutates, idempotent=idempotent)
+        error = _error_detail(problem, entry, retry)
+    return Envelope(data, error, warnings or [], meta, value)
+
+
+def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool) -> dict[str, object]:
+    detail: dict[str, object] = {
+        "code": problem.code,
+        "message": problem.message,
+        "retryable": retryable,
+        "phase": problem.phase,
+        "suggestion": problem.suggestion or entry.hint,
+    }
+    if problem.retry_after_ms is not None:
+        detail["retry_after_ms"] = problem.retry_after_ms
+    if problem.errors:
+        detail["errors"] = problem.errors
+    context = dict(problem.context or {})
+    if problem.fired is not None:
+        context["clock"] = problem.fired.as_context()
+    if context:
+        detail["context"] = context
+    return detail

@@ -1,0 +1,194 @@
+"""The one registry of error and warning codes: exit code, HTTP status, retryable, side effects, hint.
+
+Exit codes, HTTP statuses, MCP errors, the reference page and `shotclock errors` all come from here. A code
+that is not registered cannot be put into an envelope. Apps add their own with a namespace: `ACME_NO_STOCK`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from .effects import SideEffects
+from .records import value
+
+_CODE = re.compile(r"[A-Z][A-Z0-9_]+")
+
+
+@value
+class ErrorEntry:
+    code: str
+    exit_code: int
+    http_status: int
+    retryable: bool
+    """Whether the identical call may succeed, before what the operation declares lowers it."""
+    side_effects: SideEffects
+    """What is assumed where the operation does not say whether it mutates anything."""
+    summary: str
+    hint: str
+
+
+NONE, UNKNOWN = SideEffects.NONE, SideEffects.UNKNOWN
+
+_ERRORS: dict[str, ErrorEntry] = {
+    entry.code: entry
+    for entry in (
+        # Clocks. Every clock that runs out exits 10, except the caller's own budget.
+        ErrorEntry("TIMEOUT", 10, 504, True, UNKNOWN, "The work ran out of its time and was stopped.",
+                   "raise the timeout, or do less in one call"),
+        ErrorEntry("STALLED", 10, 504, True, UNKNOWN, "The work was silent for longer than its idle clock.",
+                   "raise the idle clock, or make the work say that it is alive"),
+        ErrorEntry("QUEUE_TIMEOUT", 10, 503, True, NONE, "No place came free in time; the work never started.",
+                   "try again later, or raise the queue clock"),
+        ErrorEntry("NO_TIME_LEFT", 10, 504, True, NONE, "The caller's deadline left no time to start.",
+                   "give the caller more time, or call earlier"),
+        ErrorEntry("OPERATION_TIMEOUT", 10, 408, True, UNKNOWN, "The server's backstop rang before the work ended.",
+                   "raise the server's operation timeout above the longest tool's own"),
+        ErrorEntry("INCOMPLETE", 14, 202, False, UNKNOWN, "The caller's budget ran out; the work goes on as a job.",
+                   "run data.continue_command"),
+        # What the caller asked for. Nothing ran.
+        ErrorEntry("ARG_ERROR", 2, 422, False, NONE, "The arguments are wrong; nothing ran.",
+                   "mend what error.errors lists, then call again"),
+        ErrorEntry("INPUT_REQUIRED", 4, 412, False, NONE, "An answer is needed and nobody can be asked here.",
+                   "pass the answer as an argument"),
+        ErrorEntry("CWD_UNUSABLE", 4, 412, False, NONE, "The working directory cannot be entered.",
+                   "name a directory that exists and may be entered"),
+        ErrorEntry("UNKNOWN_OPERATION", 5, 404, False, NONE, "There is no operation of that name.",
+                   "list the operations, and mind the spelling"),
+        ErrorEntry("COMMAND_NOT_FOUND", 5, 404, False, NONE, "The command is not on PATH.",
+                   "install it, or give its path"),
+        ErrorEntry("COMMAND_NOT_EXECUTABLE", 7, 403, False, NONE, "The file is there but may not be executed.",
+                   "make it executable, or run it through its interpreter"),
+        ErrorEntry("REFUSED", 7, 403, False, NONE, "A guard refused the call; nothing ran.",
+                   "see error.message for which guard and why"),
+        ErrorEntry("DEPTH_EXCEEDED", 4, 508, False, NONE, "Calls called calls too deep; most likely a loop.",
+                   "break the cycle of operations calling each other"),
+        # Stopped from outside.
+        ErrorEntry("CANCELLED", 143, 499, False, UNKNOWN, "The caller or a signal stopped the call.",
+                   "look at what was done before calling again"),
+        # The work itself failed.
+        ErrorEntry("COMMAND_FAILED", 1, 500, False, UNKNOWN, "The command ended with a non-zero exit code.",
+                   "read data.stderr; data.exit_code is the command's own"),
+        ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
+                   "look at error.context.signal: SIGSEGV is a native crash, SIGKILL often the OOM killer"),
+        ErrorEntry("RESULT_NOT_SERIALIZABLE", 1, 500, False, UNKNOWN, "The result cannot leave the place it was made.",
+                   "return plain data: dicts, lists, strings, numbers, dataclasses or models"),
+        ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
+                   "define it at the top level of an importable module, or ask for isolation='thread'"),
+        ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
+                   "this is a bug in the handler; error.context.traceback says where"),
+        # This machine or this process cannot take the call now.
+        ErrorEntry("ORPHANS_EXHAUSTED", 12, 503, True, NONE, "Too much abandoned work is still running.",
+                   "find the handlers that block or swallow cancellation, or isolate them in processes"),
+        ErrorEntry("SPAWN_FAILED", 12, 503, True, NONE, "The machine would not start another process.",
+                   "see `shotclock doctor`; the limit on processes or memory may be reached"),
+        ErrorEntry("SUPERVISOR_LOST", 1, 500, False, UNKNOWN, "The process that guarded the work was killed.",
+                   "something outside killed it; whatever it guarded was killed too"),
+        ErrorEntry("SHUTTING_DOWN", 12, 503, True, NONE, "The runtime is closing and takes no new calls.",
+                   "call again once it is back"),
+    )
+}  # fmt: skip
+
+_WARNINGS: dict[str, str] = {
+    "DESCENDANTS_STOPPED": "Processes outlived the command that started them and were stopped.",
+    "SURVIVORS": "Processes could not be stopped and are still there.",
+    "OUTPUT_TRUNCATED": "More output came than is kept; the file named holds the rest, up to its cap.",
+    "OUTPUT_NOT_UTF8": "The output is not UTF-8; the exact bytes are in the field ending in _base64.",
+    "STDIN_IGNORED": "Input was waiting on stdin, which is closed unless asked for.",
+    "DEADLINE_INHERITED": "The caller's deadline is earlier than the timeout asked for, and wins.",
+    "SOFT_LIMIT": "The soft clock rang before the work ended.",
+    "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
+}
+
+
+class Failure(Exception):
+    """An expected failure with a registered code: raise it from a handler to answer with exactly that."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str | None = None,
+        *,
+        data: object = None,
+        context: Mapping[str, object] | None = None,
+        suggestion: str | None = None,
+        side_effects: SideEffects | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        entry = error_entry(code)
+        super().__init__(message or entry.summary)
+        self.code = code
+        self.data = data
+        self.context = dict(context or {})
+        self.suggestion = suggestion
+        self.side_effects = side_effects
+        self.retry_after_ms = retry_after_ms
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {k: getattr(self, k) for k in ("data", "context", "suggestion", "side_effects", "retry_after_ms")}
+        return (_rebuild_failure, (self.code, str(self), state))
+
+
+def _rebuild_failure(code: str, message: str, state: dict[str, object]) -> Failure:
+    # A worker may know codes that its parent has not registered; the name must still arrive.
+    failure = Failure.__new__(Failure)
+    Exception.__init__(failure, message)
+    failure.code = code
+    vars(failure).update(state)
+    return failure
+
+
+def error_entry(code: str) -> ErrorEntry:
+    try:
+        return _ERRORS[code]
+    except KeyError:
+        raise LookupError(f"error code {code!r} is not registered: see register_error()") from None
+
+
+def is_registered(code: str) -> bool:
+    return code in _ERRORS
+
+
+def warning_summary(code: str) -> str:
+    try:
+        return _WARNINGS[code]
+    except KeyError:
+        raise LookupError(f"warning code {code!r} is not registered") from None
+
+
+def error_entries() -> Iterable[ErrorEntry]:
+    return tuple(_ERRORS.values())
+
+
+def warning_entries() -> Mapping[str, str]:
+    return dict(_WARNINGS)
+
+
+def register_error(
+    code: str,
+    *,
+    summary: str,
+    hint: str = "",
+    exit_code: int = 1,
+    http_status: int = 500,
+    retryable: bool = False,
+    side_effects: SideEffects = UNKNOWN,
+) -> ErrorEntry:
+    """Add an application's own code. It needs a namespace, and may not redefine one that is there."""
+    entry = ErrorEntry(code, exit_code, http_status, retryable, side_effects, summary, hint)
+    if _ERRORS.get(code) == entry:
+        return entry
+    if not _CODE.fullmatch(code):
+        raise ValueError(f"error code {code!r} must be upper case words joined by underscores")
+    if code in _ERRORS:
+        raise ValueError(f"error code {code!r} is already registered and means something else")
+    if "_" not in code:
+        raise ValueError(f"error code {code!r} needs a namespace, as in ACME_{code}")
+    if not (1 <= exit_code <= 14 or 79 <= exit_code <= 125):
+        raise ValueError(f"exit code {exit_code} is not for applications: use 1-14 as specified, or 79-125")
+    if retryable and side_effects is not SideEffects.NONE:
+        raise ValueError(f"{code!r} cannot be retryable and leave side effects: say side_effects='none'")
+    if not summary:
+        raise ValueError(f"error code {code!r} needs a summary")
+    _ERRORS[code] = entry
+    return entry

@@ -1,0 +1,203 @@
+"""The two ends of the chokepoint that every call passes, whatever waits in between.
+
+`admit` fixes the clocks before anything runs; `answer` turns what happened into the one envelope. The blocking
+command line and the asyncio runtime differ only in how they wait.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from .. import __version__
+from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
+from ..core.records import made, record, value
+from . import clock
+
+REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
+DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
+TRACE_VARIABLE = "SHOTCLOCK_TRACE_ID"
+
+_DEFAULTS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
+
+
+@record
+class Admission:
+    """A call that may run: its clocks are fixed and running."""
+
+    name: str
+    clocks: Clocks
+    bound: Bound
+    started_ns: int
+    request_id: str
+    trace_id: str
+    mutates: bool = True
+    idempotent: bool = False
+    warnings: list[Warning_] = made(factory=list)
+
+    @property
+    def no_time_left(self) -> bool:
+        return self.bound.bell is not None and self.bound.bell.has_passed(self.started_ns)
+
+    def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
+        """The record of the clock that fired, with its owner and limit."""
+        elapsed_ms = elapsed_ns // NS_PER_MS
+        match kind:
+            case ClockKind.TIMEOUT:
+                return Fired(kind, self.bound.owner, self.bound.limit_ms, elapsed_ms)
+            case ClockKind.SOFT:
+                return Fired(kind, self.name, self.clocks.soft_ms or 0, elapsed_ms)
+            case ClockKind.IDLE:
+                return Fired(kind, self.name, self.clocks.idle_ms or 0, elapsed_ms)
+            case _:
+                return Fired(kind, self.name, self.clocks.queue_ms or 0, elapsed_ms)
+
+
+@record
+class Outcome:
+    """What happened to the work."""
+
+    ending: Ending
+    problem: Problem | None = None
+    data: dict[str, object] | list[object] | None = None
+    value: object = None
+    warnings: list[Warning_] = made(factory=list)
+    survivors: list[dict[str, object]] = made(factory=list)
+
+
+@value
+class Inherited:
+    """Time that came with the environment from whoever started this process."""
+
+    deadline: Deadline | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def inherited_deadline(environment: Mapping[str, str], now_ns: int) -> Inherited:
+    """The caller's deadline: exact where it was read on this boot's clock, else what remained at the start."""
+    unreadable: list[str] = []
+    values: dict[str, int] = {}
+    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE):
+        text = environment.get(name, "").strip()
+        if not text:
+            continue
+        if text.isdecimal() and len(text) < 20:
+            values[name] = int(text)
+        else:
+            unreadable.append(f"{name}={text[:40]!r} is not a whole number")
+    remaining, at = values.get(REMAINING_VARIABLE), values.get(DEADLINE_VARIABLE)
+    if remaining is None:
+        # An instant without a remaining time could be from another machine's clock; nothing tells them apart.
+        return Inherited(None, tuple(unreadable))
+    relative = Deadline.after_ms(now_ns, remaining)
+    # Time only passes: an instant later than "now + what remained" was read on some other boot's clock.
+    absolute = Deadline(at) if at is not None and at <= relative.at_ns + NS_PER_MS else relative
+    return Inherited(absolute, tuple(unreadable))
+
+
+_process_id = 0
+_process_token = ""
+_calls = 0
+
+
+def new_request_id() -> str:
+    """Unique per call; the first part is the process's, so that calls of one process sort together."""
+    global _process_id, _process_token, _calls
+    if _process_id != os.getpid():
+        _process_id, _process_token, _calls = os.getpid(), os.urandom(6).hex(), 0
+    _calls += 1
+    return f"{_process_token}-{_calls:x}"
+
+
+def new_trace_id() -> str:
+    return os.environ.get(TRACE_VARIABLE) or os.urandom(16).hex()
+
+
+def admit(
+    name: str,
+    clocks: Clocks,
+    *,
+    defaults: Clocks = _DEFAULTS,
+    parent: Deadline | None = None,
+    parent_owner: str = "caller",
+    trace_id: str | None = None,
+    mutates: bool = True,
+    idempotent: bool = False,
+    notes: list[Warning_] | None = None,
+) -> Admission:
+    if clocks is not defaults:
+        clocks = clocks.over(defaults)
+    now = clock.monotonic_ns()
+    timeout_ms = clocks.timeout_ms or 0
+    bound = nest(
+        now,
+        timeout_ms=timeout_ms,
+        grace_ms=clocks.grace_ms or 0,
+        owner=name,
+        parent=parent,
+        parent_owner=parent_owner,
+        reserve_ms=clocks.reserve_ms,
+    )
+    admission = Admission(
+        name,
+        clocks,
+        bound,
+        now,
+        new_request_id(),
+        trace_id or new_trace_id(),
+        mutates,
+        idempotent,
+        notes or [],
+    )
+    if parent is not None and timeout_ms and bound.owner != name:
+        admission.warnings.append(
+            warning(
+                "DEADLINE_INHERITED",
+                f"{format_duration(timeout_ms)} was asked for; the {parent_owner} left {format_duration(bound.limit_ms)}",
+            )
+        )
+    return admission
+
+
+def no_time_left(admission: Admission) -> Outcome:
+    return Outcome(
+        Ending.NOT_STARTED,
+        Problem(
+            "NO_TIME_LEFT",
+            f"{admission.name} was not started: the {admission.bound.owner}'s deadline has passed",
+            phase="validation",
+            fired=admission.fired(ClockKind.TIMEOUT, 0),
+        ),
+    )
+
+
+def answer(admission: Admission, outcome: Outcome) -> Envelope:
+    """The one envelope of a call."""
+    now = clock.monotonic_ns()
+    bound = admission.bound
+    meta: dict[str, object] = {
+        "duration_ms": (now - admission.started_ns) // NS_PER_MS,
+        "timeout_ms": bound.limit_ms,
+        "request_id": admission.request_id,
+        "trace_id": admission.trace_id,
+        "command": admission.name,
+        "timestamp": clock.timestamp(),
+        "tool_version": __version__,
+        "survivors": outcome.survivors,
+    }
+    if bound.bell is not None:
+        meta["remaining_ms"] = bound.bell.remaining_ms(now)
+    return build_envelope(
+        data=outcome.data,
+        problem=outcome.problem,
+        ending=outcome.ending,
+        mutates=admission.mutates,
+        idempotent=admission.idempotent,
+        meta=meta,
+        warnings=admission.warnings + outcome.warnings,
+        value=outcome.value,
+    )

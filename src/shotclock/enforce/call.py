@@ -1,0 +1,498 @@
+"""The chokepoint: every call of every operation, from every surface, passes through `Runtime.call`.
+
+It never raises to its surface (but passes on a cancellation), never hangs it, and returns exactly one envelope:
+admit → guards → run where it can be stopped → answer → observers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
+from ..core.deadlines import Deadline
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, Warning_, warning
+from ..core.operation import Guard, Operation
+from . import commands, wire, worker
+from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
+from .capture import DEFAULT_OUTPUT_LIMIT
+from .clock import monotonic_ns, pause
+from .context import Context
+from .handlers import bind, invalid, raised, returned, run_guards
+from .hosted import HostedCall, LoopCarrier, ThreadCarrier
+from .loops import Hosts, Mailbox, Ticket
+from .processes import run_command
+from .workers import DEFAULT_MOST, DEFAULT_WARM, Pool, Task
+from .zygote import start_clean_zygote
+
+MAX_DEPTH = 16
+DEFAULT_ORPHAN_LIMIT = 64
+# Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
+PICKUP_CHECK_S = 0.12
+# How long closing waits for the zygote, which itself waits for its supervisors.
+ZYGOTE_LIMIT_S = 3.0
+
+Progress = Callable[[int, int | None, str | None], None]
+Observer = Callable[[Envelope], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The call this code runs inside of; further calls find it and nest."""
+
+    deadline: Deadline | None
+    depth: int
+    name: str
+    trace_id: str
+
+
+_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an operator wants to know about calls that did not end well."""
+
+    calls: int = 0
+    abandoned: int = 0
+    late: int = 0
+    observer_errors: int = 0
+
+
+class Runtime:
+    """Holds the workers, loops and zygotes of one event loop. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        *,
+        operations: Iterable[Operation] = (),
+        clocks: Clocks | None = None,
+        guards: Iterable[Guard] = (),
+        observers: Iterable[Observer] = (),
+        workers: int = DEFAULT_WARM,
+        most_workers: int = DEFAULT_MOST,
+        preload: Iterable[str] = (),
+        orphan_limit: int = DEFAULT_ORPHAN_LIMIT,
+    ) -> None:
+        if worker.inside_worker:
+            raise RuntimeError(
+                "a runtime was started while a worker imported this program: put the start of the program "
+                'under `if __name__ == "__main__":`'
+            )
+        self._operations = {operation.name: operation for operation in operations}
+        self._clocks = (clocks or Clocks()).over(Clocks(DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS))
+        self._guards = tuple(guards)
+        self._observers = tuple(observers)
+        self._warm, self._most = workers, most_workers
+        self._preload = tuple(preload)
+        self._orphan_limit = orphan_limit
+        self._hosts = Hosts("shotclock-loop")
+        self._observer_hosts = Hosts("shotclock-observe")
+        self._threads = ThreadCarrier()
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+        self._orphans: dict[HostedCall, int] = {}
+        self._defaults: dict[Operation, Clocks] = {}
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._pool: Pool | None = None
+        self._zygote: tuple[socket.socket, int] | None = None
+        self._pickup_check: asyncio.TimerHandle | None = None
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self.counts = Counts()
+        self.last_observer_error: BaseException | None = None
+        inherited = inherited_deadline(os.environ, monotonic_ns())
+        self._inherited, self._inherited_notes = inherited.deadline, inherited.warnings
+        self._trace_id = new_trace_id()
+
+    async def __aenter__(self) -> Self:
+        self._home = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def register(self, operation: Operation) -> Operation:
+        self._operations[operation.name] = operation
+        return operation
+
+    @property
+    def orphans(self) -> list[dict[str, object]]:
+        """Abandoned work that still runs: its name and for how long."""
+        now = monotonic_ns()
+        return [{"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000} for call in self._orphans]
+
+    async def warm_up(self) -> None:
+        """Start the workers now instead of at the first call. Returns at once; they come up beside."""
+        self._ensure_pool().refill()
+
+    # --- the chokepoint -----------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        operation: Operation | str,
+        arguments: Mapping[str, object] | None = None,
+        clocks: Clocks | None = None,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Envelope:
+        """Call an operation. Always one envelope, on time; what may survive is said in it."""
+        scope = _scope.get()
+        depth = 0 if scope is None else scope.depth + 1
+        known = self._operations.get(operation) if isinstance(operation, str) else operation
+        admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
+        try:
+            outcome = self._refusal(known, admission, depth)
+            if outcome is None:
+                assert known is not None
+                outcome = await self._execute(known, arguments or {}, admission, depth, on_progress)
+        except asyncio.CancelledError:
+            ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
+            self._tell_observers(answer(admission, Outcome(ending, Problem("CANCELLED", "cancelled by the caller"))))
+            raise
+        except Exception as error:  # ours: the surface still gets its envelope
+            outcome = raised(error)
+        envelope = answer(admission, outcome)
+        if envelope.code == "INTERNAL_ERROR":
+            self._report_bug(envelope)
+        self._tell_observers(envelope)
+        return envelope
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        clocks: Clocks | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+        name: str = "command",
+    ) -> Envelope:
+        """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`."""
+        admission = self._admit(name, None, clocks, _scope.get())
+        folder = None if cwd is None else os.fspath(cwd)
+        try:
+            outcome = self._closed_refusal()
+            problems = commands.problems_with(argv, env or {}, folder)
+            if problems:
+                outcome = invalid(problems)
+            elif outcome is None and admission.no_time_left:
+                outcome = no_time_left(admission)
+            elif outcome is None:
+                task = commands.assign(admission, argv, env=env, cwd=folder, output_limit=output_limit)
+                report = await self._at_home(run_command(self._request_fork, task))
+                outcome = commands.judge(admission, task, report)
+        except asyncio.CancelledError:
+            problem = Problem("CANCELLED", "cancelled by the caller")
+            self._tell_observers(answer(admission, Outcome(Ending.KILLED, problem)))
+            raise
+        except (OSError, wire.Broken) as error:
+            outcome = Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no supervisor could be started: {error}"))
+        except Exception as error:
+            outcome = raised(error)
+        assert outcome is not None
+        envelope = answer(admission, outcome)
+        self._tell_observers(envelope)
+        return envelope
+
+    def _admit(self, name: str, known: Operation | None, clocks: Clocks | None, scope: Scope | None) -> Admission:
+        self.counts.calls += 1
+        defaults = self._clocks
+        if known is not None:
+            merged = self._defaults.get(known)
+            if merged is None:
+                merged = self._defaults[known] = known.clocks.over(self._clocks)
+            defaults = merged
+        return admit(
+            name,
+            clocks or defaults,
+            defaults=defaults,
+            parent=scope.deadline if scope is not None else self._inherited,
+            parent_owner=scope.name if scope is not None else "caller",
+            trace_id=scope.trace_id if scope is not None else self._trace_id,
+            mutates=known.mutates if known is not None else True,
+            idempotent=known.idempotent if known is not None else False,
+            notes=self._inherited_warnings(),
+        )
+
+    def _inherited_warnings(self) -> list[Warning_]:
+        return [warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes]
+
+    def _refusal(self, known: Operation | None, admission: Admission, depth: int) -> Outcome | None:
+        """Reasons not to start that need no code of anybody else's."""
+        if known is None:
+            message = f"there is no operation {admission.name!r}"
+            import difflib
+
+            close = difflib.get_close_matches(admission.name, self._operations, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else None
+            return Outcome(Ending.NOT_STARTED, Problem("UNKNOWN_OPERATION", message, "validation", suggestion=hint))
+        if depth >= MAX_DEPTH:
+            message = f"{admission.name} would be call number {depth + 1} in a row of calls calling calls"
+            return Outcome(Ending.NOT_STARTED, Problem("DEPTH_EXCEEDED", message, "validation"))
+        if admission.no_time_left:
+            return no_time_left(admission)
+        if len(self._orphans) >= self._orphan_limit and (known.place != "process" or known.guards or self._guards):
+            message = f"{len(self._orphans)} abandoned calls are still running, which is the limit"
+            context: dict[str, object] = {"orphans": self.orphans[:20]}
+            return Outcome(Ending.NOT_STARTED, Problem("ORPHANS_EXHAUSTED", message, "validation", context=context))
+        return self._closed_refusal()
+
+    def _closed_refusal(self) -> Outcome | None:
+        if self._closed or self._home is None:
+            why = "the runtime is closed" if self._closed else "the runtime was not entered: use `async with`"
+            return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", why, "validation"))
+        return None
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    async def _execute(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        depth: int,
+        on_progress: Progress | None,
+    ) -> Outcome:
+        guards = self._guards + operation.guards
+        scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
+        place = operation.place
+        if place == "process":
+            if guards:
+                outcome = await self._hosted(
+                    admission,
+                    LoopCarrier(self._hosts, depth),
+                    lambda _: self._guarded(operation, arguments, guards),
+                )
+                if outcome.problem is not None:
+                    return outcome
+            return await self._at_home(self._in_worker(operation, arguments, admission, scope, on_progress))
+        report = on_progress or _no_progress
+
+        mailbox = self._mailbox()
+
+        def context_for(call: HostedCall) -> Context:
+            def progress(done: int, total: int | None, unit: str | None) -> None:
+                mailbox.post(call.sign_of_life)
+                mailbox.post(report, done, total, unit)
+
+            def call_further(other: Any, further: Mapping[str, object], clocks: Clocks) -> Any:
+                if place == "loop":
+                    return self.call(other, further, clocks)
+                assert self._home is not None
+                coroutine = _within(scope, self.call(other, further, clocks))
+                # Bounded by the child's own deadline, which is inside ours.
+                return asyncio.run_coroutine_threadsafe(coroutine, self._home).result()
+
+            return Context(
+                name=admission.name,
+                request_id=admission.request_id,
+                deadline=admission.bound.bell,
+                depth=depth,
+                on_progress=progress,
+                on_call=call_further,
+                is_stopping=lambda: call.stopping,
+            )
+
+        if place == "loop":
+
+            async def perform(context: Context) -> Outcome:
+                _scope.set(scope)
+                if guards and (refused := await run_guards(guards, operation, arguments)):
+                    return refused
+                bound = bind(operation, arguments, context)
+                return bound if isinstance(bound, Outcome) else returned(await operation.handler(**bound))
+
+            carrier: Any = LoopCarrier(self._hosts, depth)
+        else:
+            if guards:
+                outcome = await self._hosted(
+                    admission,
+                    LoopCarrier(self._hosts, depth),
+                    lambda _: self._guarded(operation, arguments, guards),
+                )
+                if outcome.problem is not None:
+                    return outcome
+
+            async def perform(context: Context) -> Outcome:
+                _scope.set(scope)
+                bound = bind(operation, arguments, context)
+                return bound if isinstance(bound, Outcome) else returned(operation.handler(**bound))
+
+            carrier = self._threads
+        return await self._hosted(admission, carrier, lambda call: perform(context_for(call)))
+
+    async def _guarded(
+        self, operation: Operation, arguments: Mapping[str, object], guards: tuple[Guard, ...]
+    ) -> Outcome:
+        return await run_guards(guards, operation, arguments) or Outcome(Ending.FINISHED)
+
+    async def _hosted(self, admission: Admission, carrier: Any, make: Callable[[HostedCall], Any]) -> Outcome:
+        call = HostedCall(
+            admission,
+            carrier,
+            self._mailbox(),
+            lambda: make(call),
+            on_abandoned=self._abandoned,
+            on_late=self._late,
+        )
+        self._watch_pickups()
+        return await call.run()
+
+    async def _in_worker(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        scope: Scope,
+        on_progress: Progress | None,
+    ) -> Outcome:
+        task = Task(
+            admission,
+            operation.handler,
+            arguments,
+            scope.depth,
+            on_progress or _no_progress,
+            lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
+        )
+        return await self._ensure_pool().run(task)
+
+    async def _at_home(self, coroutine: Any) -> Any:
+        """Workers and commands are waited for on the loop that entered the runtime."""
+        assert self._home is not None
+        if asyncio.get_running_loop() is self._home:
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._home))
+
+    def _mailbox(self) -> Mailbox:
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = Mailbox(loop)
+        return mailbox
+
+    # --- what cannot be stopped ---------------------------------------------------------------------------
+
+    def _abandoned(self, call: HostedCall) -> None:
+        self.counts.abandoned += 1
+        self._orphans[call] = monotonic_ns()
+
+    def _late(self, call: HostedCall) -> None:
+        """Abandoned work ended after all. Nobody waits for its result any more; it only stops counting."""
+        self.counts.late += 1
+        self._orphans.pop(call, None)
+
+    def _watch_pickups(self) -> None:
+        if self._pickup_check is None:
+            loop = asyncio.get_running_loop()
+            self._pickup_check = loop.call_later(PICKUP_CHECK_S, self._check_pickups)
+
+    def _check_pickups(self) -> None:
+        self._pickup_check = None
+        waiting = self._hosts.relieve_blocked()
+        if self._observers:
+            waiting = self._observer_hosts.relieve_blocked() or waiting
+        if waiting and not self._closed:
+            self._watch_pickups()
+
+    # --- observers ----------------------------------------------------------------------------------------
+
+    def _tell_observers(self, envelope: Envelope) -> None:
+        """Off the caller's path: an observer that hangs or raises costs nobody their answer."""
+        for observer in self._observers:
+            self._observer_hosts.submit(Ticket(lambda o=observer: _observe(o, envelope), self._observed), 0)
+        if self._observers:
+            with contextlib.suppress(RuntimeError):
+                self._watch_pickups()
+
+    def _observed(self, ticket: Ticket, result: object) -> None:
+        if isinstance(result, BaseException):
+            self.counts.observer_errors += 1
+            self.last_observer_error = result
+
+    def _report_bug(self, envelope: Envelope) -> None:
+        context = (envelope.error or {}).get("context")
+        if isinstance(context, dict) and (lines := context.get("traceback")):
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"shotclock: {envelope.meta['command']} raised:\n{lines}")
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def _ensure_pool(self) -> Pool:
+        if self._pool is None:
+            assert self._home is not None
+            self._pool = Pool(self._home, self._clean_zygote, warm=self._warm, most=self._most, preload=self._preload)
+        return self._pool
+
+    def _clean_zygote(self) -> socket.socket:
+        if self._zygote is None:
+            self._zygote = start_clean_zygote()
+        return self._zygote[0]
+
+    def _request_fork(self, note: bytes, fds: list[int]) -> None:
+        try:
+            wire.send_fds(self._clean_zygote(), note, fds)
+        except wire.Broken:  # somebody killed it; its supervisors carry on without it, and the next one forks
+            self._drop_zygote()
+            wire.send_fds(self._clean_zygote(), note, fds)
+
+    def _drop_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote[0].close()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._zygote[1], os.WNOHANG)
+            self._zygote = None
+
+    async def close(self) -> None:
+        """Stop everything that can be stopped, and wait, bounded, until it is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pickup_check is not None:
+            self._pickup_check.cancel()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._zygote is not None:
+            sock, pid = self._zygote
+            sock.close()
+            await asyncio.to_thread(_wait_for, pid, ZYGOTE_LIMIT_S)
+            self._zygote = None
+        await asyncio.to_thread(self._hosts.close)
+        await asyncio.to_thread(self._observer_hosts.close)
+
+
+async def _observe(observer: Observer, envelope: Envelope) -> None:
+    result = observer(envelope)
+    if hasattr(result, "__await__"):
+        await result
+
+
+async def _within(scope: Scope, call: Any) -> Any:
+    """Run a call inside a scope that did not come with the context (it came from another process or thread)."""
+    token = _scope.set(scope)
+    try:
+        return await call
+    finally:
+        _scope.reset(token)
+
+
+def _wait_for(pid: int, within_s: float) -> None:
+    for _ in range(int(within_s / 0.005)):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        pause(0.005)
+
+
+def _no_progress(done: int, total: int | None, unit: str | None) -> None:
+    pass

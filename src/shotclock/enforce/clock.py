@@ -1,0 +1,22 @@
+"""The only reader of time. Instants are monotonic nanoseconds, comparable across processes of one boot."""
+
+from __future__ import annotations
+
+import time
+
+monotonic_ns = time.monotonic_ns
+
+
+def timestamp() -> str:
+    """Wall-clock now in UTC, for people and logs; never used to measure."""
+    seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest // 1_000_000:03d}Z"
+
+
+def pause(seconds: float) -> None:
+    """Sleep, for the few places where there is nothing to wait on. Bounded by its argument."""
+    time.sleep(seconds)
+
+
+def wall_seconds() -> float:
+    return time.time()

@@ -1,0 +1,225 @@
+"""A command: from words and clocks to an assignment, and from a supervisor's report to what is said about it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Problem, Warning_, warning
+from . import clock
+from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, TRACE_VARIABLE, Admission, Outcome
+from .capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
+from .supervisor import Assignment, Output, Report
+
+# So that a child neither waits for a keypress nor paints: nobody is there to press, and output is data.
+QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+
+
+def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> list[dict[str, str]]:
+    """Everything wrong with a command that can be seen before it is started."""
+    problems = []
+    if not argv:
+        problems.append({"field": "command", "message": "no command given"})
+    elif not argv[0]:
+        problems.append({"field": "command", "message": "the command is empty"})
+    for position, word in enumerate(argv):
+        if "\0" in word:
+            problems.append({"field": f"command[{position}]", "message": "contains a NUL character"})
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            problems.append({"field": "env", "message": f"{name!r} cannot be the name of a variable"})
+        if "\0" in value:
+            problems.append({"field": "env", "message": f"the value of {name} contains a NUL character"})
+    if cwd is not None and (not cwd or "\0" in cwd):
+        problems.append({"field": "cwd", "message": f"{cwd!r} cannot be a directory"})
+    return problems
+
+
+def assign(
+    admission: Admission,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    output: Output = Output.CAPTURE,
+    output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    leave_children: bool = False,
+    stdin: bool = False,
+) -> Assignment:
+    """What the supervisor is to do, with the call's clocks turned into instants."""
+    clocks, bound = admission.clocks, admission.bound
+    started = admission.started_ns
+    variables = {**os.environ, **QUIET, TRACE_VARIABLE: admission.trace_id, **(env or {})}
+    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE):
+        variables.pop(name, None)
+    if bound.bell is not None:
+        variables[REMAINING_VARIABLE] = str(bound.bell.remaining_ms(clock.monotonic_ns()))
+        variables[DEADLINE_VARIABLE] = str(bound.bell.at_ns)
+    return Assignment(
+        argv=list(argv),
+        env=variables,
+        cwd=cwd,
+        bell_ns=bound.bell.at_ns if bound.bell else None,
+        kill_ns=bound.kill.at_ns if bound.kill else None,
+        soft_ns=started + clocks.soft_ms * NS_PER_MS if clocks.soft_ms else None,
+        idle_ms=clocks.idle_ms or 0,
+        grace_ms=clocks.grace_ms or 0,
+        output=output.name,
+        output_limit=output_limit,
+        spill_stdout=spill_path(f"{admission.request_id}.stdout"),
+        spill_stderr=spill_path(f"{admission.request_id}.stderr"),
+        leave_children=leave_children,
+        stdin=stdin,
+    )
+
+
+def judge(admission: Admission, task: Assignment, report: Report) -> Outcome:
+    """What is said about a command that ended, in one place for every surface."""
+    warnings: list[Warning_] = []
+    data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
+    if report.unstartable is not None:
+        return Outcome(Ending.NOT_STARTED, _unstartable(task, *report.unstartable), warnings=warnings)
+    if report.leaked:
+        names = ", ".join(f"{left['command']} ({left['pid']})" for left in report.leaked[:5])
+        warnings.append(
+            warning(
+                "DESCENDANTS_STOPPED",
+                f"{len(report.leaked)} processes outlived the command and were stopped: {names}",
+                processes=report.leaked[:50],
+            )
+        )
+    if report.survivors:
+        warnings.append(warning("SURVIVORS", processes=report.survivors[:50]))
+    if report.status is not None:
+        data["exit_code"] = report.status if report.status >= 0 else 128 - report.status
+        if report.status < 0:
+            data["signal"] = signal_name(-report.status)
+    problem, ending = _verdict(admission, report)
+    if report.soft_rang and problem is None:
+        warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
+    return Outcome(ending, problem, data, warnings=warnings, survivors=report.survivors)
+
+
+def _verdict(admission: Admission, report: Report) -> tuple[Problem | None, Ending]:
+    limit_ms = admission.bound.limit_ms
+    if report.stopped is not None:
+        number = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}.get(report.stopped)
+        context: dict[str, object] = {"signal": report.stopped} if number else {"reason": report.stopped}
+        by = report.stopped if number else "the caller"
+        return Problem("CANCELLED", f"stopped by {by}", context=context, exit_code=number), Ending.KILLED
+    if report.fired == ClockKind.TIMEOUT:
+        message = f"Command execution timed out after {_seconds(limit_ms)} seconds"
+        fired = admission.fired(ClockKind.TIMEOUT, report.elapsed_ns)
+        return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
+    if report.fired == ClockKind.IDLE:
+        fired = admission.fired(ClockKind.IDLE, report.elapsed_ns)
+        message = f"no output for {format_duration(fired.limit_ms)}"
+        return Problem("STALLED", message, fired=fired), Ending.KILLED
+    if report.soft_rang and report.status != 0:
+        fired = admission.fired(ClockKind.SOFT, report.elapsed_ns)
+        message = (
+            f"the soft limit of {format_duration(fired.limit_ms)} rang and the command wound down without finishing"
+        )
+        return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
+    if report.status == 0:
+        return None, Ending.FINISHED
+    if report.status is None:
+        return Problem("SUPERVISOR_LOST", "the command's end was not seen"), Ending.KILLED
+    if report.status < 0:
+        what = f"was ended by {signal_name(-report.status)}"
+    else:
+        what = f"ended with exit code {report.status}"
+    return Problem("COMMAND_FAILED", f"the command {what}"), Ending.FINISHED
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:g}" if ms < 10**9 else str(ms // 1000)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _unstartable(task: Assignment, step: str, number: int) -> Problem:
+    why = os.strerror(number)
+    if step == "cwd":
+        return Problem("CWD_UNUSABLE", f"cannot enter {task.cwd!r}: {why}", phase="validation")
+    if step == "fork":
+        return Problem("SPAWN_FAILED", f"no new process could be started: {why}", phase="validation")
+    command = task.argv[0]
+    if number == errno.E2BIG:
+        problem = {"field": "command", "message": "arguments and environment together are too long"}
+        return Problem("ARG_ERROR", problem["message"], phase="validation", errors=[problem])
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        if os.sep in command and os.path.exists(os.path.join(task.cwd or "", command)):
+            why = "the interpreter named in its first line is not there"
+            return Problem("COMMAND_NOT_FOUND", f"{command!r}: {why}", phase="validation")
+        return Problem("COMMAND_NOT_FOUND", f"{command!r} was not found", phase="validation")
+    return Problem("COMMAND_NOT_EXECUTABLE", f"{command!r} cannot be executed: {why}", phase="validation")
+
+
+def _output_data(task: Assignment, report: Report, warnings: list[Warning_]) -> dict[str, object]:
+    data: dict[str, object] = {}
+    for name, captured in (("stdout", report.stdout), ("stderr", report.stderr)):
+        text, exact = _text(captured)
+        data[name] = text
+        if not exact:
+            import base64
+
+            data[f"{name}_base64"] = base64.b64encode(captured.head + captured.tail).decode()
+            warnings.append(warning("OUTPUT_NOT_UTF8", stream=name))
+        if captured.truncated:
+            data[f"{name}_bytes"] = captured.total
+            data[f"{name}_file"] = captured.file
+            whole = captured.file is not None and captured.file_bytes == captured.total
+            kept = len(captured.head) + len(captured.tail)
+            message = f"{name}: {captured.total} bytes came, {kept} are kept here"
+            if captured.file:
+                message += f", {'all' if whole else f'the first {captured.file_bytes}'} in {captured.file}"
+            warnings.append(warning("OUTPUT_TRUNCATED", message, stream=name))
+    return data
+
+
+def _text(captured: Captured) -> tuple[str, bool]:
+    """The output as text, and whether the text is exact. A cut in the middle of a character is not a fault."""
+    head, tail = captured.head, captured.tail
+    if not captured.truncated:
+        whole = head + tail
+        try:
+            return whole.decode(), True
+        except UnicodeDecodeError:
+            return whole.decode(errors="replace"), False
+    head = _without_cut_end(head)
+    tail = _without_cut_start(tail)
+    dropped = captured.total - len(head) - len(tail)
+    gap = f"\n[… {dropped} bytes left out …]\n"
+    try:
+        return head.decode() + gap + tail.decode(), True
+    except UnicodeDecodeError:
+        return head.decode(errors="replace") + gap + tail.decode(errors="replace"), False
+
+
+def _without_cut_end(head: bytes) -> bytes:
+    for back in range(1, min(4, len(head)) + 1):
+        byte = head[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        width = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return head[:-back] if width > back else head
+    return head
+
+
+def _without_cut_start(tail: bytes) -> bytes:
+    for start in range(min(4, len(tail))):
+        if tail[start] & 0xC0 != 0x80:
+            return tail[start:]
+    return tail

@@ -1,0 +1,142 @@
+"""Run one command from a blocking, single-threaded program: `shotclock exec`. No event loop, cheap to import."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from types import FrameType
+
+from ..core.deadlines import NS_PER_MS
+from . import kernel, wire
+from .clock import monotonic_ns, pause
+from .supervisor import LONGEST_WAIT_MS, VERIFY_LIMIT_MS, Assignment, Report, Supervisor, kill_below
+
+# Past the latest kill, the verification and this, the supervisor itself must be broken.
+REPORT_MARGIN_MS = 3_000
+# After a second signal we leave at once, but a kill is usually reported within a few milliseconds.
+LAST_WORD_MS = 500
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(task: Assignment) -> Report:
+    """Run the command to its end. A signal to us stops it; if we are killed, its supervisor kills it.
+
+    Nothing survives this call, except what the report lists as survivors or was asked to be left.
+    """
+    kernel.become_subreaper()  # so that even if the supervisor is killed, its orphans come to us
+    control, theirs = socket.socketpair()
+    wake, wake_in = os.pipe()
+    for fd in (wake, wake_in):
+        os.set_blocking(fd, False)
+    # Before the fork: a signal that comes while the supervisor starts must not be lost.
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    previous = {number: signal.signal(number, hear) for number in _STOP_SIGNALS}
+    previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        return Report(unstartable=("fork", error.errno or 0))
+    if pid == 0:
+        try:
+            for fd in (wake, wake_in):
+                os.close(fd)
+            control.close()
+            Supervisor(theirs).run_command(task)
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        report = _await_report(task, control, wake, heard)
+    finally:
+        control.close()
+        signal.set_wakeup_fd(previous_fd)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for fd in (wake, wake_in):
+            os.close(fd)
+    if report is None:
+        return _lost_supervisor(pid, heard)
+    _collect(pid)
+    return report
+
+
+def _await_report(task: Assignment, control: socket.socket, wake: int, heard: list[int]) -> Report | None:
+    inbox = wire.Inbox(control)
+    told = 0
+    give_up_ns: int | None = None
+    if task.kill_ns is not None:
+        give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
+    while True:
+        if len(heard) > told:
+            name = signal.Signals(heard[0]).name
+            # The second signal means "now": no more grace, and no more waiting for the work to be polite.
+            order = "stop" if told == 0 and len(heard) == 1 else "kill"
+            with contextlib.suppress(wire.Broken):
+                wire.send(control, (order, name))
+            if order == "kill":
+                give_up_ns = monotonic_ns() + LAST_WORD_MS * NS_PER_MS
+            told = len(heard)
+        wait = LONGEST_WAIT_MS
+        if give_up_ns is not None:
+            wait = max(0, min(wait, -(-(give_up_ns - monotonic_ns()) // NS_PER_MS)))
+        poller = select.poll()
+        poller.register(control, select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(wait)}
+        if wake in ready:
+            with contextlib.suppress(OSError):
+                os.read(wake, 512)
+        if control.fileno() in ready:
+            try:
+                messages = inbox.receive()
+            except BlockingIOError:
+                messages = []
+            except wire.Broken:
+                return None
+            for message in messages:
+                if message[0] == "ended":
+                    return Report.unpack(message[1])  # type: ignore[arg-type]
+        elif give_up_ns is not None and monotonic_ns() >= give_up_ns:
+            return None
+
+
+def _collect(pid: int) -> None:
+    """The supervisor exits right after its report; leave no zombie, but do not wait for a wedged one."""
+    for _ in range(200):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return
+        except ChildProcessError:
+            return
+        pause(0.001)
+
+
+def _lost_supervisor(pid: int, heard: list[int]) -> Report:
+    """Somebody killed the supervisor (or it is wedged): what it guarded is ours now, and is killed here."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+    def reap() -> bool:
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    return False
+            except ChildProcessError:
+                return True
+
+    left = kill_below(reap, lambda wait_ms: pause(wait_ms / 1000))
+    report = Report(survivors=[kernel.describe(survivor) for survivor in left])
+    if heard:
+        report.stopped = signal.Signals(heard[0]).name
+    return report

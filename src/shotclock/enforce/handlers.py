@@ -1,0 +1,72 @@
+"""Running a handler where it is: arguments checked, context given, everything it can do turned into an outcome."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.arguments import NotSerializable, signature_of, to_jsonable
+from ..core.effects import Ending
+from ..core.envelope import Problem, as_data
+from ..core.errors import Failure
+from ..core.operation import Operation
+from .admission import Outcome
+from .context import Context
+from .workers import failure_outcome, raised_outcome
+
+_TRACEBACK_LIMIT = 40
+
+
+def bind(operation: Operation, arguments: Mapping[str, object], context: Context) -> dict[str, object] | Outcome:
+    """The handler's arguments, or the refusal that lists everything wrong with them."""
+    signature = signature_of(operation.handler)
+    bound, problems = signature.check(arguments)
+    if problems:
+        return invalid(problems)
+    if signature.wants_context:
+        bound["ctx"] = context
+    return bound
+
+
+def invalid(problems: list[dict[str, str]]) -> Outcome:
+    message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+    return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
+
+
+def returned(value: object) -> Outcome:
+    try:
+        return Outcome(Ending.FINISHED, value=value, data=as_data(to_jsonable(value)))
+    except NotSerializable as error:
+        return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", str(error)), value=value)
+
+
+def raised(error: BaseException) -> Outcome:
+    if isinstance(error, Failure):
+        return failure_outcome(error)
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    lines = "".join(traceback.format_exception(error, limit=_TRACEBACK_LIMIT))
+    outcome = raised_outcome(type(error).__name__, text, lines)
+    outcome.value = error
+    return outcome
+
+
+async def run_guards(guards: tuple[Any, ...], operation: Operation, arguments: Mapping[str, object]) -> Outcome | None:
+    """Ask each guard in turn; the first that raises refuses the call. Nothing has run by then."""
+    for guard in guards:
+        try:
+            verdict = guard(operation, arguments)
+            if hasattr(verdict, "__await__"):
+                await verdict
+        except Failure as failure:
+            outcome = failure_outcome(failure)
+            return Outcome(Ending.NOT_STARTED, outcome.problem, outcome.data)
+        except Exception as error:
+            name = getattr(guard, "__name__", type(guard).__name__)
+            message = f"refused by {name}: {error or type(error).__name__}"
+            context: dict[str, object] = {"guard": name, "exception": type(error).__name__}
+            return Outcome(Ending.NOT_STARTED, Problem("REFUSED", message, "validation", context=context))
+    return None

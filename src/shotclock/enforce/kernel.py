@@ -1,0 +1,196 @@
+"""What only the kernel can say or promise: adoption of orphans, death with the parent, who descends from whom.
+
+Linux gives all of it. Elsewhere `SUBREAPER` is false and the callers fall back to the process group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+LINUX = sys.platform == "linux"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_CLOCK_MONOTONIC = 1
+_TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
+_TFD_TIMER_ABSTIME = 1
+
+# PyDLL keeps the GIL: these calls return at once, and handing the GIL over costs more than they do.
+_libc = ctypes.PyDLL(None, use_errno=True) if LINUX else None
+
+
+def _prctl(option: int, value: int) -> bool:
+    return _libc is not None and _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
+
+
+def become_subreaper() -> bool:
+    """Adopt every orphaned descendant from now on. The trait is not inherited by fork."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Be killed when the parent dies. Only safe under a single-threaded parent: the kernel watches the thread."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died between the fork and the line above
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show, so that an operator can tell our own processes from the work."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def has_children() -> bool:
+    """Whether this process has any child, running or dead. For a subreaper: whether it has any descendant.
+
+    This is the whole proof that a tree is gone: every orphan below a subreaper becomes its child, so when the
+    kernel says there is no child left, nothing that was ever started below is alive.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, parents before children, zombies included. A snapshot, stale at once."""
+    found: list[int] = []
+    queue = [root]
+    by_parent: dict[int, list[int]] | None = None
+    while queue:
+        pid = queue.pop()
+        children = _children_listed(pid) if by_parent is None else by_parent.get(pid, [])
+        if children is None:  # a kernel without the children files: one pass over all of /proc instead
+            by_parent = _parents_scanned()
+            return _below(root, by_parent)
+        found += children
+        queue += children
+    return found
+
+
+def _children_listed(pid: int) -> list[int] | None:
+    children: list[int] = []
+    tasks = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(tasks)
+    except OSError:
+        return [] if LINUX and os.path.isdir("/proc/self/task") else None
+    for thread in threads:
+        try:
+            fd = os.open(f"{tasks}/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not _has_children_files():
+                return None
+            continue
+        except OSError:
+            continue
+        try:
+            while chunk := os.read(fd, 65536):
+                children += map(int, chunk.split())
+        except OSError:
+            pass  # the process went away while it was read
+        finally:
+            os.close(fd)
+    return children
+
+
+def _has_children_files() -> bool:
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _parents_scanned() -> dict[int, list[int]]:
+    by_parent: dict[int, list[int]] = {}
+    if os.path.isdir("/proc/self"):
+        for name in os.listdir("/proc"):
+            if name.isdecimal():
+                stat = _stat(int(name))
+                if stat is not None:
+                    by_parent.setdefault(stat[1], []).append(int(name))
+        return by_parent
+    import psutil  # no /proc at all: macOS and the BSDs
+
+    for process in psutil.process_iter(["pid", "ppid"]):
+        by_parent.setdefault(process.info["ppid"], []).append(process.info["pid"])
+    return by_parent
+
+
+def _below(root: int, by_parent: dict[int, list[int]]) -> list[int]:
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        children = by_parent.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State letter and parent of a process, or None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name is in parentheses and may itself contain anything, parentheses included.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), int(fields[1])
+
+
+def is_zombie(pid: int) -> bool:
+    stat = _stat(pid)
+    return stat is None or stat[0] in "ZX"
+
+
+def describe(pid: int) -> dict[str, object]:
+    """Pid and command line, for warnings that name names."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(400).replace(b"\0", b" ").strip()
+    except OSError:
+        words = b""
+    return {"pid": pid, "command": words.decode(errors="replace")[:200] or "?"}
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class Bell:
+    """A timer that is a file descriptor: armed by whoever starts the work, heard by whoever kills it.
+
+    The two are different processes. Once armed it rings on time even if the one that armed it is stuck.
+    """
+
+    __slots__ = ("_reference", "_setting", "fd")
+
+    def __init__(self) -> None:
+        assert _libc is not None
+        self.fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._setting = _Itimerspec()
+        self._reference = ctypes.byref(self._setting)
+
+    def arm(self, at_ns: int) -> None:
+        value = self._setting.value
+        value.seconds, value.nanoseconds = divmod(max(1, at_ns), 1_000_000_000)
+        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)  # type: ignore[union-attr]
+
+    def disarm(self) -> None:
+        value = self._setting.value
+        value.seconds = value.nanoseconds = 0
+        _libc.timerfd_settime(self.fd, 0, self._reference, None)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,245 @@
+"""Event loops in threads of their own, where async handlers, guards and observers run.
+
+The caller's loop holds the clock, another loop does the work: a handler that blocks its loop blocks neither the
+answer nor the clock. Such a loop is retired with the handler still in it (a thread cannot be killed), what it
+had not yet picked up moves to a fresh one, and the next call never notices.
+
+Calls made by calls run one level deeper, on a loop of that level, so a child can never block its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from .clock import monotonic_ns
+
+# How long a posted piece of work may lie before its loop counts as blocked. A healthy loop takes microseconds;
+# a machine short of CPU takes some milliseconds.
+PICKUP_LIMIT_NS = 100_000_000
+# How long closing waits for a loop's thread. A blocked one is left behind; the thread is a daemon.
+JOIN_LIMIT_S = 0.5
+
+
+class Mailbox:
+    """Hands callbacks to one event loop from any thread, with one wake-up for many."""
+
+    __slots__ = ("_loop", "_posted", "_waking")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._waking = False
+
+    def post(self, then: Callable[..., None], *arguments: Any) -> bool:
+        """False if the loop is closed and nobody will ever look."""
+        self._posted.append((then, arguments))
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                return False
+        return True
+
+    def _deliver(self) -> None:
+        # Cleared before looking: whoever posts from here on wakes us again, so nothing is left lying.
+        self._waking = False
+        posted = self._posted
+        for _ in range(len(posted)):
+            then, arguments = posted.popleft()
+            try:
+                then(*arguments)
+            except Exception as error:  # one bad callback must not swallow the others' letters
+                self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
+
+
+class Ticket:
+    """A coroutine on its way to a loop: picked up once, finished at most once, cancelled on request."""
+
+    __slots__ = (
+        "_lock",
+        "_make",
+        "cancel_heard",
+        "context",
+        "finished_ns",
+        "host",
+        "posted_ns",
+        "reply",
+        "task",
+    )
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], reply: Callable[[Ticket, Any], None]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self.reply = reply
+        self.context = contextvars.copy_context()
+        self.task: asyncio.Task[None] | None = None
+        self.host: Host | None = None
+        self.posted_ns = 0
+        self.finished_ns = 0
+        self.cancel_heard = False
+
+    def claim(self) -> bool:
+        """True for exactly one of those who want to start it (or to call it off)."""
+        return self._lock.acquire(blocking=False)
+
+    @property
+    def claimed(self) -> bool:
+        return self._lock.locked()
+
+    async def run(self) -> None:
+        try:
+            result = await self._make()
+        except BaseException as error:
+            result = error
+        self.finished_ns = monotonic_ns()
+        self.reply(self, result)
+
+
+class Host:
+    """One loop in one daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._mailbox = Mailbox(self.loop)
+        self._unclaimed: deque[Ticket] = deque()
+        self._lock = threading.Lock()
+        self._retired = False
+        self._running = 0
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        ticket.host = self
+        ticket.posted_ns = monotonic_ns()
+        self._unclaimed.append(ticket)
+        self._mailbox.post(self._start, ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        self._mailbox.post(self._cancel, ticket)
+
+    def is_blocked(self, now_ns: int) -> bool:
+        """Whether something posted has been lying for longer than any healthy loop would let it."""
+        with self._lock:  # several threads submit; only here is the queue shortened
+            unclaimed = self._unclaimed
+            while unclaimed and unclaimed[0].claimed:
+                unclaimed.popleft()
+            return bool(unclaimed) and now_ns - unclaimed[0].posted_ns > PICKUP_LIMIT_NS
+
+    def retire(self) -> list[Ticket]:
+        """Take no more work; end when what runs here has ended. Gives back what was never picked up."""
+        self._retired = True
+        with self._lock:
+            left = [ticket for ticket in self._unclaimed if not ticket.claimed]
+            self._unclaimed.clear()
+        self._mailbox.post(self._stop_if_idle)
+        return left
+
+    @property
+    def has_unclaimed(self) -> bool:
+        return bool(self._unclaimed)
+
+    def stop(self) -> None:
+        self._retired = True
+        self._mailbox.post(self._stop_now)
+
+    def join(self, within_s: float) -> bool:
+        """False if the thread is stuck in somebody's code and is left behind."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def _start(self, ticket: Ticket) -> None:
+        if not ticket.claim():
+            return
+        self._running += 1
+        ticket.task = self.loop.create_task(ticket.run(), context=ticket.context)
+        ticket.task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running -= 1
+        if not task.cancelled():
+            task.exception()  # seen: run() answers for everything that can be answered for
+        if self._retired:
+            self._stop_if_idle()
+
+    def _cancel(self, ticket: Ticket) -> None:
+        ticket.cancel_heard = True
+        if ticket.task is not None:
+            ticket.task.cancel()
+
+    def _stop_if_idle(self) -> None:
+        if not self._running:
+            self.loop.stop()
+
+    def _stop_now(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        # One turn for the cancellations to be thrown, one for what they schedule; then whatever is left stays.
+        self.loop.call_soon(self.loop.call_soon, self.loop.stop)
+
+
+class Hosts:
+    """A host per level of nesting, replaced as soon as it is blocked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._levels: dict[int, Host] = {}
+        self._retired: list[Host] = []
+
+    def submit(self, ticket: Ticket, level: int) -> Host:
+        host = self._levels.get(level)
+        if host is None or host.is_blocked(monotonic_ns()):
+            host = self._replace(level, host)
+        host.submit(ticket)
+        return host
+
+    def relieve(self, host: Host | None) -> None:
+        """Called when a loop did not react: whatever it has not picked up goes to a fresh one."""
+        for level, current in list(self._levels.items()):
+            if current is host:
+                self._replace(level, host)
+
+    def relieve_blocked(self) -> bool:
+        """Look after every loop. True while anything still waits to be picked up."""
+        now_ns = monotonic_ns()
+        for level, host in list(self._levels.items()):
+            if host.is_blocked(now_ns):
+                self._replace(level, host)
+        return any(host.has_unclaimed for host in list(self._levels.values()))
+
+    def _replace(self, level: int, old: Host | None) -> Host:
+        with self._lock:
+            current = self._levels.get(level)
+            if current is not None and current is not old:
+                return current
+            fresh = self._levels[level] = Host(f"{self._name}-{level}")
+        if old is not None:
+            self._retired.append(old)
+            for ticket in old.retire():
+                fresh.submit(ticket)
+        return fresh
+
+    def close(self) -> None:
+        """Stop every loop; one that is stuck in somebody's code is left behind. Bounded by JOIN_LIMIT_S."""
+        hosts = [*self._levels.values(), *self._retired]
+        give_up_ns = monotonic_ns() + int(JOIN_LIMIT_S * 1e9)
+        for host in hosts:
+            host.stop()
+        for host in hosts:
+            host.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
+        self._levels.clear()
+        self._retired.clear()

@@ -1,0 +1,600 @@
+"""The supervisor: one small process above each piece of process work, whose only job is to end it on time.
+
+    caller ── supervisor ── leader (a command, or a worker running a Python function) ── anything
+
+It is a subreaper, so whatever the work starts stays below it however often it forks, changes session or
+daemonises; it holds the clocks, so a stuck caller cannot delay a kill; and it holds the other end of the
+caller's socket, so when the caller dies, even by SIGKILL, everything below is killed at once.
+
+It runs our code only, has one thread, and every wait of its loop is bounded by the next clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection
+from enum import Enum, auto
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..core.records import made, record
+from . import kernel, wire
+from .capture import DEFAULT_OUTPUT_LIMIT, Capture, Captured
+from .clock import monotonic_ns
+
+# How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
+LEAK_GRACE_MS = 300
+# What leaked children get between TERM and KILL. They were never asked for, so it is short.
+LEAK_STOP_GRACE_MS = 500
+# How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts)
+# or owned by another user exhaust it; they are reported as survivors.
+VERIFY_LIMIT_MS = 2_000
+# Between two sweeps over a tree that is dying; SIGCHLD usually ends the wait sooner.
+SWEEP_PAUSE_MS = 5
+# How long the caller may take to read the report before we give up on telling it.
+REPORT_LIMIT_S = 10.0
+# poll() takes a C int of milliseconds; a month in one wait would overflow it.
+LONGEST_WAIT_MS = 3_600_000
+# After a kill, how long whoever reads our relayed output may take for the last of it.
+FLUSH_LIMIT_MS = 1_000
+READ_SIZE = 256 * 1024
+# POLLOUT promises room for this much in a pipe, so a write of it cannot block.
+RELAY_WRITE = 4096
+RELAY_HELD = 64 * 1024
+_OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+
+
+class Output(Enum):
+    INHERIT = auto()
+    """The work writes to the caller's own descriptors; we never see it."""
+    CAPTURE = auto()
+    RELAY = auto()
+    """Passed through byte by byte, so that silence can be noticed."""
+
+
+@record
+class Assignment:
+    """What to run and by when. Instants are monotonic nanoseconds; None is never."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str | None = None
+    bell_ns: int | None = None
+    kill_ns: int | None = None
+    soft_ns: int | None = None
+    idle_ms: int = 0
+    grace_ms: int = 0
+    output: str = Output.CAPTURE.name
+    output_limit: int = DEFAULT_OUTPUT_LIMIT
+    spill_stdout: str | None = None
+    spill_stderr: str | None = None
+    leave_children: bool = False
+    stdin: bool = False
+    """Give the work the caller's stdin. Otherwise it reads the end of file at once."""
+
+    def pack(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@record
+class Report:
+    """What became of the work, told once, when the tree is verified gone (or declared a survivor)."""
+
+    status: int | None = None
+    """The leader's exit code, or minus its signal; None if it was never seen to end."""
+    fired: str | None = None
+    """The clock that made us stop it."""
+    elapsed_ns: int = 0
+    """From start to the moment the clock fired, or to the end."""
+    stopped: str | None = None
+    """Why we were told to stop it, if we were: the caller's word."""
+    leaked: list[dict[str, object]] = made(factory=list)
+    survivors: list[dict[str, object]] = made(factory=list)
+    soft_rang: bool = False
+    stdout: Captured = made(factory=Captured)
+    stderr: Captured = made(factory=Captured)
+    unstartable: tuple[str, int] | None = None
+    """Which step of starting failed ("exec", "cwd", "fork"), and its errno."""
+    ended_ns: int = 0
+
+    def pack(self) -> dict[str, object]:
+        packed = {name: getattr(self, name) for name in self.__slots__}
+        for name in ("stdout", "stderr"):
+            captured = packed[name]
+            packed[name] = tuple(getattr(captured, part) for part in Captured.__slots__)
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: dict[str, object]) -> Report:
+        for name in ("stdout", "stderr"):
+            packed[name] = Captured(*packed[name])  # type: ignore[misc]
+        return cls(**packed)  # type: ignore[arg-type]
+
+
+class _Stage(Enum):
+    RUNNING = auto()
+    LINGERING = auto()
+    """The leader is gone, something it started is not."""
+    STOPPING = auto()
+    FLUSHING = auto()
+    """Nothing runs any more; what it wrote is still on its way out."""
+    GONE = auto()
+
+
+class _Stream:
+    """One output pipe of the work."""
+
+    def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
+        self.fd = fd
+        self.capture = capture
+        self.relay_to = relay_to
+        self.held = bytearray()
+        os.set_blocking(fd, False)
+
+    @property
+    def open(self) -> bool:
+        return self.fd >= 0
+
+    @property
+    def busy(self) -> bool:
+        return self.open or bool(self.held)
+
+    def read(self) -> bool:
+        """Take what is there. True if there was anything."""
+        try:
+            chunk = os.read(self.fd, READ_SIZE if self.capture else RELAY_HELD)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.close()
+            return False
+        if self.capture is not None:
+            self.capture.add(chunk)
+        else:
+            self.held += chunk
+        return True
+
+    def write(self) -> None:
+        try:
+            written = os.write(self.relay_to, self.held[:RELAY_WRITE])
+        except OSError:  # nobody reads any more: let the work find out the way it would without us
+            self.held.clear()
+            self.close()
+            return
+        del self.held[:written]
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Supervisor:
+    """Runs in its own process from fork to exit."""
+
+    def __init__(self, control: socket.socket, *, bell_fd: int = -1) -> None:
+        self._control = control
+        self._orders = wire.Inbox(control)
+        self._bell_fd = bell_fd
+        self._stage = _Stage.RUNNING
+        self._leader = -1
+        self._group = -1
+        self._start_fd = -1
+        self._report = Report()
+        self._streams: list[_Stream] = []
+        self._started_ns = monotonic_ns()
+        self._last_sign_ns = self._started_ns
+        self._bell_ns: int | None = None
+        self._kill_ns: int | None = None
+        self._latest_kill_ns: int | None = None
+        self._soft_ns: int | None = None
+        self._idle_ns = 0
+        self._grace_ms = 0
+        self._linger_ns: int | None = None
+        self._leave_children = False
+        self._caller_gone = False
+        self._child_signal, self._child_signal_in = os.pipe()
+        os.set_blocking(self._child_signal, False)
+        os.set_blocking(self._child_signal_in, False)
+        # Handlers, not SIG_IGN: ignored signals stay ignored across exec and would reach the work.
+        for number in _OUR_SIGNALS:
+            signal.signal(number, _do_nothing)
+        signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
+        os.setsid()
+        kernel.become_subreaper()
+        kernel.name_process("shotclock-sup")
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    def run_command(self, task: Assignment) -> None:
+        """Run one command to its end and report."""
+        self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
+        self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
+        self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
+        output = Output[task.output]
+        ends: list[int] = []
+        if output is not Output.INHERIT:
+            for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
+                read_end, write_end = os.pipe()
+                capture = Capture(task.output_limit, spill) if output is Output.CAPTURE else None
+                relay_to = os.dup(number) if output is Output.RELAY else -1
+                self._streams.append(_Stream(read_end, capture, relay_to))
+                ends.append(write_end)
+        self._start(lambda: _become_command(task, ends), execs=True)
+        for fd in ends:
+            os.close(fd)
+        self._watch()
+
+    def run_worker(self, serve: Callable[[], None], *, release: Callable[[], None] = lambda: None) -> None:
+        """Run a function in a child until it returns, dies, or its bell (a timer the caller sets) rings.
+
+        `release` lets go of what only the child needs: the caller must see the child's socket close with it.
+        """
+        self._start(serve, execs=False)
+        release()
+        self._watch()
+
+    def _start(self, become: Callable[[], None], *, execs: bool) -> None:
+        # Empty and closed at a successful exec, or holding why there was none. It is polled like everything
+        # else: a working directory or a binary on a dead network mount hangs the child, not us.
+        self._start_fd, error_in = os.pipe()
+        os.set_blocking(self._start_fd, False)
+        me = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(error_in)
+            self._report.unstartable = ("fork", error.errno or 0)
+            self._stage = _Stage.GONE
+            return
+        if pid == 0:
+            try:
+                kernel.die_with_parent(me)
+                os.setpgid(0, 0)
+                signal.set_wakeup_fd(-1)
+                for number in _OUR_SIGNALS:
+                    signal.signal(number, signal.SIG_DFL)
+                if not execs:
+                    os.close(error_in)
+                become()
+            except StartFailed as failed:
+                os.write(error_in, f"{failed.step} {failed.errno}".encode())
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        os.close(error_in)
+        self._leader = self._group = pid
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # on both sides, so that a stop sent at once finds the group
+        _forget_standard_streams()
+
+    def _read_start(self) -> None:
+        if self._start_fd < 0:
+            return
+        try:
+            answer = os.read(self._start_fd, 64)
+        except BlockingIOError:
+            return
+        os.close(self._start_fd)
+        self._start_fd = -1
+        if answer:
+            step, number = answer.decode().split()
+            self._report.unstartable = (step, int(number))
+        else:
+            self._tell(("started", self._group))
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._stage is not _Stage.GONE:
+            self._poll_once()
+            self._reap()
+            self._heed_clocks()
+        if self._caller_gone:
+            return
+        self._read_start()
+        report = self._report
+        report.ended_ns = monotonic_ns()
+        if report.fired is None:
+            report.elapsed_ns = report.ended_ns - self._started_ns
+        captured = [stream.capture.finish() for stream in self._streams if stream.capture]
+        if captured:
+            report.stdout, report.stderr = captured
+        self._tell(("ended", report.pack()))
+
+    def _poll_once(self) -> None:
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._child_signal, select.POLLIN)
+        if self._start_fd >= 0:
+            poller.register(self._start_fd, select.POLLIN)
+        if self._bell_fd >= 0 and self._stage is _Stage.RUNNING:
+            poller.register(self._bell_fd, select.POLLIN)
+        readers, writers = {}, {}
+        for stream in self._streams:
+            if stream.open and len(stream.held) < RELAY_HELD:
+                poller.register(stream.fd, select.POLLIN)
+                readers[stream.fd] = stream
+            if stream.held:
+                poller.register(stream.relay_to, select.POLLOUT)
+                writers[stream.relay_to] = stream
+        for fd, _ in poller.poll(self._wait_ms()):
+            if fd == self._control.fileno():
+                self._take_orders()
+            elif fd == self._child_signal:
+                _empty(self._child_signal)
+            elif fd in readers:
+                if readers[fd].read():
+                    self._last_sign_ns = monotonic_ns()
+            elif fd in writers:
+                writers[fd].write()
+            elif fd == self._bell_fd:
+                self._fire(ClockKind.TIMEOUT)
+            elif fd == self._start_fd:
+                self._read_start()
+
+    def _wait_ms(self) -> int:
+        alarms = [at for at in self._alarms() if at is not None]
+        if not alarms:
+            return LONGEST_WAIT_MS
+        wait = -(-(min(alarms) - monotonic_ns()) // NS_PER_MS)  # rounded up: waking early would spin
+        return max(0, min(LONGEST_WAIT_MS, wait))
+
+    def _alarms(self) -> tuple[int | None, ...]:
+        match self._stage:
+            case _Stage.STOPPING:
+                return (self._kill_ns,)
+            case _Stage.FLUSHING:
+                return self._linger_ns, self._bell_ns
+            case _Stage.LINGERING:
+                return self._linger_ns, self._bell_ns
+            case _:
+                idle_at = self._last_sign_ns + self._idle_ns if self._idle_ns else None
+                return self._bell_ns, self._soft_ns, idle_at
+
+    def _heed_clocks(self) -> None:
+        now = monotonic_ns()
+        match self._stage:
+            case _Stage.STOPPING:
+                if _due(self._kill_ns, now):
+                    self._kill()
+            case _Stage.FLUSHING:
+                self._finish_flushing(now)
+            case _Stage.RUNNING | _Stage.LINGERING if _due(self._bell_ns, now):
+                self._fire(ClockKind.TIMEOUT)
+            case _Stage.LINGERING:
+                if _due(self._linger_ns, now):
+                    self._stop_leaked()
+            case _Stage.RUNNING:
+                if self._idle_ns and now >= self._last_sign_ns + self._idle_ns:
+                    self._fire(ClockKind.IDLE)
+                elif _due(self._soft_ns, now):
+                    self._soft_ns = None
+                    self._report.soft_rang = True
+                    self._signal_group(signal.SIGTERM)
+                    self._tell(("soft",))
+
+    def _take_orders(self) -> None:
+        try:
+            orders = self._orders.receive()
+        except BlockingIOError:
+            return
+        except wire.Broken:
+            self._caller_gone = True
+            self._kill()
+            return
+        for order in orders:
+            match order:
+                case ("stop", str(why)):
+                    self._report.stopped = self._report.stopped or why
+                    self._stop()
+                case ("kill", str(why)):
+                    self._report.stopped = self._report.stopped or why
+                    self._kill()
+                case ("grace", int(grace_ms)):
+                    self._grace_ms = grace_ms
+
+    # --- the leader and what it leaves --------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Collect the dead. We are the subreaper, so no child left means that nothing is left at all."""
+        if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
+            return
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._begin_flushing()
+                return
+            if pid == 0:
+                return
+            if pid == self._leader:
+                self._leader = -1
+                self._report.status = os.waitstatus_to_exitcode(status)
+                if self._stage is _Stage.RUNNING:
+                    self._leader_left()
+
+    def _leader_left(self) -> None:
+        if self._leave_children:
+            self._begin_flushing()
+        else:
+            self._stage = _Stage.LINGERING
+            self._linger_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
+
+    def _stop_leaked(self) -> None:
+        self._linger_ns = None
+        left = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]
+        self._report.leaked = [kernel.describe(pid) for pid in left]
+        self._begin_stopping(LEAK_STOP_GRACE_MS)
+        for pid in left:
+            _signal(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGCONT)
+
+    def _begin_flushing(self) -> None:
+        now = monotonic_ns()
+        if self._stage is _Stage.STOPPING:  # whoever reads our relay has had its time as well
+            self._bell_ns = now + FLUSH_LIMIT_MS * NS_PER_MS
+        self._stage = _Stage.FLUSHING
+        # Our tree has let go of the pipes; only a stranger it handed them to can keep them open from here on.
+        self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
+        for stream in self._streams:
+            while stream.open and len(stream.held) < RELAY_HELD and stream.read():
+                if _due(self._linger_ns, monotonic_ns()):
+                    break
+            if self._leave_children:
+                stream.close()
+        self._finish_flushing(now)
+
+    def _finish_flushing(self, now: int) -> None:
+        if _due(self._linger_ns, now):
+            self._linger_ns = None
+            for stream in self._streams:
+                if not stream.held:
+                    stream.close()
+        if _due(self._bell_ns, now):
+            if self._report.fired is None and any(stream.held for stream in self._streams):
+                self._report.fired = ClockKind.TIMEOUT.value
+                self._report.elapsed_ns = now - self._started_ns
+            for stream in self._streams:
+                stream.close()
+                stream.held.clear()
+        if not any(stream.busy for stream in self._streams):
+            self._stage = _Stage.GONE
+
+    # --- stopping: the one ladder -------------------------------------------------------------------------
+
+    def _fire(self, kind: ClockKind) -> None:
+        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+            self._report.fired = kind.value
+            self._report.elapsed_ns = monotonic_ns() - self._started_ns
+            self._stop()
+
+    def _stop(self) -> None:
+        """Ask politely: TERM, and CONT so that stopped processes can hear it. The kill comes after the grace."""
+        if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
+            return
+        self._begin_stopping(self._grace_ms)
+        if self._grace_ms:
+            self._signal_group(signal.SIGTERM)
+            self._signal_group(signal.SIGCONT)
+        else:
+            self._kill()
+
+    def _begin_stopping(self, grace_ms: int) -> None:
+        self._stage = _Stage.STOPPING
+        self._kill_ns = monotonic_ns() + grace_ms * NS_PER_MS
+        if self._latest_kill_ns is not None:
+            self._kill_ns = min(self._kill_ns, self._latest_kill_ns)
+
+    def _signal_group(self, number: int) -> None:
+        if self._group > 0:
+            with contextlib.suppress(OSError):
+                os.killpg(self._group, number)
+
+    def _kill(self) -> None:
+        """SIGKILL to every descendant, again and again until the kernel says that there is none."""
+        if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
+            return
+        self._stage = _Stage.STOPPING
+        left = kill_below(self._reap_and_say_if_gone, self._pause)
+        if left:
+            self._report.survivors = [kernel.describe(pid) for pid in left]
+            self._begin_flushing()
+
+    def _reap_and_say_if_gone(self) -> bool:
+        self._reap()
+        return self._stage is not _Stage.STOPPING
+
+    def _pause(self, wait_ms: int) -> None:
+        poller = select.poll()
+        poller.register(self._child_signal, select.POLLIN)
+        poller.poll(wait_ms)
+        _empty(self._child_signal)
+
+    def _tell(self, message: wire.Message) -> None:
+        if self._caller_gone:
+            return
+        self._control.settimeout(REPORT_LIMIT_S)
+        try:
+            wire.send(self._control, message)
+        except wire.Broken:
+            self._caller_gone = True
+            self._kill()
+
+
+def kill_below(reap: Callable[[], bool], pause: Callable[[int], None], *, spare: Collection[int] = ()) -> list[int]:
+    """SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
+
+    The only place that kills a tree. Returns the pids that would not die within the limit.
+    """
+    me = os.getpid()
+    give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
+    while True:
+        targets = [pid for pid in kernel.descendants(me) if pid not in spare]
+        for pid in targets:
+            _signal(pid, signal.SIGKILL)
+        if reap():
+            return []
+        if monotonic_ns() >= give_up_ns:
+            return [pid for pid in targets if not kernel.is_zombie(pid)]
+        pause(SWEEP_PAUSE_MS)
+
+
+class StartFailed(Exception):
+    def __init__(self, step: str, errno: int) -> None:
+        super().__init__(step, errno)
+        self.step = step
+        self.errno = errno
+
+
+def _become_command(task: Assignment, ends: list[int]) -> None:
+    """In the child, between fork and exec. All our descriptors but the standard three close at exec."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; what we run expects the default
+    if task.cwd is not None:
+        try:
+            os.chdir(task.cwd)
+        except OSError as error:
+            raise StartFailed("cwd", error.errno or 0) from None
+    if not task.stdin:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, fd in zip((1, 2), ends, strict=False):
+        os.dup2(fd, number)
+    try:
+        os.execvpe(task.argv[0], task.argv, task.env)
+    except OSError as error:
+        raise StartFailed("exec", error.errno or 0) from None
+
+
+def _due(at_ns: int | None, now_ns: int) -> bool:
+    return at_ns is not None and now_ns >= at_ns
+
+
+def _forget_standard_streams() -> None:
+    """A supervisor that held its caller's pipes would keep whoever reads them waiting."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _empty(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(fd, 4096):
+            pass
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    pass

@@ -1,0 +1,98 @@
+"""Messages between our own processes: a length, then marshalled plain values.
+
+Marshal is built in, fast and knows no classes, so a message can neither run code nor cost an import. Values of
+users travel as pickled bytes inside a message and are only opened where they belong.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import socket
+
+Message = tuple[object, ...]
+
+_PREFIX = 4
+_CHUNK = 256 * 1024
+
+
+class Broken(Exception):
+    """The other side is gone, possibly in the middle of a message."""
+
+
+def frame(message: Message) -> bytes:
+    body = marshal.dumps(message)
+    return len(body).to_bytes(_PREFIX, "little") + body
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Send whole, or raise Broken. Bounded by the socket's own timeout where it has one."""
+    try:
+        sock.sendall(frame(message))
+    except OSError as error:
+        raise Broken(str(error)) from error
+
+
+class Inbox:
+    """Takes bytes as they come and gives whole messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def receive(self) -> list[Message]:
+        """One read, and every message it completed. Raises Broken at the end, BlockingIOError if nothing is there."""
+        try:
+            chunk = self._sock.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            raise
+        except TimeoutError:
+            raise BlockingIOError from None
+        except OSError as error:
+            raise Broken(str(error)) from error
+        if not chunk:
+            raise Broken("closed")
+        if not self._buffer and len(chunk) >= _PREFIX:
+            size = int.from_bytes(chunk[:_PREFIX], "little")
+            if len(chunk) == _PREFIX + size:  # the usual case: exactly one message in one read
+                return [marshal.loads(memoryview(chunk)[_PREFIX:])]
+        buffer = self._buffer
+        buffer += chunk
+        messages: list[Message] = []
+        start = 0
+        while len(buffer) - start >= _PREFIX:
+            end = start + _PREFIX + int.from_bytes(buffer[start : start + _PREFIX], "little")
+            if len(buffer) < end:
+                break
+            messages.append(marshal.loads(memoryview(buffer)[start + _PREFIX : end].tobytes()))
+            start = end
+        if start:
+            del buffer[:start]
+        return messages
+
+    def next(self) -> Message:
+        """The next message, waiting for it as long as the socket's timeout allows."""
+        while True:
+            messages = self.receive()
+            if messages:
+                # Whoever uses next() has at most one message in flight towards it.
+                return messages[0]
+
+
+def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+    try:
+        sock.sendmsg([note], rights)
+    except OSError as error:
+        raise Broken(str(error)) from error
+
+
+def receive_fds(sock: socket.socket, limit: int = 8) -> tuple[bytes, list[int]]:
+    """One note and the descriptors that came with it; an empty note when the other side is gone."""
+    room = socket.CMSG_SPACE(limit * array.array("i").itemsize)
+    note, ancillary, _, _ = sock.recvmsg(64, room, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return note, list(fds)

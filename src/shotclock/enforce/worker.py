@@ -1,0 +1,216 @@
+"""Inside a worker process: take a call, run the function, send back what came of it, and stay warm.
+
+Runs below a supervisor, which kills it and everything it started when the call's bell rings. Nothing here has
+to be trusted to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from ..core.clocks import Clocks
+from ..core.deadlines import Deadline
+from ..core.envelope import Envelope
+from . import kernel, wire
+from .context import Context, Stopped
+
+inside_worker = False
+"""True in a worker and in the zygote that preloads for it: no runtime may be started there."""
+
+# Names of leaked processes that travel back; there may be thousands, a person reads a few.
+_LEAKED_NAMED = 50
+# How deep a chain of exceptions is told; a cyclic one would have no end.
+_TRACEBACK_LIMIT = 40
+
+
+class _Call:
+    """The call being run, seen from inside the worker."""
+
+    def __init__(self, sock: socket.socket, inbox: wire.Inbox) -> None:
+        self._sock = sock
+        self._inbox = inbox
+        self.stopping = False
+
+    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+        wire.send(self._sock, ("progress", done, total, unit))
+
+    def is_stopping(self) -> bool:
+        # Only the word "stopping" can be waiting: an answer to ctx.call is always read by the one who asked.
+        while not self.stopping and select.select([self._sock], [], [], 0)[0]:
+            self._take(self._inbox.receive())
+        return self.stopping
+
+    def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+        name = operation if isinstance(operation, str) else getattr(operation, "name", None)
+        if not isinstance(name, str):
+            raise TypeError("ctx.call in a worker takes the name of a registered operation")
+        limits = {key: getattr(clocks, key) for key in Clocks.__slots__}  # type: ignore[attr-defined]
+        wire.send(self._sock, ("call", name, pickle.dumps(dict(arguments)), limits))
+        while True:  # bounded by our own supervisor: it kills us when the call's time is up
+            answer = self._take(self._inbox.receive())
+            if answer is not None:
+                return pickle.loads(answer)  # type: ignore[no-any-return]
+
+    def _take(self, messages: list[wire.Message]) -> bytes | None:
+        for message in messages:
+            if message[0] == "stopping":
+                self.stopping = True
+            elif message[0] == "answer":
+                return message[1]  # type: ignore[return-value]
+        return None
+
+
+def serve_calls(sock: socket.socket) -> NoReturn:
+    """Serve one call after another until the runtime closes the socket."""
+    sock.setblocking(True)
+    inbox = wire.Inbox(sock)
+    kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
+    kernel.name_process("shotclock-work")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    running = False
+
+    def on_term(number: int, frame: object) -> None:
+        nonlocal running
+        if running:
+            running = False  # once: the second TERM of an impatient operator must not hit the clean-up
+            raise Stopped
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, on_term)
+    while True:
+        try:
+            message = inbox.next()  # unbounded on purpose: a warm worker waits for work, and dies with its supervisor
+        except wire.Broken:
+            os._exit(0)
+        if message[0] != "run":
+            continue  # a "stopping" that came too late for its call
+        call = _Call(sock, inbox)
+        try:
+            running = True
+            reply = _perform(call, *message[1:])
+            running = False
+        except Stopped:
+            # The bell rang. Whatever we answered now would come too late; the supervisor waits for our end.
+            _flush()
+            os._exit(0)
+        _flush()
+        leaked = _leaked() if kernel.has_children() else []
+        try:
+            wire.send(sock, ("done", *reply, leaked))
+        except wire.Broken:
+            os._exit(0)
+
+
+def _perform(
+    call: _Call,
+    module: str,
+    qualname: str,
+    payload: bytes,
+    name: str,
+    request_id: str,
+    bell_ns: int,
+    depth: int,
+) -> tuple[str, object]:
+    try:
+        function = _find(module, qualname)
+    except Stopped:
+        raise
+    except BaseException as error:
+        return "unimportable", f"{module}:{qualname}: {type(error).__name__}: {error}"
+    from ..core.arguments import NotSerializable, signature_of, to_jsonable
+    from ..core.errors import Failure
+
+    try:
+        signature = signature_of(function)
+        arguments, problems = signature.check(pickle.loads(payload))
+        if problems:
+            return "invalid", problems
+        if signature.wants_context:
+            arguments["ctx"] = Context(
+                name=name,
+                request_id=request_id,
+                deadline=Deadline(bell_ns) if bell_ns else None,
+                depth=depth,
+                on_progress=call.progress,
+                on_call=call.call,
+                is_stopping=call.is_stopping,
+            )
+        result = function(**arguments)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            result = asyncio.run(result)
+    except Stopped:
+        raise
+    except Failure as failure:
+        with contextlib.suppress(Exception):
+            return "failed", pickle.dumps(failure)
+        return "raised", _describe(failure)
+    except BaseException as error:
+        return "raised", _describe(error)
+    try:
+        data = to_jsonable(result)
+        same = type(data) is type(result) and data == result
+        return "returned", pickle.dumps((result, None if same else data))
+    except Stopped:
+        raise
+    except NotSerializable as error:
+        return "unserializable", str(error)
+    except BaseException as error:
+        return (
+            "unserializable",
+            f"a {type(result).__name__} cannot leave its process: {type(error).__name__}: {error}",
+        )
+
+
+def _find(module: str, qualname: str) -> Callable[..., Any]:
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    # A decorator may have put something callable in the function's place; what it wraps is what was meant.
+    found = getattr(found, "__shotclock_handler__", found)
+    if not callable(found):
+        raise TypeError(f"{qualname} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _describe(error: BaseException) -> tuple[str, str, str, bytes]:
+    """Type, message and traceback always arrive; the exception itself where it can be pickled and rebuilt."""
+    lines = "".join(traceback.format_exception(error, limit=_TRACEBACK_LIMIT))
+    pickled = b""
+    with contextlib.suppress(Exception):
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    return type(error).__name__, text, lines, pickled
+
+
+def _leaked() -> list[dict[str, object]]:
+    """What the function started and left running. Its dead children are collected on the way."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    alive = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]
+    return [kernel.describe(pid) for pid in alive[:_LEAKED_NAMED]]
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

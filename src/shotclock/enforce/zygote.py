@@ -1,0 +1,222 @@
+"""Zygotes: small, single-threaded processes that fork supervisors on request, so that no threaded one has to.
+
+The *clean* zygote runs our code only and is started once per runtime. It forks a supervisor for every command
+and for one *preloaded* zygote, which imports the users' modules (an import may hang: it is supervised like any
+other work) and forks a supervisor for every worker, with everything already imported.
+
+    runtime ── clean zygote ─┬─ supervisor ── command
+                             └─ supervisor ── preloaded zygote ── supervisor ── worker
+
+A supervisor lives and dies by its socket to the runtime, not by its zygote. Both zygotes are subreapers: if a
+supervisor is itself killed, what it guarded comes to the zygote, which kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+
+from . import kernel, wire
+from .clock import pause
+from .supervisor import Assignment, Supervisor, kill_below
+
+COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
+
+MAIN_ALIAS = "__shotclock_main__"
+# A request is one small datagram on a local socket; the sender is not scheduled at worst.
+_REQUEST_LIMIT_S = 10.0
+
+
+def start_clean_zygote() -> tuple[socket.socket, int]:
+    """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = f"import sys; sys.path.append({root!r}); from shotclock.enforce.zygote import main; main({theirs.fileno()})"
+    os.set_inheritable(theirs.fileno(), True)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-c", code],
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+            setsigmask=[],
+        )
+    finally:
+        os.close(null)
+        theirs.close()
+    ours.setblocking(False)
+    return ours, pid
+
+
+def main(fd: int) -> None:
+    """The clean zygote: from exec to the end of the runtime."""
+    os.set_inheritable(fd, False)
+    # Whatever else the runtime was started with, somebody may be waiting for its end of file.
+    os.closerange(3, fd)
+    os.closerange(fd + 1, fd + 256)
+    kernel.name_process("shotclock-zyg")
+    _serve_forks(socket.socket(fileno=fd))
+    os._exit(0)
+
+
+def _serve_forks(requests: socket.socket) -> None:
+    """Fork a supervisor per request until the runtime is gone."""
+    supervisors: set[int] = set()
+    child_signal, child_signal_in = os.pipe()
+    for fd in (child_signal, child_signal_in):
+        os.set_blocking(fd, False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)  # a Ctrl-C at the terminal is for the runtime to handle
+    signal.set_wakeup_fd(child_signal_in, warn_on_full_buffer=False)
+    kernel.become_subreaper()
+    poller = select.poll()
+    poller.register(requests, select.POLLIN)
+    poller.register(child_signal, select.POLLIN)
+    while True:
+        # Unbounded on purpose: a zygote without work has nothing to do, and ends with its runtime's socket.
+        ready = {fd for fd, _ in poller.poll()}
+        if child_signal in ready:
+            with contextlib.suppress(OSError):
+                os.read(child_signal, 4096)
+            _reap(supervisors)
+        if requests.fileno() not in ready:
+            continue
+        note, fds = wire.receive_fds(requests)
+        if not note:
+            break
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                for fd in (child_signal, child_signal_in):
+                    os.close(fd)
+                requests.close()
+                _supervise(note, fds)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(0)
+        supervisors.add(pid)
+        for fd in fds:
+            os.close(fd)
+    # The runtime is gone, and every supervisor saw it go as well. They clean up and leave; we see them off.
+    for _ in range(300):
+        _reap(supervisors)
+        if not supervisors:
+            return
+        pause(0.01)
+
+
+def _reap(supervisors: set[int]) -> None:
+    """Collect supervisors. One that was killed leaves orphans to us, and nobody else is left to kill them."""
+    killed = False
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            break
+        if pid in supervisors:
+            supervisors.discard(pid)
+            killed = killed or os.WIFSIGNALED(status)
+    if killed:
+        _kill_strays(supervisors)
+
+
+def _kill_strays(supervisors: set[int]) -> None:
+    """Everything below us that is not a living supervisor or below one has lost its guard."""
+    guarded = {below for pid in supervisors for below in (pid, *kernel.descendants(pid))}
+
+    def reap() -> bool:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            supervisors.discard(pid)
+            if pid == 0:
+                return not [p for p in kernel.descendants(os.getpid()) if p not in guarded]
+
+    kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), spare=guarded)
+
+
+def _supervise(note: bytes, fds: list[int]) -> None:
+    """In a fresh supervisor: what the request asked for, from beginning to end."""
+    control = socket.socket(fileno=fds[0])
+    if note == COMMAND:
+        control.settimeout(_REQUEST_LIMIT_S)
+        message = wire.Inbox(control).next()
+        control.settimeout(None)
+        Supervisor(control).run_command(Assignment(**message[0]))  # type: ignore[arg-type]
+    elif note == PRELOADED:
+        requests = socket.socket(fileno=fds[1])
+        Supervisor(control).run_worker(lambda: _become_preloaded(requests, control))
+    elif note == WORKER:
+        calls = socket.socket(fileno=fds[1])
+        supervisor = Supervisor(control, bell_fd=fds[2])
+
+        def serve() -> None:
+            from .worker import serve_calls
+
+            control.close()
+            os.close(fds[2])
+            serve_calls(calls)
+
+        supervisor.run_worker(serve, release=calls.close)
+
+
+def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
+    control.close()
+    _prepare(*wire.Inbox(requests).next())  # type: ignore[arg-type]
+    _serve_forks(requests)
+    os._exit(0)
+
+
+def _prepare(_: str, path: list[str], modules: list[str], main_module: str | None, main_file: str | None) -> None:
+    """Import what the workers will need. A failing import is told by the call that needs it, not here."""
+    import importlib
+    import warnings
+
+    from . import worker
+
+    # Users' imports may start threads; forking after that is their choice of library, not news per fork.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+    sys.path[:] = path
+    worker.inside_worker = True
+    from ..core.arguments import signature_of, to_jsonable
+
+    # Once here, so that whatever pydantic imports and builds late is not paid by the first call of each worker.
+    signature_of(_prepare).check({})
+    to_jsonable([1.5])
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        _import_main(main_module, main_file)
+    # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
+    gc.collect()
+    gc.freeze()
+
+
+def _import_main(main_module: str | None, main_file: str | None) -> None:
+    """The runtime's main program under another name, so that its functions can be found here as well."""
+    import runpy
+    import types
+
+    if main_module is None and main_file is None:
+        return
+    module = types.ModuleType(MAIN_ALIAS)
+    if main_module is not None:
+        namespace = runpy.run_module(main_module, run_name=MAIN_ALIAS, alter_sys=True)
+    else:
+        namespace = runpy.run_path(str(main_file), run_name=MAIN_ALIAS)
+    module.__dict__.update(namespace)
+    sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module

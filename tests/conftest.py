@@ -1,0 +1,290 @@
+"""Fixtures every test may use: a valid envelope, no survivors, and the command itself, run without pipes."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
+
+SPEC = Path(__file__).parent / "spec"
+
+ENDINGS = {"killed", "cancelled", "abandoned", "finished", "not_started", "detached"}
+SIDE_EFFECTS = {"none", "partial", "complete", "unknown"}
+
+SURVIVORS_GONE_WITHIN_S = 3.0  # what the code under test may still be stopping when the test returns
+KILLED_GONE_WITHIN_S = 5.0  # after our own SIGKILL: only a process stuck in the kernel runs this out
+POLL_S = 0.02
+
+
+# --- the envelope ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def validate_envelope() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function that fails on anything but an envelope that keeps the contract, and returns it."""
+    formats = Draft7Validator.FORMAT_CHECKER
+    assert "date-time" in formats.checkers, "rfc3339-validator is missing: timestamps would go unchecked"
+    schema = json.loads((SPEC / "response-envelope.json").read_text("utf-8"))
+    validator = Draft7Validator(schema, format_checker=formats)
+
+    def validate(envelope: dict[str, Any]) -> dict[str, Any]:
+        problems = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(envelope)]
+        assert not problems, "\n".join([*problems, json.dumps(envelope, indent=1, default=repr)])
+        meta = envelope["meta"]
+        assert envelope["ok"] == (meta["exit_code"] == 0), envelope
+        assert "timeout_ms" in meta, meta
+        assert meta.get("ending") in ENDINGS, meta
+        assert meta.get("side_effects") in SIDE_EFFECTS, meta
+        return envelope
+
+    return validate
+
+
+# --- survivors ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    ppid: int
+    state: str  # one letter, as in proc(5): R, S, D, T, Z, …
+    started: int  # clock ticks since boot: with the pid, an identity that is never reused
+    image: tuple[str, ...]  # where stack and environment lie: random per exec, inherited by a bare fork
+    cmdline: str
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.pid, self.started
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} (parent {self.ppid}, state {self.state}): {self.cmdline}"
+
+
+def read_process(pid: int) -> Process | None:
+    """None when it has gone meanwhile."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    # The name may hold spaces and parentheses: split after the last one. fields[n] is field n + 3 of proc(5).
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    shown = cmdline.replace(b"\0", b" ").decode("utf-8", "replace").strip() or f"[{name}]"
+    image = (fields[25], fields[47], fields[48])  # startstack, env_start, env_end
+    return Process(pid, int(fields[1]), fields[0], int(fields[19]), image, shown)
+
+
+@dataclass
+class Watch:
+    """Finds what a test started, however it daemonised. `alive()` is there for tests to ask in mid-flight.
+
+    A process is the test's when it carries the token in its environment, or descends from us, or is a bare
+    fork of us (which shows the environment *we* were started with). The one that escapes: scrubbed
+    environment, exec'd and reparented before we looked.
+    """
+
+    token: str
+    before: set[tuple[int, int]] = field(default_factory=set)
+    seen: dict[tuple[int, int], Process] = field(default_factory=dict)
+
+    def alive(self) -> list[Process]:
+        """What the test started and is still there; of zombies only those that are ours to reap."""
+        me = os.getpid()
+        mine = read_process(me)
+        assert mine is not None
+        everyone = {p.pid: p for p in (read_process(int(d)) for d in os.listdir("/proc") if d.isdigit()) if p}
+
+        def descends_from_me(process: Process) -> bool:
+            for _ in range(len(everyone)):  # a pid reused during the walk could close a circle
+                if process.ppid == me:
+                    return True
+                if process.ppid not in everyone:
+                    return False
+                process = everyone[process.ppid]
+            return False
+
+        def is_ours(process: Process) -> bool:
+            if process.pid == me or process.identity in self.before:
+                return False
+            if process.state in "ZX":
+                return process.ppid == me
+            # Unreadable images are all zeros, and so would be somebody else's.
+            bare_fork = process.image == mine.image and mine.image[0] != "0"
+            return bare_fork or descends_from_me(process) or self.carries_token(process.pid)
+
+        found = sorted(filter(is_ours, everyone.values()), key=lambda p: p.pid)
+        self.seen.update({p.identity: p for p in found})
+        return found
+
+    def carries_token(self, pid: int) -> bool:
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        return f"SHOTCLOCK_TEST_TOKEN={self.token}".encode() in environ.split(b"\0")
+
+    def wait_until_alone(self, within_s: float, kill: bool = False) -> list[Process]:
+        """What is left after `within_s`. Two clean looks in a row, for a look at /proc is no snapshot."""
+        give_up_at = time.monotonic() + within_s
+        clean_looks = 0
+        while clean_looks < 2:
+            survivors = self.alive()
+            clean_looks = 0 if survivors else clean_looks + 1
+            if kill:
+                for process in survivors:
+                    end(process)
+            if survivors and time.monotonic() >= give_up_at:
+                return survivors
+            if survivors:
+                time.sleep(POLL_S)
+        return []
+
+
+def end(process: Process) -> None:
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, os.WNOHANG)
+    except OSError:  # gone by itself, or not our child to reap
+        pass
+
+
+@pytest.fixture
+def no_survivors() -> Iterator[Watch]:
+    """Fails the test if anything it started is still there 3 s after it returned.
+
+    For a whole module: `pytestmark = pytest.mark.usefixtures("no_survivors")`, which also sets it up before,
+    and so tears it down after, the fixtures that the tests name themselves. Close every runtime inside the
+    test: workers that one started earlier forks meanwhile count as this test's.
+    """
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("survivors are found through /proc")
+    watch = Watch(uuid.uuid4().hex)
+    watch.alive()
+    watch.before, watch.seen = set(watch.seen), {}
+    before = os.environ.get("SHOTCLOCK_TEST_TOKEN")
+    os.environ["SHOTCLOCK_TEST_TOKEN"] = watch.token
+    try:
+        yield watch
+    finally:
+        if before is None:
+            os.environ.pop("SHOTCLOCK_TEST_TOKEN", None)
+        else:
+            os.environ["SHOTCLOCK_TEST_TOKEN"] = before
+        survivors = watch.wait_until_alone(SURVIVORS_GONE_WITHIN_S)
+        immortal = watch.wait_until_alone(KILLED_GONE_WITHIN_S, kill=True) if survivors else []
+    if survivors:
+        left = {p.identity for p in survivors}
+        report = [f"{len(survivors)} survived the test by {SURVIVORS_GONE_WITHIN_S:g} s, killed now:"]
+        report += [f"  {p}" for p in survivors]
+        gone = [p for p in watch.seen.values() if p.identity not in left]
+        report += ["also seen:", *(f"  {p}" for p in gone)] if gone else []
+        report += ["not even SIGKILL ended:", *(f"  {p}" for p in immortal)] if immortal else []
+        pytest.fail("\n".join(report), pytrace=False)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    stdout: bytes
+    stderr: bytes
+    elapsed_s: float
+
+    def json(self) -> Any:
+        """stdout as exactly one JSON document."""
+        return parse(self.stdout)
+
+    def envelope(self) -> Any:
+        """The last line of stderr that is not empty, where passthrough leaves it."""
+        lines = [line for line in self.stderr.splitlines() if line.strip()]
+        assert lines, f"nothing on stderr, exit code {self.code}"
+        return parse(lines[-1])
+
+
+def parse(text: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=refuse)
+    except ValueError as error:
+        raise AssertionError(f"not one JSON document ({error}): {text[-2000:]!r}") from error
+
+
+@pytest.fixture
+def shotclock(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+    """A function that runs `python -m shotclock …`, bounded.
+
+    Files, never pipes, on all three streams: a leaked grandchild that holds a pipe would hang the reader.
+    `env` is laid over our own environment; a value of None takes the variable away.
+    """
+
+    def run(
+        *args: str | bytes | os.PathLike[str],
+        timeout: float = 30,
+        input: bytes | None = None,
+        env: dict[str, str | None] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stderr_to_stdout: bool = False,
+    ) -> Ran:
+        folder = tmp_path_factory.mktemp("shotclock")
+        (folder / "in").write_bytes(input or b"")
+        environment = {k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None}
+        with (
+            open(folder / "in" if input is not None else os.devnull, "rb") as stdin,
+            open(folder / "out", "wb") as stdout,
+            open(folder / "err", "wb") as stderr,
+        ):
+            began = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shotclock", *args],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=subprocess.STDOUT if stderr_to_stdout else stderr,
+                env=environment,
+                cwd=cwd,
+            )
+            overran = not ends_within(process, timeout)
+            elapsed_s = time.perf_counter() - began
+            if overran:
+                process.kill()
+            code = process.wait(KILLED_GONE_WITHIN_S)
+        ran = Ran(code, (folder / "out").read_bytes(), (folder / "err").read_bytes(), elapsed_s)
+        if overran:
+            pytest.fail(
+                f"shotclock {args} was still running after {timeout} s\n"
+                f"stdout: {ran.stdout[-2000:]!r}\nstderr: {ran.stderr[-2000:]!r}"
+            )
+        return ran
+
+    return run
+
+
+def ends_within(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Popen.wait(timeout) looks every 50 ms, too coarse to measure an overshoot; a pidfd tells at once."""
+    if not hasattr(os, "pidfd_open"):
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,164 @@
+"""The rules of the tree (DESIGN §4), read from the syntax of every file under src/shotclock.
+
+import-linter knows who imports whom; this knows what is *used*. Names are resolved through the file's imports
+(`from time import monotonic as now` still reads time), and a mention counts as much as a call, because a
+function that is passed on is called later.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src" / "shotclock"
+LINT_IMPORTS_TIMEOUT_S = 60  # takes about a second; only a broken install would run this out
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The absolute modules a file imports, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module
+
+
+def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The imported things (and `print`) a file reads, by their full dotted names, with their lines."""
+    known = {"print": "builtins.print"}
+    inner = set()  # `sys.stdout` inside `sys.stdout.flush`: only the longest chain is reported
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                known[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            known.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+        elif isinstance(node, ast.Attribute):
+            inner.add(node.value)
+
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name | ast.Attribute) or node in inner:
+            continue
+        if not isinstance(node.ctx, ast.Load):  # `sys.stdout = …` in a worker redirects, it does not write
+            continue
+        chain, leaf = [], node
+        while isinstance(leaf, ast.Attribute):
+            chain.append(leaf.attr)
+            leaf = leaf.value
+        if isinstance(leaf, ast.Name) and leaf.id in known:
+            yield node.lineno, ".".join([known[leaf.id], *reversed(chain)])
+
+
+# rule → (what is looked at, what may not occur in it, files it concerns; all paths relative to src/shotclock)
+RULES = {
+    "core reads no time, touches no OS, does not log": (
+        imports,
+        r"(asyncio|logging|os|select|signal|socket|subprocess|threading|time)(\..*)?",
+        r"core/.*",
+    ),
+    "only enforce spawns, signals or kills": (
+        uses,
+        r"os\.(fork|forkpty|kill|killpg|system|popen|posix_spawnp?|spawn[lv]p?e?|exec[lv]p?e?)"
+        r"|signal\.(pidfd_send_signal|pthread_kill|raise_signal)"
+        r"|(subprocess|multiprocessing)\..*"
+        r"|asyncio\.create_subprocess_(exec|shell)"
+        r"|anyio\.(open_process|run_process)",
+        r"(?!enforce/).*",
+    ),
+    # Asking stdout something or flushing it writes nothing of ours.
+    "only cli prints": (
+        uses,
+        r"builtins\.print|sys\.(__)?stdout(__)?(?!\.(encoding|fileno|flush|isatty)$)(\..*)?",
+        r"(?!cli/).*",
+    ),
+    "only enforce/clock.py reads time": (
+        uses,
+        r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?"
+        r"|datetime\.datetime\.(now|utcnow|today)"
+        r"|datetime\.date\.today",
+        r"(?!enforce/clock\.py$).*",
+    ),
+}
+
+
+def offences(rule: str, path: str, source: str) -> list[str]:
+    look_at, forbidden, concerned = RULES[rule]
+    if not re.fullmatch(concerned, path):
+        return []
+    found = look_at(ast.parse(source, path))
+    return [f"{path}:{line}: {name}" for line, name in found if re.fullmatch(forbidden, name)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_tree_keeps_the_rule(rule: str) -> None:
+    files = sorted(SRC.rglob("*.py"))
+    layers = {f.relative_to(SRC).parts[0] for f in files}
+    assert {"core", "enforce", "cli"} <= layers, "the walk looks in the wrong place"
+    broken = [o for f in files for o in offences(rule, f.relative_to(SRC).as_posix(), f.read_text("utf-8"))]
+    assert not broken, f"{rule}:\n" + "\n".join(broken)
+
+
+PURE, STOPPING, PRINTING, TIME = RULES
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "source"),
+    [
+        (PURE, "core/a.py", "import os.path"),
+        (PURE, "core/a.py", "def f():\n    from time import sleep"),
+        (STOPPING, "cli/a.py", "import os\nos.kill(1, 9)"),
+        (STOPPING, "cli/a.py", "from subprocess import run as r\nr(['true'])"),
+        (STOPPING, "cli/a.py", "import os\nstop = os.killpg"),
+        (STOPPING, "app.py", "import asyncio\nasync def f(): await asyncio.create_subprocess_exec('true')"),
+        (PRINTING, "enforce/a.py", "print('x', file=None)"),
+        (PRINTING, "enforce/a.py", "import sys\nsys.stdout.write('x')"),
+        (PRINTING, "enforce/a.py", "import sys\nout = sys.stdout"),
+        (PRINTING, "enforce/a.py", "from sys import stdout\nstdout.buffer.write(b'x')"),
+        (TIME, "enforce/call.py", "import time as t\nt.monotonic_ns()"),
+        (TIME, "enforce/call.py", "from time import perf_counter\ndef f(now=perf_counter): ..."),
+        (TIME, "cli/a.py", "from datetime import datetime, UTC\ndatetime.now(UTC).isoformat()"),
+    ],
+)
+def test_a_breach_is_found(rule: str, path: str, source: str) -> None:
+    assert offences(rule, path, source)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "source"),
+    [
+        (PURE, "enforce/a.py", "import os"),
+        (PURE, "core/a.py", "from .time import Instant"),
+        (STOPPING, "enforce/a.py", "import os\nos.kill(1, 9)"),
+        (STOPPING, "cli/a.py", "import os\nos.getpid()"),
+        (PRINTING, "cli/a.py", "print('x')"),
+        (PRINTING, "enforce/a.py", "import sys\nsys.stdout.flush(); sys.stdout = None"),
+        (PRINTING, "enforce/a.py", "import sys\nsys.stderr.write('x')"),
+        (TIME, "enforce/clock.py", "import time\ntime.monotonic()"),
+        (TIME, "enforce/a.py", "import time\ntime.sleep(0)"),
+        (TIME, "core/a.py", "def f(time): return time.monotonic()"),
+    ],
+)
+def test_what_is_allowed_is_left_alone(rule: str, path: str, source: str) -> None:
+    assert not offences(rule, path, source)
+
+
+def test_import_contracts_hold() -> None:
+    beside_python = Path(sys.executable).parent
+    lint_imports = shutil.which("lint-imports", path=beside_python) or shutil.which("lint-imports")
+    assert lint_imports, "import-linter is not installed: make setup"
+    ran = subprocess.run(
+        [lint_imports, "--no-cache"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LINT_IMPORTS_TIMEOUT_S,
+    )
+    assert ran.returncode == 0, ran.stdout
