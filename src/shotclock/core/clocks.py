@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from .durations import DurationError, parse_duration_ms
-from .records import changed, value
+from .records import changed, fields_of, value
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_GRACE_MS = 5_000
@@ -52,9 +52,9 @@ class Clocks:
             "reserve": reserve,
         }
         limits: dict[str, int | None] = {}
-        for name, value in said.items():
+        for name, written in said.items():
             try:
-                limits[f"{name}_ms"] = None if value is None else parse_duration_ms(value)
+                limits[f"{name}_ms"] = None if written is None else parse_duration_ms(written)
             except DurationError as error:
                 raise DurationError(f"{name}: {error}") from None
         return cls(**limits)
@@ -63,7 +63,7 @@ class Clocks:
         """These clocks, with what they leave unsaid taken from the defaults."""
         unsaid = {
             name: getattr(defaults, name)
-            for name in Clocks.__slots__  # type: ignore[attr-defined]
+            for name in fields_of(Clocks)
             if getattr(self, name) is None and getattr(defaults, name) is not None
         }
         return changed(self, **unsaid) if unsaid else self

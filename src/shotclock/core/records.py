@@ -45,14 +45,23 @@ def value(cls: type[T]) -> type[T]:
     return _build(cls, frozen=True)
 
 
+def fields_of(kind: Any) -> tuple[str, ...]:
+    """The names of a record's fields, in order."""
+    names: tuple[str, ...] = kind.__slots__
+    return names
+
+
+def as_dict(of: Any) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in fields_of(of)}
+
+
 def changed(original: T, **fields: Any) -> T:
     """A copy with some fields replaced."""
-    everything = {name: getattr(original, name) for name in original.__slots__}  # type: ignore[attr-defined]
-    return type(original)(**{**everything, **fields})
+    return type(original)(**{**as_dict(original), **fields})
 
 
 def _build(cls: type[T], *, frozen: bool) -> type[T]:
-    names = tuple(cls.__dict__.get("__annotations__", {}))
+    names = tuple(cls.__annotations__)
     body = {name: item for name, item in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     defaults = {name: body.pop(name) for name in names if name in body}
     body["__slots__"] = names
@@ -64,7 +73,8 @@ def _build(cls: type[T], *, frozen: bool) -> type[T]:
     if frozen:
         body["__setattr__"] = body["__delattr__"] = _refuse
         body["__reduce__"] = lambda self: (type(self), tuple(getattr(self, name) for name in names))
-    return type(cls)(cls.__name__, cls.__bases__, body)
+    rebuilt: Any = type(cls)
+    return rebuilt(cls.__name__, cls.__bases__, body)  # type: ignore[no-any-return]
 
 
 def _initialiser(names: tuple[str, ...], defaults: dict[str, Any], frozen: bool) -> Any:
@@ -86,17 +96,15 @@ def _initialiser(names: tuple[str, ...], defaults: dict[str, Any], frozen: bool)
 
 
 def _repr(self: Any) -> str:
-    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in fields_of(self))})"
 
 
 def _eq(self: Any, other: object) -> bool:
-    if type(other) is not type(self):
-        return NotImplemented
-    return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+    return bool(as_dict(self) == as_dict(other)) if type(other) is type(self) else NotImplemented
 
 
 def _hash(self: Any) -> int:
-    return hash((type(self), *(getattr(self, name) for name in self.__slots__)))
+    return hash((type(self), *as_dict(self).values()))
 
 
 def _refuse(self: Any, name: str, *rest: object) -> None:

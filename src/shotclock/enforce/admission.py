@@ -157,7 +157,8 @@ def admit(
         admission.warnings.append(
             warning(
                 "DEADLINE_INHERITED",
-                f"{format_duration(timeout_ms)} was asked for; the {parent_owner} left {format_duration(bound.limit_ms)}",
+                f"{format_duration(timeout_ms)} was asked for; "
+                f"the {parent_owner} left {format_duration(bound.limit_ms)}",
             )
         )
     return admission

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
@@ -274,7 +275,9 @@ class Runtime:
                 )
                 if outcome.problem is not None:
                     return outcome
-            return await self._at_home(self._in_worker(operation, arguments, admission, scope, on_progress))
+            running = self._in_worker(operation, arguments, admission, scope, on_progress)
+            in_worker: Outcome = await self._at_home(running)
+            return in_worker
         report = on_progress or _no_progress
 
         mailbox = self._mailbox()
@@ -408,7 +411,7 @@ class Runtime:
     def _tell_observers(self, envelope: Envelope) -> None:
         """Off the caller's path: an observer that hangs or raises costs nobody their answer."""
         for observer in self._observers:
-            self._observer_hosts.submit(Ticket(lambda o=observer: _observe(o, envelope), self._observed), 0)
+            self._observer_hosts.submit(Ticket(partial(_observe, observer, envelope), self._observed), 0)
         if self._observers:
             with contextlib.suppress(RuntimeError):
                 self._watch_pickups()

@@ -106,7 +106,7 @@ def _await_report(task: Assignment, control: socket.socket, wake: int, heard: li
                 return None
             for message in messages:
                 if message[0] == "ended":
-                    return Report.unpack(message[1])  # type: ignore[arg-type]
+                    return Report.unpack(message[1])
         elif give_up_ns is not None and monotonic_ns() >= give_up_ns:
             return None
 

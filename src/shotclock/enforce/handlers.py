@@ -66,7 +66,7 @@ async def run_guards(guards: tuple[Any, ...], operation: Operation, arguments: M
             return Outcome(Ending.NOT_STARTED, outcome.problem, outcome.data)
         except Exception as error:
             name = getattr(guard, "__name__", type(guard).__name__)
-            message = f"refused by {name}: {error or type(error).__name__}"
+            message = f"refused by {name}: {str(error) or type(error).__name__}"
             context: dict[str, object] = {"guard": name, "exception": type(error).__name__}
             return Outcome(Ending.NOT_STARTED, Problem("REFUSED", message, "validation", context=context))
     return None

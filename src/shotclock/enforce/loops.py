@@ -73,7 +73,7 @@ class Ticket:
         "task",
     )
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], reply: Callable[[Ticket, Any], None]) -> None:
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], reply: Callable[[Ticket, Any], object]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self.reply = reply

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ..core.deadlines import NS_PER_MS
 from . import wire
@@ -37,7 +38,7 @@ async def run_command(request_fork: Callable[[bytes, list[int]], None], task: As
             return
         for message in messages:
             if message[0] == "ended" and not ended.done():
-                ended.set_result(Report.unpack(message[1]))  # type: ignore[arg-type]
+                ended.set_result(Report.unpack(message[1]))
 
     try:
         with theirs:
@@ -62,9 +63,9 @@ async def run_command(request_fork: Callable[[bytes, list[int]], None], task: As
         control.close()  # if anything is still there, its supervisor now kills it
 
 
-async def shielded(waiting: object) -> None:
+async def shielded(waiting: Coroutine[Any, Any, object]) -> None:
     """Finish a bounded clean-up even if the cancellation is repeated while it runs."""
-    task = asyncio.ensure_future(waiting)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(waiting)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)

@@ -22,7 +22,7 @@ from enum import Enum, auto
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
-from ..core.records import made, record
+from ..core.records import as_dict, made, record
 from . import kernel, wire
 from .capture import DEFAULT_OUTPUT_LIMIT, Capture, Captured
 from .clock import monotonic_ns
@@ -78,7 +78,7 @@ class Assignment:
     """Give the work the caller's stdin. Otherwise it reads the end of file at once."""
 
     def pack(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return as_dict(self)
 
 
 @record
@@ -103,10 +103,9 @@ class Report:
     ended_ns: int = 0
 
     def pack(self) -> dict[str, object]:
-        packed = {name: getattr(self, name) for name in self.__slots__}
+        packed = as_dict(self)
         for name in ("stdout", "stderr"):
-            captured = packed[name]
-            packed[name] = tuple(getattr(captured, part) for part in Captured.__slots__)
+            packed[name] = tuple(as_dict(packed[name]).values())
         return packed
 
     @classmethod

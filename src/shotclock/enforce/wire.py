@@ -10,7 +10,11 @@ import array
 import marshal
 import socket
 
-Message = tuple[object, ...]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = tuple[Any, ...]
 
 _PREFIX = 4
 _CHUNK = 256 * 1024

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
+from ..core.records import as_dict
 from . import kernel, wire
 from .context import Context, Stopped
 
@@ -55,8 +56,7 @@ class _Call:
         name = operation if isinstance(operation, str) else getattr(operation, "name", None)
         if not isinstance(name, str):
             raise TypeError("ctx.call in a worker takes the name of a registered operation")
-        limits = {key: getattr(clocks, key) for key in Clocks.__slots__}  # type: ignore[attr-defined]
-        wire.send(self._sock, ("call", name, pickle.dumps(dict(arguments)), limits))
+        wire.send(self._sock, ("call", name, pickle.dumps(dict(arguments)), as_dict(clocks)))
         while True:  # bounded by our own supervisor: it kills us when the call's time is up
             answer = self._take(self._inbox.receive())
             if answer is not None:
@@ -67,7 +67,8 @@ class _Call:
             if message[0] == "stopping":
                 self.stopping = True
             elif message[0] == "answer":
-                return message[1]  # type: ignore[return-value]
+                answer: bytes = message[1]
+                return answer
         return None
 
 

@@ -70,6 +70,7 @@ class Worker:
         self.done: asyncio.Future[Outcome] | None = None
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self.began_ns = 0
+        self._further: set[asyncio.Task[None]] = set()
         self._grace_ms = 0
         self._stopping = False
         self.on_sign: Callable[[], None] = _nothing
@@ -165,9 +166,11 @@ class Worker:
                     self._finish(kind, payload, leaked)
                 case ("progress", int(done), total, unit) if self.task is not None:
                     self.on_sign()
-                    self.task.on_progress(done, total, unit)  # type: ignore[arg-type]
+                    self.task.on_progress(done, total, unit)
                 case ("call", str(name), bytes(arguments), dict(limits)) if self.task is not None:
-                    asyncio.ensure_future(self._redispatch(self.task, name, arguments, limits))
+                    further = asyncio.ensure_future(self._redispatch(self.task, name, arguments, limits))
+                    self._further.add(further)  # the loop itself only holds tasks weakly
+                    further.add_done_callback(self._further.discard)
 
     async def _redispatch(self, task: Task, name: str, arguments: bytes, limits: dict[str, int | None]) -> None:
         envelope = await task.on_call(name, pickle.loads(arguments), Clocks(**limits))
@@ -231,7 +234,7 @@ class Worker:
                     if message[0] == "done":
                         self.task = task
                         self._stopping = True
-                        self._finish(*message[1:])  # type: ignore[arg-type]
+                        self._finish(*message[1:])
                         task = None
         self.task = None
         self._close()

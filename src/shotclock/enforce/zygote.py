@@ -155,7 +155,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         control.settimeout(_REQUEST_LIMIT_S)
         message = wire.Inbox(control).next()
         control.settimeout(None)
-        Supervisor(control).run_command(Assignment(**message[0]))  # type: ignore[arg-type]
+        Supervisor(control).run_command(Assignment(**message[0]))
     elif note == PRELOADED:
         requests = socket.socket(fileno=fds[1])
         Supervisor(control).run_worker(lambda: _become_preloaded(requests, control))
@@ -175,7 +175,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
 
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     control.close()
-    _prepare(*wire.Inbox(requests).next())  # type: ignore[arg-type]
+    _prepare(*wire.Inbox(requests).next())
     _serve_forks(requests)
     os._exit(0)
 
