@@ -104,7 +104,7 @@ def _checked(ms: float | int, text: str) -> int:
     if ms > MAX_MS:
         raise DurationError(f"{text!r} is too long: the longest clock is ten years")
     whole = round(ms)
-    if whole == 0:
+    if whole == 0 and ms != 0:
         raise DurationError(f"{text!r} is finer than a millisecond")
     if isinstance(ms, float) and abs(ms - whole) > 1e-6 * max(1.0, whole):
         raise DurationError(f"{text!r} is finer than a millisecond")

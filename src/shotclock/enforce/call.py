@@ -29,7 +29,7 @@ from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns, pause
 from .context import Context
 from .handlers import bind, invalid, raised, returned, run_guards
-from .hosted import HostedCall, LoopCarrier, ThreadCarrier
+from .hosted import HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier
 from .loops import Hosts, Mailbox, Ticket
 from .processes import run_command
 from .workers import DEFAULT_MOST, DEFAULT_WARM, Pool, Task
@@ -83,7 +83,11 @@ class Runtime:
         most_workers: int = DEFAULT_MOST,
         preload: Iterable[str] = (),
         orphan_limit: int = DEFAULT_ORPHAN_LIMIT,
+        share_loop: bool = False,
     ) -> None:
+        """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
+        cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
+        handlers known not to, or where another process holds the clock."""
         if worker.inside_worker:
             raise RuntimeError(
                 "a runtime was started while a worker imported this program: put the start of the program "
@@ -96,6 +100,7 @@ class Runtime:
         self._warm, self._most = workers, most_workers
         self._preload = tuple(preload)
         self._orphan_limit = orphan_limit
+        self._share_loop = share_loop
         self._hosts = Hosts("shotclock-loop")
         self._observer_hosts = Hosts("shotclock-observe")
         self._threads = ThreadCarrier()
@@ -270,7 +275,7 @@ class Runtime:
             if guards:
                 outcome = await self._hosted(
                     admission,
-                    LoopCarrier(self._hosts, depth),
+                    self._loop_carrier(depth),
                     lambda _: self._guarded(operation, arguments, guards),
                 )
                 if outcome.problem is not None:
@@ -314,12 +319,12 @@ class Runtime:
                 bound = bind(operation, arguments, context)
                 return bound if isinstance(bound, Outcome) else returned(await operation.handler(**bound))
 
-            carrier: Any = LoopCarrier(self._hosts, depth)
+            carrier: Any = self._loop_carrier(depth)
         else:
             if guards:
                 outcome = await self._hosted(
                     admission,
-                    LoopCarrier(self._hosts, depth),
+                    self._loop_carrier(depth),
                     lambda _: self._guarded(operation, arguments, guards),
                 )
                 if outcome.problem is not None:
@@ -333,6 +338,11 @@ class Runtime:
             carrier = self._threads
         return await self._hosted(admission, carrier, lambda call: perform(context_for(call)))
 
+    def _loop_carrier(self, depth: int) -> LoopCarrier | SharedLoopCarrier:
+        if self._share_loop:
+            return SharedLoopCarrier(asyncio.get_running_loop())
+        return LoopCarrier(self._hosts, depth)
+
     async def _guarded(
         self, operation: Operation, arguments: Mapping[str, object], guards: tuple[Guard, ...]
     ) -> Outcome:
@@ -342,7 +352,7 @@ class Runtime:
         call = HostedCall(
             admission,
             carrier,
-            self._mailbox(),
+            None if isinstance(carrier, SharedLoopCarrier) else self._mailbox(),
             lambda: make(call),
             on_abandoned=self._abandoned,
             on_late=self._late,

@@ -53,6 +53,25 @@ class LoopCarrier:
             self._hosts.relieve(ticket.host)
 
 
+class SharedLoopCarrier:
+    """Async handlers on the caller's own loop: nothing to hand over, and nothing left if the handler blocks it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def submit(self, ticket: Ticket) -> None:
+        ticket.claim()
+        ticket.task = self._loop.create_task(ticket.run(), context=ticket.context)
+
+    def cancel(self, ticket: Ticket) -> None:
+        ticket.cancel_heard = True
+        if ticket.task is not None:
+            ticket.task.cancel()
+
+    def give_up(self, ticket: Ticket) -> None:
+        pass
+
+
 class ThreadCarrier:
     """Sync handlers that asked for a thread: one each, and no way to stop it but to ask."""
 
@@ -86,6 +105,7 @@ class HostedCall:
         "_done",
         "_fired",
         "_loop",
+        "_mailbox",
         "_on_abandoned",
         "_on_late",
         "_rang_at",
@@ -99,7 +119,7 @@ class HostedCall:
         self,
         admission: Admission,
         carrier: Carrier,
-        mailbox: Mailbox,
+        mailbox: Mailbox | None,
         make: Callable[[], Coroutine[Any, Any, Outcome]],
         *,
         on_abandoned: Callable[[HostedCall], None],
@@ -109,7 +129,8 @@ class HostedCall:
         self._carrier = carrier
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Outcome] = self._loop.create_future()
-        self._ticket = Ticket(make, lambda ticket, result: mailbox.post(self._arrived, result))
+        self._ticket = Ticket(make, self._reply)
+        self._mailbox = mailbox
         self._timer: asyncio.TimerHandle | None = None
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
@@ -149,6 +170,13 @@ class HostedCall:
                 self._timer.cancel()
             if self._alarms is not None:
                 self._alarms.cancel()
+
+    def _reply(self, ticket: Ticket, result: object) -> None:
+        """Where the handler ran, when it ended: bring the result to the caller's loop."""
+        if self._mailbox is None:
+            self._arrived(result)
+        else:
+            self._mailbox.post(self._arrived, result)
 
     def sign_of_life(self) -> None:
         if self._alarms is not None:
