@@ -227,7 +227,7 @@ def _input_is_waiting() -> bool:
 def _passed_through(outcome: Outcome) -> Outcome:
     """A wrapper leaves its child's exit code alone; the envelope says the same number."""
     problem = outcome.problem
-    if problem is not None and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
+    if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]
         outcome.problem = changed(problem, exit_code=code)
     return outcome

@@ -3,30 +3,72 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from .clocks import Fired
 from .effects import Ending, SideEffects, may_retry, side_effects_of
 from .errors import ErrorEntry, error_entry, warning_summary
-from .records import record, value
+from .records import value
 
 SCHEMA_VERSION = "1.0"
 
 Warning_ = dict[str, object]
 
 
-@record
 class Envelope:
-    """What happened. `value` is what a handler returned, as it was; it is not part of the JSON."""
+    """What happened. `value` is what a handler returned, as it was; it is not part of the JSON.
 
-    data: dict[str, object] | list[object] | None
-    error: dict[str, object] | None
-    warnings: list[Warning_]
-    meta: dict[str, object]
-    value: object = None
+    `error` and `meta` may be rendered when they are first looked at: where ten thousand deadlines pass at the same
+    moment, the answers must go out first.
+    """
+
+    __slots__ = ("_error", "_meta", "_render", "data", "ok", "value", "warnings")
+
+    def __init__(
+        self,
+        data: dict[str, object] | list[object] | None,
+        error: dict[str, object] | None,
+        warnings: list[Warning_],
+        meta: dict[str, object],
+        value: object = None,
+    ) -> None:
+        self.data = data
+        self.warnings = warnings
+        self.value = value
+        self.ok = error is None
+        self._error = error
+        self._meta = meta
+        self._render: Callable[[], Envelope] | None = None
+
+    @classmethod
+    def rendered_later(
+        cls,
+        data: dict[str, object] | list[object] | None,
+        warnings: list[Warning_],
+        value: object,
+        *,
+        ok: bool,
+        render: Callable[[], Envelope],
+    ) -> Envelope:
+        envelope = cls.__new__(cls)
+        envelope.data, envelope.warnings, envelope.value, envelope.ok = data, warnings, value, ok
+        envelope._render = render
+        return envelope
+
+    def _rendered(self) -> None:
+        if self._render is not None:
+            whole = self._render()
+            self._error, self._meta, self._render = whole._error, whole._meta, None
 
     @property
-    def ok(self) -> bool:
-        return self.error is None
+    def error(self) -> dict[str, object] | None:
+        self._rendered()
+        return self._error
+
+    @property
+    def meta(self) -> dict[str, object]:
+        self._rendered()
+        return self._meta
 
     @property
     def code(self) -> str | None:
@@ -52,6 +94,12 @@ class Envelope:
     def to_json(self) -> str:
         """One line. Lone surrogates, which no UTF-8 writer accepts, are escaped like everything not ASCII."""
         return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+    def __repr__(self) -> str:
+        return f"Envelope({self.to_dict()!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Envelope, (self.data, self.error, self.warnings, self.meta, self.value)
 
 
 @value

@@ -7,7 +7,7 @@ command line and the asyncio runtime differ only in how they wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .. import __version__
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clocks, Fired
@@ -62,7 +62,8 @@ class Outcome:
     """What happened to the work."""
 
     ending: Ending
-    problem: Problem | None = None
+    problem: Problem | Callable[[], Problem] | None = None
+    """Why it did not succeed, or how to say so once somebody asks."""
     data: dict[str, object] | list[object] | None = None
     value: object = None
     warnings: list[Warning_] = made(factory=list)
@@ -177,28 +178,40 @@ def no_time_left(admission: Admission) -> Outcome:
 
 
 def answer(admission: Admission, outcome: Outcome) -> Envelope:
-    """The one envelope of a call."""
-    now = clock.monotonic_ns()
+    """The one envelope of a call. What happened is fixed here and now; its text is made when it is read."""
+    now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
+    warnings = admission.warnings + outcome.warnings
+    return Envelope.rendered_later(
+        outcome.data,
+        warnings,
+        outcome.value,
+        ok=outcome.problem is None,
+        render=lambda: _render(admission, outcome, warnings, now_ns, wall_ns),
+    )
+
+
+def _render(admission: Admission, outcome: Outcome, warnings: list[Warning_], now_ns: int, wall_ns: int) -> Envelope:
     bound = admission.bound
     meta: dict[str, object] = {
-        "duration_ms": (now - admission.started_ns) // NS_PER_MS,
+        "duration_ms": (now_ns - admission.started_ns) // NS_PER_MS,
         "timeout_ms": bound.limit_ms,
         "request_id": admission.request_id,
         "trace_id": admission.trace_id,
         "command": admission.name,
-        "timestamp": clock.timestamp(),
+        "timestamp": clock.timestamp(wall_ns),
         "tool_version": __version__,
         "survivors": outcome.survivors,
     }
     if bound.bell is not None:
-        meta["remaining_ms"] = bound.bell.remaining_ms(now)
+        meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
+    problem = outcome.problem
     return build_envelope(
         data=outcome.data,
-        problem=outcome.problem,
+        problem=problem() if callable(problem) else problem,
         ending=outcome.ending,
         mutates=admission.mutates,
         idempotent=admission.idempotent,
         meta=meta,
-        warnings=admission.warnings + outcome.warnings,
+        warnings=warnings,
         value=outcome.value,
     )

@@ -12,8 +12,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -27,10 +26,9 @@ from . import commands, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns, pause
-from .context import Context
-from .handlers import bind, invalid, raised, returned, run_guards
-from .hosted import HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier
-from .loops import Hosts, Mailbox, Ticket
+from .handlers import invalid, raised
+from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
+from .loops import Hosts, Ticket
 from .processes import run_command
 from .workers import DEFAULT_MOST, DEFAULT_WARM, Pool, Task
 from .zygote import start_clean_zygote
@@ -54,9 +52,6 @@ class Scope:
     depth: int
     name: str
     trace_id: str
-
-
-_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
 @dataclass(slots=True)
@@ -104,7 +99,7 @@ class Runtime:
         self._hosts = Hosts("shotclock-loop")
         self._observer_hosts = Hosts("shotclock-observe")
         self._threads = ThreadCarrier()
-        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+        self._bells_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bells] = weakref.WeakKeyDictionary()
         self._orphans: dict[HostedCall, int] = {}
         self._defaults: dict[Operation, Clocks] = {}
         self._home: asyncio.AbstractEventLoop | None = None
@@ -151,7 +146,7 @@ class Runtime:
         on_progress: Progress | None = None,
     ) -> Envelope:
         """Call an operation. Always one envelope, on time; what may survive is said in it."""
-        scope = _scope.get()
+        scope = current_scope.get()
         depth = 0 if scope is None else scope.depth + 1
         known = self._operations.get(operation) if isinstance(operation, str) else operation
         admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
@@ -167,7 +162,7 @@ class Runtime:
         except Exception as error:  # ours: the surface still gets its envelope
             outcome = raised(error)
         envelope = answer(admission, outcome)
-        if envelope.code == "INTERNAL_ERROR":
+        if not envelope.ok and isinstance(outcome.problem, Problem) and outcome.problem.code == "INTERNAL_ERROR":
             self._report_bug(envelope)
         self._tell_observers(envelope)
         return envelope
@@ -183,7 +178,7 @@ class Runtime:
         name: str = "command",
     ) -> Envelope:
         """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`."""
-        admission = self._admit(name, None, clocks, _scope.get())
+        admission = self._admit(name, None, clocks, current_scope.get())
         folder = None if cwd is None else os.fspath(cwd)
         try:
             outcome = self._closed_refusal()
@@ -260,105 +255,85 @@ class Runtime:
 
     # --- running ------------------------------------------------------------------------------------------
 
-    async def _execute(
+    def _execute(
         self,
         operation: Operation,
         arguments: Mapping[str, object],
         admission: Admission,
         depth: int,
         on_progress: Progress | None,
-    ) -> Outcome:
-        guards = self._guards + operation.guards
+    ) -> Awaitable[Outcome]:
+        guards = self._guards + operation.guards if self._guards else operation.guards
         scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
-        place = operation.place
-        if place == "process":
-            if guards:
-                outcome = await self._hosted(
-                    admission,
-                    self._loop_carrier(depth),
-                    lambda _: self._guarded(operation, arguments, guards),
-                )
-                if outcome.problem is not None:
-                    return outcome
-            running = self._in_worker(operation, arguments, admission, scope, on_progress)
-            in_worker: Outcome = await self._at_home(running)
-            return in_worker
-        report = on_progress or _no_progress
+        if operation.place != "loop":
+            return self._execute_elsewhere(operation, arguments, admission, scope, guards, on_progress)
+        self._watch_pickups()
+        return HostedCall(
+            self,
+            self._bells(),
+            self._loop_carrier(depth),
+            admission,
+            operation,
+            arguments,
+            scope,
+            guards=guards,
+            on_progress=on_progress,
+            on_further_call=self.call,
+        ).wait()
 
-        mailbox = self._mailbox()
-
-        def context_for(call: HostedCall) -> Context:
-            def progress(done: int, total: int | None, unit: str | None) -> None:
-                mailbox.post(call.sign_of_life)
-                mailbox.post(report, done, total, unit)
-
-            def call_further(other: Any, further: Mapping[str, object], clocks: Clocks) -> Any:
-                if place == "loop":
-                    return self.call(other, further, clocks)
-                assert self._home is not None
-                coroutine = _within(scope, self.call(other, further, clocks))
-                # Bounded by the child's own deadline, which is inside ours.
-                return asyncio.run_coroutine_threadsafe(coroutine, self._home).result()
-
-            return Context(
-                name=admission.name,
-                request_id=admission.request_id,
-                deadline=admission.bound.bell,
-                depth=depth,
-                on_progress=progress,
-                on_call=call_further,
-                is_stopping=lambda: call.stopping,
+    async def _execute_elsewhere(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        scope: Scope,
+        guards: tuple[Guard, ...],
+        on_progress: Progress | None,
+    ) -> Outcome:
+        """In a worker or a thread. Guards are the application's own and may be async: they run on a loop first."""
+        if guards:
+            self._watch_pickups()
+            asking = HostedCall(
+                self,
+                self._bells(),
+                self._loop_carrier(scope.depth),
+                admission,
+                operation,
+                arguments,
+                scope,
+                guards=guards,
+                guards_only=True,
             )
+            outcome = await asking.wait()
+            if outcome.problem is not None:
+                return outcome
+        if operation.place == "thread":
+            return await HostedCall(
+                self,
+                self._bells(),
+                self._threads,
+                admission,
+                operation,
+                arguments,
+                scope,
+                on_progress=on_progress,
+                on_further_call=partial(self._call_from_thread, scope),
+            ).wait()
+        in_worker: Outcome = await self._at_home(self._in_worker(operation, arguments, admission, scope, on_progress))
+        return in_worker
 
-        if place == "loop":
-
-            async def perform(context: Context) -> Outcome:
-                _scope.set(scope)
-                if guards and (refused := await run_guards(guards, operation, arguments)):
-                    return refused
-                bound = bind(operation, arguments, context)
-                return bound if isinstance(bound, Outcome) else returned(await operation.handler(**bound))
-
-            carrier: Any = self._loop_carrier(depth)
-        else:
-            if guards:
-                outcome = await self._hosted(
-                    admission,
-                    self._loop_carrier(depth),
-                    lambda _: self._guarded(operation, arguments, guards),
-                )
-                if outcome.problem is not None:
-                    return outcome
-
-            async def perform(context: Context) -> Outcome:
-                _scope.set(scope)
-                bound = bind(operation, arguments, context)
-                return bound if isinstance(bound, Outcome) else returned(operation.handler(**bound))
-
-            carrier = self._threads
-        return await self._hosted(admission, carrier, lambda call: perform(context_for(call)))
+    def _call_from_thread(self, scope: Scope, other: Any, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+        assert self._home is not None
+        # Bounded by the child's own deadline, which is inside its caller's.
+        calling: Envelope = asyncio.run_coroutine_threadsafe(
+            _within(scope, self.call(other, arguments, clocks)), self._home
+        ).result()
+        return calling
 
     def _loop_carrier(self, depth: int) -> LoopCarrier | SharedLoopCarrier:
         if self._share_loop:
             return SharedLoopCarrier(asyncio.get_running_loop())
         return LoopCarrier(self._hosts, depth)
-
-    async def _guarded(
-        self, operation: Operation, arguments: Mapping[str, object], guards: tuple[Guard, ...]
-    ) -> Outcome:
-        return await run_guards(guards, operation, arguments) or Outcome(Ending.FINISHED)
-
-    async def _hosted(self, admission: Admission, carrier: Any, make: Callable[[HostedCall], Any]) -> Outcome:
-        call = HostedCall(
-            admission,
-            carrier,
-            None if isinstance(carrier, SharedLoopCarrier) else self._mailbox(),
-            lambda: make(call),
-            on_abandoned=self._abandoned,
-            on_late=self._late,
-        )
-        self._watch_pickups()
-        return await call.run()
 
     async def _in_worker(
         self,
@@ -385,20 +360,20 @@ class Runtime:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._home))
 
-    def _mailbox(self) -> Mailbox:
+    def _bells(self) -> Bells:
         loop = asyncio.get_running_loop()
-        mailbox = self._mailboxes.get(loop)
-        if mailbox is None:
-            mailbox = self._mailboxes[loop] = Mailbox(loop)
-        return mailbox
+        bells = self._bells_of.get(loop)
+        if bells is None:
+            bells = self._bells_of[loop] = Bells(loop)
+        return bells
 
     # --- what cannot be stopped ---------------------------------------------------------------------------
 
-    def _abandoned(self, call: HostedCall) -> None:
+    def abandoned(self, call: HostedCall) -> None:
         self.counts.abandoned += 1
         self._orphans[call] = monotonic_ns()
 
-    def _late(self, call: HostedCall) -> None:
+    def came_late(self, call: HostedCall) -> None:
         """Abandoned work ended after all. Nobody waits for its result any more; it only stops counting."""
         self.counts.late += 1
         self._orphans.pop(call, None)
@@ -411,6 +386,8 @@ class Runtime:
     def _check_pickups(self) -> None:
         self._pickup_check = None
         waiting = self._hosts.relieve_blocked()
+        for bells in list(self._bells_of.values()):
+            waiting = bells.mailbox.deliver_deferred() or waiting
         if self._observers:
             waiting = self._observer_hosts.relieve_blocked() or waiting
         if waiting and not self._closed:
@@ -421,15 +398,14 @@ class Runtime:
     def _tell_observers(self, envelope: Envelope) -> None:
         """Off the caller's path: an observer that hangs or raises costs nobody their answer."""
         for observer in self._observers:
-            self._observer_hosts.submit(Ticket(partial(_observe, observer, envelope), self._observed), 0)
+            self._observer_hosts.submit(_Observation(self, observer, envelope), 0)
         if self._observers:
             with contextlib.suppress(RuntimeError):
                 self._watch_pickups()
 
-    def _observed(self, ticket: Ticket, result: object) -> None:
-        if isinstance(result, BaseException):
-            self.counts.observer_errors += 1
-            self.last_observer_error = result
+    def observer_failed(self, error: BaseException) -> None:
+        self.counts.observer_errors += 1
+        self.last_observer_error = error
 
     def _report_bug(self, envelope: Envelope) -> None:
         context = (envelope.error or {}).get("context")
@@ -482,19 +458,31 @@ class Runtime:
         await asyncio.to_thread(self._observer_hosts.close)
 
 
-async def _observe(observer: Observer, envelope: Envelope) -> None:
-    result = observer(envelope)
-    if hasattr(result, "__await__"):
-        await result
+class _Observation(Ticket):
+    """One observer told of one envelope, on a loop where it can block nobody's answer."""
+
+    __slots__ = ("_envelope", "_observer", "_runtime")
+
+    def __init__(self, runtime: Runtime, observer: Observer, envelope: Envelope) -> None:
+        super().__init__()
+        self._runtime, self._observer, self._envelope = runtime, observer, envelope
+
+    async def run(self) -> None:
+        try:
+            result = self._observer(self._envelope)
+            if hasattr(result, "__await__"):
+                await result
+        except BaseException as error:
+            self._runtime.observer_failed(error)
 
 
 async def _within(scope: Scope, call: Any) -> Any:
     """Run a call inside a scope that did not come with the context (it came from another process or thread)."""
-    token = _scope.set(scope)
+    token = current_scope.set(scope)
     try:
         return await call
     finally:
-        _scope.reset(token)
+        current_scope.reset(token)
 
 
 def _wait_for(pid: int, within_s: float) -> None:

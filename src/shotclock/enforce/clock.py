@@ -7,9 +7,12 @@ import time
 monotonic_ns = time.monotonic_ns
 
 
-def timestamp() -> str:
-    """Wall-clock now in UTC, for people and logs; never used to measure."""
-    seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+wall_ns = time.time_ns
+
+
+def timestamp(at_ns: int) -> str:
+    """A wall-clock instant in UTC, for people and logs; never used to measure."""
+    seconds, rest = divmod(at_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest // 1_000_000:03d}Z"
 
 

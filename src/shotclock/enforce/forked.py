@@ -19,8 +19,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, TypeVar
 
+from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Problem
 from . import kernel
+from .admission import Admission, Outcome
 from .clock import monotonic_ns
 from .supervisor import LONGEST_WAIT_MS, kill_below
 
@@ -101,20 +106,39 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
         for fd in (answer, answer_in, wake, wake_in):
             if fd >= 0:
                 os.close(fd)
-    unfinished: Unfinished
+    unfinished: Unfinished = Died("it ended without an answer")
     if received is not None:
         kind, content = pickle.loads(received)
         if kind == "returned":
             return content  # type: ignore[no-any-return]
         unfinished = Raised(*content)
-    elif heard:
-        unfinished = Interrupted(heard[0])
     elif until_ns is not None and monotonic_ns() >= until_ns:
         unfinished = Overdue("it did not answer in time")
-    else:
-        unfinished = Died("it ended without an answer")
+    if heard:  # a Ctrl-C reaches the child as well; what it says then is only how it was interrupted
+        unfinished = Interrupted(heard[0])
     unfinished.survivors = [kernel.describe(survivor) for survivor in left]
     raise unfinished
+
+
+def carry_out(admission: Admission, body: Callable[[], Outcome]) -> Outcome:
+    """A call's body inside the call's clocks: what it says happened, or what happened to it."""
+    bell = admission.bound.bell
+    try:
+        return run(body, until_ns=bell.at_ns if bell is not None else None)
+    except Overdue as overdue:
+        fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+        message = f"{admission.name} timed out after {format_duration(fired.limit_ms)}"
+        problem, left = Problem("TIMEOUT", message, fired=fired), overdue.survivors
+    except Interrupted as interrupted:
+        context: dict[str, object] = {"signal": interrupted.signal}
+        problem = Problem("CANCELLED", str(interrupted), context=context, exit_code=interrupted.exit_code)
+        return Outcome(Ending.KILLED, problem, {"partial": True}, survivors=interrupted.survivors)
+    except Raised as raised:
+        context = {"exception": raised.name, "traceback": raised.lines}
+        return Outcome(Ending.FINISHED, Problem("INTERNAL_ERROR", str(raised), context=context))
+    except Died as died:
+        problem, left = Problem("WORKER_CRASHED", f"the process running {admission.name} died"), died.survivors
+    return Outcome(Ending.KILLED, problem, survivors=left)
 
 
 def _become(function: Callable[[], object], parent: int, answer: int) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.arguments import NotSerializable, signature_of, to_jsonable
@@ -18,14 +18,16 @@ from .workers import failure_outcome, raised_outcome
 _TRACEBACK_LIMIT = 40
 
 
-def bind(operation: Operation, arguments: Mapping[str, object], context: Context) -> dict[str, object] | Outcome:
+def bind(
+    operation: Operation, arguments: Mapping[str, object], context: Callable[[], Context]
+) -> dict[str, object] | Outcome:
     """The handler's arguments, or the refusal that lists everything wrong with them."""
     signature = signature_of(operation.handler)
     bound, problems = signature.check(arguments)
     if problems:
         return invalid(problems)
     if signature.wants_context:
-        bound["ctx"] = context
+        bound["ctx"] = context()
     return bound
 
 

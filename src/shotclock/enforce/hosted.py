@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from contextvars import Context as Variables
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.clocks import ClockKind
+from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending
-from ..core.envelope import warning
+from ..core.envelope import Problem, warning
+from ..core.operation import Guard, Operation
 from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
+from .context import Context
+from .handlers import bind, raised, returned, run_guards
 from .loops import Hosts, Mailbox, Ticket
+from .processes import shielded
 from .workers import stalled_problem, timeout_problem
+
+if TYPE_CHECKING:
+    from .call import Progress, Scope
 
 # How long a loop may take to hear a cancellation before it counts as blocked. A healthy one takes microseconds.
 HEARD_LIMIT_S = 0.05
 # If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
 STARVED_S = 0.02
 STARVED_TRIES = 3
+
+current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
 class Carrier(Protocol):
@@ -37,6 +48,8 @@ class Carrier(Protocol):
 
 class LoopCarrier:
     """Async handlers: on the host of their level."""
+
+    __slots__ = ("_hosts", "_level")
 
     def __init__(self, hosts: Hosts, level: int) -> None:
         self._hosts, self._level = hosts, level
@@ -55,6 +68,8 @@ class LoopCarrier:
 
 class SharedLoopCarrier:
     """Async handlers on the caller's own loop: nothing to hand over, and nothing left if the handler blocks it."""
+
+    __slots__ = ("_loop",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -94,50 +109,109 @@ class ThreadCarrier:
         pass
 
 
-class HostedCall:
-    """Waits for one ticket. `run` returns exactly one outcome, on time."""
+class Bells:
+    """The calls of one loop whose bell has just rung. Ten thousand that ring together cost one timer, not ten."""
+
+    __slots__ = ("_loop", "_rung", "context", "mailbox")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._rung: list[HostedCall] = []
+        self.mailbox = Mailbox(loop)
+        self.context = Variables()  # for all our timers: a copy of the caller's for each would be garbage
+
+    def rang(self, call: HostedCall) -> None:
+        if not self._rung:
+            # Every bell that is due has been queued before this, so all of them are in the list by then.
+            self._loop.call_soon(self._cancel)
+        self._rung.append(call)
+
+    def _cancel(self) -> None:
+        rung, self._rung = self._rung, []
+        for call in rung:
+            call.cancel_handler()
+        self._loop.call_later(HEARD_LIMIT_S, self._check, rung, self._loop.time(), 1)
+
+    def _check(self, rung: list[HostedCall], rang_at: float, tries: int) -> None:
+        """After a moment: abandon those whose loop does not even react, give the others the rest of their grace."""
+        now = self._loop.time()
+        starved = now - (rang_at + HEARD_LIMIT_S * tries) > STARVED_S and tries < STARVED_TRIES
+        deaf: list[HostedCall] = []
+        heard: dict[int, list[HostedCall]] = {}
+        for call in rung:
+            if call.is_settled:
+                continue
+            if call.cancel_heard:
+                heard.setdefault(call.grace_ms, []).append(call)
+            elif starved:
+                deaf.append(call)
+            else:
+                call.abandon()
+        if deaf:
+            self._loop.call_later(HEARD_LIMIT_S, self._check, deaf, rang_at, tries + 1)
+        for grace_ms, calls in heard.items():
+            self._loop.call_at(max(now, rang_at + grace_ms / 1000), self._abandon, calls)
+
+    def _abandon(self, calls: list[HostedCall]) -> None:
+        for call in calls:
+            call.abandon()
+
+
+class HostedCall(Ticket):
+    """One handler at its place, and the one answer its caller waits for."""
 
     __slots__ = (
         "_abandoned",
         "_admission",
         "_alarms",
+        "_arguments",
+        "_bells",
         "_carrier",
         "_done",
         "_fired",
-        "_loop",
-        "_mailbox",
-        "_on_abandoned",
-        "_on_late",
-        "_rang_at",
-        "_ticket",
+        "_guards",
+        "_guards_only",
+        "_on_further_call",
+        "_on_progress",
+        "_operation",
+        "_runtime",
+        "_scope",
         "_timer",
-        "_tries",
         "stopping",
     )
 
     def __init__(
         self,
-        admission: Admission,
+        runtime: Keeper,
+        bells: Bells,
         carrier: Carrier,
-        mailbox: Mailbox | None,
-        make: Callable[[], Coroutine[Any, Any, Outcome]],
+        admission: Admission,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        scope: Scope,
         *,
-        on_abandoned: Callable[[HostedCall], None],
-        on_late: Callable[[HostedCall], None],
+        guards: tuple[Guard, ...] = (),
+        guards_only: bool = False,
+        on_progress: Progress | None = None,
+        on_further_call: Callable[[Any, Mapping[str, object], Clocks], Any] | None = None,
     ) -> None:
-        self._admission = admission
+        super().__init__()
+        self._runtime = runtime
+        self._bells = bells
         self._carrier = carrier
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[Outcome] = self._loop.create_future()
-        self._ticket = Ticket(make, self._reply)
-        self._mailbox = mailbox
+        self._admission = admission
+        self._operation = operation
+        self._arguments = arguments
+        self._scope = scope
+        self._guards = guards
+        self._guards_only = guards_only
+        self._on_progress = on_progress
+        self._on_further_call = on_further_call
+        self._done: asyncio.Future[Outcome] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
         self._abandoned = False
-        self._rang_at = 0.0
-        self._tries = 0
-        self._on_abandoned, self._on_late = on_abandoned, on_late
         self.stopping = False
 
     @property
@@ -148,22 +222,62 @@ class HostedCall:
     def started_ns(self) -> int:
         return self._admission.started_ns
 
-    async def run(self) -> Outcome:
+    # --- where the handler runs ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        result: object  # an outcome, or what was raised
+        operation = self._operation
+        try:
+            current_scope.set(self._scope)
+            result = await run_guards(self._guards, operation, self._arguments) if self._guards else None
+            if result is None and self._guards_only:
+                result = Outcome(Ending.FINISHED)
+            if result is None:
+                bound = bind(operation, self._arguments, self._context)
+                if isinstance(bound, Outcome):
+                    result = bound
+                else:
+                    value = operation.handler(**bound)
+                    result = returned(await value if operation.is_async else value)
+        except BaseException as error:
+            result = error
+        self.finished_ns = monotonic_ns()
+        if isinstance(self._carrier, SharedLoopCarrier):
+            self._arrived(result)
+        else:
+            self._bells.mailbox.post(self._arrived, result)
+
+    def _context(self) -> Context:
+        assert self._on_further_call is not None
+        return Context(
+            name=self.name,
+            request_id=self._admission.request_id,
+            deadline=self._admission.bound.bell,
+            depth=self._scope.depth,
+            on_progress=self._progress,
+            on_call=self._on_further_call,
+            is_stopping=lambda: self.stopping,
+        )
+
+    def _progress(self, done: int, total: int | None, unit: str | None) -> None:
+        self._bells.mailbox.post(self._progressed, done, total, unit)
+
+    # --- on the caller's loop -----------------------------------------------------------------------------
+
+    async def wait(self) -> Outcome:
+        """Start it, and return exactly one outcome, on time."""
+        loop = asyncio.get_running_loop()
         clocks, bell = self._admission.clocks, self._admission.bound.bell
+        self._done = loop.create_future()
         if bell is not None:
-            self._arm_bell(bell.at_ns)
+            self._arm_bell(loop, bell.at_ns)
         if clocks.soft_ms or clocks.idle_ms:
-            self._alarms = Alarms(
-                self._loop,
-                self._admission,
-                on_soft=self._wind_down,
-                on_idle=lambda: self._ring(ClockKind.IDLE),
-            )
-        self._carrier.submit(self._ticket)
+            self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
+        self._carrier.submit(self)
         try:
             return await self._done
         except asyncio.CancelledError:
-            await self._cancelled_by_caller()
+            await self._cancelled_by_caller(loop)
             raise
         finally:
             if self._timer is not None:
@@ -171,87 +285,83 @@ class HostedCall:
             if self._alarms is not None:
                 self._alarms.cancel()
 
-    def _reply(self, ticket: Ticket, result: object) -> None:
-        """Where the handler ran, when it ended: bring the result to the caller's loop."""
-        if self._mailbox is None:
-            self._arrived(result)
-        else:
-            self._mailbox.post(self._arrived, result)
-
-    def sign_of_life(self) -> None:
+    def _progressed(self, done: int, total: int | None, unit: str | None) -> None:
         if self._alarms is not None:
             self._alarms.sign_of_life()
+        if self._on_progress is not None and not self._abandoned:
+            self._on_progress(done, total, unit)
 
-    # --- on the caller's loop -----------------------------------------------------------------------------
-
-    def _arm_bell(self, at_ns: int) -> None:
+    def _arm_bell(self, loop: asyncio.AbstractEventLoop, at_ns: int) -> None:
         delay_s = (at_ns - monotonic_ns()) / 1e9
         if delay_s > LONGEST_DELAY_S:
-            self._timer = self._loop.call_later(LONGEST_DELAY_S, self._arm_bell, at_ns)
+            self._timer = loop.call_later(LONGEST_DELAY_S, self._arm_bell, loop, at_ns)
         else:
-            self._timer = self._loop.call_later(max(0.0, delay_s), self._ring, ClockKind.TIMEOUT)
+            self._timer = loop.call_later(max(0.0, delay_s), self._ring, ClockKind.TIMEOUT, context=self._bells.context)
 
     def _wind_down(self) -> None:
         self.stopping = True
 
+    def _ring_idle(self) -> None:
+        self._ring(ClockKind.IDLE)
+
     def _ring(self, kind: ClockKind) -> None:
+        assert self._done is not None
         if self._fired is not None or self._done.done():
             return
+        if kind is ClockKind.TIMEOUT:
+            self._timer = None
         self._fired = kind
         self.stopping = True
-        if self._ticket.claim():  # its loop never got to it: called off before it began
+        if self.claim():  # its loop never got to it: called off before it began
             self._settle(Ending.NOT_STARTED)
-            return
-        self._carrier.cancel(self._ticket)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._rang_at = self._loop.time()
-        self._timer = self._loop.call_at(self._rang_at + HEARD_LIMIT_S, self._check_heard)
+        else:
+            self._bells.rang(self)
 
-    def _check_heard(self) -> None:
-        now = self._loop.time()
-        late = now - (self._rang_at + HEARD_LIMIT_S * (self._tries + 1))
-        if not self._ticket.cancel_heard:
-            self._tries += 1
-            if late > STARVED_S and self._tries < STARVED_TRIES:
-                self._timer = self._loop.call_later(HEARD_LIMIT_S, self._check_heard)
-            else:
-                self._abandon()
-            return
-        grace_s = (self._admission.bound.grace_ms or self._admission.clocks.grace_ms or 0) / 1000
-        left = self._rang_at + grace_s - now
-        self._timer = self._loop.call_later(max(0.0, left), self._abandon)
+    def cancel_handler(self) -> None:
+        self._carrier.cancel(self)
 
-    def _abandon(self) -> None:
+    @property
+    def is_settled(self) -> bool:
+        return self._done is not None and self._done.done()
+
+    @property
+    def grace_ms(self) -> int:
+        """What it has left to clean up after the bell; near the parent's deadline it shrinks."""
+        bound = self._admission.bound
+        return bound.grace_ms if bound.bell is not None else self._admission.clocks.grace_ms or 0
+
+    def abandon(self) -> None:
+        assert self._done is not None
         if self._done.done():
             return
         self._abandoned = True
-        self._carrier.give_up(self._ticket)
-        self._on_abandoned(self)
+        self._carrier.give_up(self)
+        self._runtime.abandoned(self)
         self._settle(Ending.ABANDONED)
 
     def _arrived(self, result: object) -> None:
-        if self._done.done():
+        done = self._done
+        assert done is not None
+        if done.done():
             if self._abandoned:
-                self._on_late(self)
+                self._runtime.came_late(self)
             return
-        bell = self._admission.bound.bell
-        in_time = bell is None or self._ticket.finished_ns <= bell.at_ns
-        if self._fired is None or (in_time and self._fired is ClockKind.TIMEOUT and isinstance(result, Outcome)):
-            self._done.set_result(self._finished(result))
+        if self._fired is None or (self._fired is ClockKind.TIMEOUT and self._was_in_time(result)):
+            done.set_result(self._finished(result))
         else:
             self._settle(Ending.CANCELLED)
+
+    def _was_in_time(self, result: object) -> bool:
+        """It ended before its bell, and only the news of it came after."""
+        bell = self._admission.bound.bell
+        return isinstance(result, Outcome) and bell is not None and self.finished_ns <= bell.at_ns
 
     def _finished(self, result: object) -> Outcome:
         if isinstance(result, Outcome):
             outcome = result
         elif isinstance(result, asyncio.CancelledError):
-            from ..core.envelope import Problem
-
             outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} cancelled itself"))
         else:
-            from .handlers import raised
-
             assert isinstance(result, BaseException)
             outcome = raised(result)
         if self._alarms is not None and self._alarms.soft_rang:
@@ -259,27 +369,28 @@ class HostedCall:
         return outcome
 
     def _settle(self, ending: Ending) -> None:
+        assert self._done is not None
         admission = self._admission
         if self._fired is ClockKind.IDLE:
-            problem = stalled_problem(admission)
+            self._done.set_result(Outcome(ending, stalled_problem(admission)))
         else:
             elapsed_ns = monotonic_ns() - admission.started_ns
-            problem = timeout_problem(admission, admission.fired(ClockKind.TIMEOUT, elapsed_ns))
-        self._done.set_result(Outcome(ending, problem))
+            self._done.set_result(Outcome(ending, lambda: timeout_problem(admission, elapsed_ns)))
 
-    async def _cancelled_by_caller(self) -> None:
+    async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop the work, wait for it no longer than the grace, and count it if it does not stop."""
-        if self._ticket.claim():
+        if self.claim():
             return
         self.stopping = True
         self._fired = self._fired or ClockKind.TIMEOUT
-        ended = self._done = self._loop.create_future()
-        self._carrier.cancel(self._ticket)
-        self._rang_at = self._loop.time()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._rang_at + HEARD_LIMIT_S, self._check_heard)
-        from .processes import shielded
-
-        limit_s = HEARD_LIMIT_S * STARVED_TRIES + (self._admission.clocks.grace_ms or 0) / 1000 + 1
+        ended = self._done = loop.create_future()
+        self._bells.rang(self)
+        limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._admission.clocks.grace_ms or 0) / 1000 + 1
         await shielded(asyncio.wait([ended], timeout=limit_s))
+
+
+class Keeper(Protocol):
+    """Who keeps the books of what was abandoned."""
+
+    def abandoned(self, call: HostedCall) -> None: ...
+    def came_late(self, call: HostedCall) -> None: ...

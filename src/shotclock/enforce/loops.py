@@ -10,10 +10,11 @@ Calls made by calls run one level deeper, on a loop of that level, so a child ca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from .clock import monotonic_ns
@@ -21,62 +22,78 @@ from .clock import monotonic_ns
 # How long a posted piece of work may lie before its loop counts as blocked. A healthy loop takes microseconds;
 # a machine short of CPU takes some milliseconds.
 PICKUP_LIMIT_NS = 100_000_000
+# Letters that follow a wake-up this closely are a burst.
+BURST_NS = 1_000_000
 # How long closing waits for a loop's thread. A blocked one is left behind; the thread is a daemon.
 JOIN_LIMIT_S = 0.5
 
 
 class Mailbox:
-    """Hands callbacks to one event loop from any thread, with one wake-up for many."""
+    """Hands callbacks to one event loop from any thread.
 
-    __slots__ = ("_loop", "_posted", "_waking")
+    Waking a sleeping thread costs more than the rest of a call. In a burst, only the first letter wakes the loop at
+    once; those right behind it wait for the end of the sender's turn, and one wake-up delivers them all.
+    """
+
+    __slots__ = ("_deferring", "_loop", "_posted", "_waking", "_woken_ns")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = False
+        self._deferring = False
+        self._woken_ns = 0
 
-    def post(self, then: Callable[..., None], *arguments: Any) -> bool:
-        """False if the loop is closed and nobody will ever look."""
+    def post(self, then: Callable[..., None], *arguments: Any) -> None:
+        """Nothing happens if the loop is closed: nobody will ever look."""
         self._posted.append((then, arguments))
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:
-                return False
-        return True
+        if self._waking or self._deferring:
+            return
+        now_ns = monotonic_ns()
+        sender = asyncio._get_running_loop()
+        if sender is not None and now_ns - self._woken_ns < BURST_NS:
+            self._deferring = True
+            sender.call_soon(self._wake_now)
+        else:
+            self._wake(now_ns)
+
+    def deliver_deferred(self) -> bool:
+        """On the loop itself: look for letters whose sender was blocked before it could wake us."""
+        self._deferring = False
+        if self._posted:
+            self._deliver()
+        return bool(self._posted)
+
+    def _wake_now(self) -> None:
+        self._deferring = False
+        if self._posted and not self._waking:
+            self._wake(monotonic_ns())
+
+    def _wake(self, now_ns: int) -> None:
+        self._waking = True
+        self._woken_ns = now_ns
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         # Cleared before looking: whoever posts from here on wakes us again, so nothing is left lying.
         self._waking = False
         posted = self._posted
         for _ in range(len(posted)):
-            then, arguments = posted.popleft()
             try:
+                then, arguments = posted.popleft()
                 then(*arguments)
             except Exception as error:  # one bad callback must not swallow the others' letters
                 self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
 
 
 class Ticket:
-    """A coroutine on its way to a loop: picked up once, finished at most once, cancelled on request."""
+    """Work on its way to a loop: picked up once, cancelled on request. What it does is `run`."""
 
-    __slots__ = (
-        "_lock",
-        "_make",
-        "cancel_heard",
-        "context",
-        "finished_ns",
-        "host",
-        "posted_ns",
-        "reply",
-        "task",
-    )
+    __slots__ = ("_claim", "cancel_heard", "context", "finished_ns", "host", "posted_ns", "task")
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], reply: Callable[[Ticket, Any], object]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self.reply = reply
+    def __init__(self) -> None:
+        self._claim = threading.Lock()
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[None] | None = None
         self.host: Host | None = None
@@ -86,19 +103,15 @@ class Ticket:
 
     def claim(self) -> bool:
         """True for exactly one of those who want to start it (or to call it off)."""
-        return self._lock.acquire(blocking=False)
+        return self._claim.acquire(blocking=False)
 
     @property
     def claimed(self) -> bool:
-        return self._lock.locked()
+        return self._claim.locked()
 
     async def run(self) -> None:
-        try:
-            result = await self._make()
-        except BaseException as error:
-            result = error
-        self.finished_ns = monotonic_ns()
-        self.reply(self, result)
+        """Runs at its place. May not raise; answers for itself."""
+        raise TypeError(f"{type(self).__name__} does not say what to run")
 
 
 class Host:

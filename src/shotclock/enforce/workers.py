@@ -546,8 +546,8 @@ def _crash_outcome(admission: Admission, report: Report | None) -> Outcome:
     if report.fired == ClockKind.TIMEOUT:
         bell = admission.bound.bell
         elapsed = (bell.at_ns if bell else monotonic_ns()) - admission.started_ns
-        fired = admission.fired(ClockKind.TIMEOUT, max(elapsed, monotonic_ns() - admission.started_ns))
-        return Outcome(Ending.KILLED, timeout_problem(admission, fired), survivors=survivors)
+        elapsed_ns = max(elapsed, monotonic_ns() - admission.started_ns)
+        return Outcome(Ending.KILLED, timeout_problem(admission, elapsed_ns), survivors=survivors)
     if report.stopped is not None:
         return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {report.stopped}"), survivors=survivors)
     status = report.status
@@ -562,9 +562,10 @@ def _crash_outcome(admission: Admission, report: Report | None) -> Outcome:
     return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
 
 
-def timeout_problem(admission: Admission, fired: Any) -> Problem:
+def timeout_problem(admission: Admission, elapsed_ns: int) -> Problem:
     from ..core.durations import format_duration
 
+    fired = admission.fired(ClockKind.TIMEOUT, elapsed_ns)
     return Problem("TIMEOUT", f"{admission.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
 
 

@@ -1,0 +1,337 @@
+"""Every subcommand but `exec`: words in, one envelope out, on the clock.
+
+The parser only understands; it neither runs nor prints. What it understood becomes a `Work`, which goes through
+the same two doors as everything else (`admit`, `answer`) with its body in a child that can be killed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts.help import PlainFormatter
+from rich.console import Console
+
+from .. import __version__
+from ..core.clocks import Clocks
+from ..core.durations import DurationError
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, warning
+from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
+from ..enforce.clock import monotonic_ns
+from ..enforce.forked import carry_out
+from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
+
+SUBCOMMANDS = ("exec", "errors", "doctor", "help")
+DEFAULT_TIMEOUT = "30s"
+
+FLAG = Parameter(negative="", show_default=False)
+# Plain help is wrapped to the first; what names an option may stand out to the second.
+HELP_WIDTH, HELP_ROOM = 96, 160
+
+Mistakes = list[dict[str, str]]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """What every subcommand takes."""
+
+    json: Annotated[bool, FLAG] = False
+    """The envelope alone on stdout, also on a terminal."""
+
+    timeout: Annotated[str, Parameter(metavar="D")] = DEFAULT_TIMEOUT
+    """Answer within this time (500ms, 30s, 5m; 0 means none)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A subcommand that was understood: what to do, and how its envelope looks on a terminal."""
+
+    name: str
+    body: Callable[[], Outcome]
+    render: Callable[[Envelope, Console], None]
+    common: Common = field(default_factory=Common)
+    mutates: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A reference page, asked for by name: the one thing besides envelopes that goes to stdout."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Help:
+    """Help on a subcommand, or on all of them."""
+
+    subcommand: str | None = None
+
+
+def main(words: list[str]) -> int:
+    as_json = wants_json("--json" in words)
+    try:
+        return _main(words, as_json)
+    except KeyboardInterrupt:  # before or after the work, which hears signals itself
+        problem = Problem("CANCELLED", "stopped by SIGINT", context={"signal": "SIGINT"}, exit_code=130)
+        return _deliver_unstarted("shotclock", problem, as_json)
+
+
+def _main(words: list[str], as_json: bool) -> int:
+    if not words:
+        _print_help(None)
+        if not as_json:
+            return 2
+        return _refuse("shotclock", [{"field": "subcommand", "message": f"none given; {_listed()}"}], as_json)
+    if words[0] not in (*SUBCOMMANDS, "-h", "--help", "--version"):
+        return _refuse("shotclock", [_unknown(words)], as_json, suggestion=_nearest(words[0]))
+    name = words[0] if words[0] in SUBCOMMANDS else "shotclock"
+    understood, mistakes = _understand(words)
+    clocks = Clocks()
+    if isinstance(understood, Work):
+        try:
+            clocks = Clocks.of(timeout=understood.common.timeout)
+        except DurationError as error:
+            mistakes.append({"field": "timeout", "message": str(error).removeprefix("timeout: ")})
+    if understood is None or mistakes:
+        return _refuse(name, mistakes, as_json)
+    if isinstance(understood, Work):
+        return _perform(understood, clocks, as_json)
+    if isinstance(understood, Page):
+        write_quietly(sys.stdout, understood.text)
+    else:
+        _print_help(understood.subcommand)
+    return 0
+
+
+# --- understanding ----------------------------------------------------------------------------------------
+
+app = App(
+    name="shotclock",
+    help="Nothing an agent starts can hang: every call on the clock, really stopped, answered with one envelope.",
+    version=__version__,
+    usage="Usage: shotclock SUBCOMMAND [OPTIONS]",
+    help_epilogue="Off a terminal each subcommand prints one JSON envelope on stdout; `shotclock help exec` says more.",
+)
+
+
+@app.command(name="exec")
+def _exec() -> Help:
+    """Run one command on the clock; when it hangs, it is really stopped."""
+    return Help("exec")  # only listed here: `shotclock exec` itself never comes this way
+
+
+@app.command
+def errors(
+    code: str | None = None,
+    /,
+    *,
+    markdown: Annotated[bool, FLAG] = False,
+    common: Common | None = None,
+) -> Work | Page:
+    """List every error and warning code, or look one up.
+
+    Parameters
+    ----------
+    code
+        Only this one, as in `shotclock errors TIMEOUT`.
+    markdown
+        Print the reference page instead of an envelope.
+    """
+    from .errors import look_up, render
+    from .errors import markdown as page
+
+    if markdown:
+        return Page(page())
+    return Work("errors", lambda: look_up(code), render, common or Common())
+
+
+@app.command
+def doctor(
+    *,
+    sweep: Annotated[bool, FLAG] = False,
+    trace: Annotated[str | None, Parameter(metavar="ID")] = None,
+    common: Common | None = None,
+) -> Work:
+    """Look at this machine: what stops work here, tried on a live process tree.
+
+    Parameters
+    ----------
+    sweep
+        Stop leftovers: this user's, overdue, unguarded. Look at the list first.
+    trace
+        Only leftovers of this trace (meta.trace_id of the envelope).
+    """
+    from .doctor import check_up, render
+
+    return Work("doctor", lambda: check_up(sweep=sweep, trace_id=trace), render, common or Common(), mutates=sweep)
+
+
+@app.command(name="help")
+def _help(
+    subcommand: str | None = None,
+    /,
+    *,
+    markdown: Annotated[bool, FLAG] = False,
+) -> Help | Page:
+    """Say more about one subcommand, as in `shotclock help exec`.
+
+    Parameters
+    ----------
+    subcommand
+        The one to say more about.
+    markdown
+        With exec: print its reference page.
+    """
+    if subcommand == "exec" and markdown:
+        return Page(exec_page())
+    if subcommand is not None and subcommand not in SUBCOMMANDS:
+        raise _Mistaken([_unknown([subcommand])])
+    if markdown:
+        raise _Mistaken([{"field": "markdown", "message": "only exec has a page: shotclock help exec --markdown"}])
+    return Help(subcommand)
+
+
+class _Mistaken(Exception):
+    def __init__(self, mistakes: Mistakes) -> None:
+        super().__init__(mistakes)
+        self.mistakes = mistakes
+
+
+def _understand(words: list[str]) -> tuple[Work | Page | Help | None, Mistakes]:
+    """Every mistake at once: what the parser objects to is noted, taken out, and the rest parsed again."""
+    mistakes: Mistakes = []
+    rest = list(words)
+    for _ in range(len(words)):  # each round takes at least one word away
+        try:
+            command, bound, _ = app.parse_args(rest, print_error=False, exit_on_error=False)
+        except UnknownOptionError as error:
+            option = error.token.keyword or error.token.value
+            close = difflib.get_close_matches(option, _options_of(error), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"see shotclock help {words[0]}"
+            mistakes.append({"field": option, "message": f"unknown option; {hint}"})
+            rest = [word for word in rest if word.partition("=")[0] != option]
+        except UnusedCliTokensError as error:
+            unused = error.unused_tokens or []
+            mistakes += [{"field": "arguments", "message": f"{word!r} is one too many"} for word in unused]
+            rest = rest[: len(rest) - len(unused)] if rest[-len(unused) :] == unused else rest[:1]
+        except CycloptsError as error:
+            token = getattr(error, "token", None)  # of an option given twice
+            name = error.argument.name if error.argument is not None else getattr(token, "keyword", None) or "arguments"
+            message = f"{name} needs a value" if isinstance(error, MissingArgumentError) else str(error)
+            mistakes.append({"field": name.lstrip("-"), "message": message})
+            return None, mistakes
+        else:
+            if getattr(command, "__func__", None) is App.help_print:
+                return Help(rest[0] if rest[0] in SUBCOMMANDS else None), mistakes
+            if getattr(command, "__func__", None) is App.version_print:
+                return Work("shotclock", _version, _render_version), mistakes
+            try:
+                return command(*bound.args, **bound.kwargs), mistakes
+            except _Mistaken as mistaken:
+                return None, mistakes + mistaken.mistakes
+    return None, mistakes
+
+
+def _options_of(error: UnknownOptionError) -> list[str]:
+    return [name for argument in error.argument_collection for name in argument.names]
+
+
+def _unknown(words: list[str]) -> dict[str, str]:
+    word = words[0]
+    if word.startswith("-"):
+        named = [later for later in words if later in SUBCOMMANDS]
+        example = f"shotclock {named[0] if named else 'SUBCOMMAND'} {word}"
+        return {"field": word, "message": f"options come after the subcommand, as in `{example}`"}
+    return {"field": "subcommand", "message": f"{word!r} is no subcommand; {_nearest(word) or _listed()}"}
+
+
+def _nearest(word: str) -> str | None:
+    close = difflib.get_close_matches(word.lower(), SUBCOMMANDS, n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def _listed() -> str:
+    return f"there are {', '.join(SUBCOMMANDS[:-1])} and {SUBCOMMANDS[-1]}"
+
+
+def _version() -> Outcome:
+    return Outcome(Ending.FINISHED, data={"version": __version__})
+
+
+def _render_version(envelope: Envelope, console: Console) -> None:
+    console.print(f"shotclock {__version__}")
+
+
+# --- doing ------------------------------------------------------------------------------------------------
+
+
+def _perform(work: Work, clocks: Clocks, as_json: bool) -> int:
+    inherited = inherited_deadline(os.environ, monotonic_ns())
+    admission = admit(work.name, clocks, parent=inherited.deadline, mutates=work.mutates)
+    admission.warnings += [warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings]
+    outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
+    return _deliver(answer(admission, outcome), as_json, work.render)
+
+
+def _refuse(name: str, mistakes: Mistakes, as_json: bool, *, suggestion: str | None = None) -> int:
+    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes, suggestion=suggestion)
+    return _deliver_unstarted(name, problem, as_json)
+
+
+def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
+    admission = admit(name, Clocks.of(timeout=DEFAULT_TIMEOUT))
+    return _deliver(answer(admission, Outcome(Ending.NOT_STARTED, problem)), as_json)
+
+
+def _deliver(envelope: Envelope, as_json: bool, render: Callable[[Envelope, Console], None] | None = None) -> int:
+    if envelope.code == "INTERNAL_ERROR" and envelope.error is not None:
+        context = envelope.error.get("context")
+        if isinstance(context, dict):
+            say_line(str(context.get("traceback", "")).rstrip())
+    if as_json:
+        emit(envelope)
+        return envelope.exit_code
+    if envelope.data is not None and render is not None and envelope.ending == Ending.FINISHED:
+        render(envelope, Console(highlight=False))
+    if envelope.error is not None or envelope.warnings:
+        say_line(summary_line(envelope))
+    return envelope.exit_code
+
+
+# --- help -------------------------------------------------------------------------------------------------
+
+
+def _print_help(subcommand: str | None) -> None:
+    """To stdout only where a person reads it; then with colour, elsewhere plain."""
+    if subcommand == "exec":
+        from .exec import HELP
+
+        emit_help(HELP)
+        return
+    on_terminal = sys.stdout.isatty()
+    app.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)
+    console = Console(highlight=False)
+    if not on_terminal:
+        console = Console(stderr=True, highlight=False, no_color=True, width=HELP_ROOM)
+    app.help_print([] if subcommand is None else [subcommand], console=console)
+
+
+def exec_page() -> str:
+    """docs/reference/exec.md: `shotclock help exec --markdown`. A test compares the two."""
+    from .exec import HELP
+
+    return (
+        "<!-- Generated by `shotclock help exec --markdown`. Do not edit. -->\n\n"
+        "# shotclock exec\n\n"
+        f"```text\n{HELP.rstrip()}\n```\n\n"
+        "How to use it: [the tutorial](../tutorial.md), [before every command of an agent](../howto/agents.md), "
+        "[choosing clocks](../howto/clocks.md). Its answer: [the envelope](envelope.md).\n"
+    )
