@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 
 from ..core.deadlines import NS_PER_MS
-from . import kernel, wire
+from . import cgroups, kernel, wire
 from .clock import monotonic_ns, pause
 from .supervisor import LONGEST_WAIT_MS, VERIFY_LIMIT_MS, Assignment, Report, Supervisor, kill_below
 
@@ -135,6 +135,7 @@ def _lost_supervisor(pid: int, heard: list[int]) -> Report:
             except ChildProcessError:
                 return True
 
+    cgroups.remove_left_by(pid)
     left = kill_below(reap, lambda wait_ms: pause(wait_ms / 1000))
     report = Report(survivors=[kernel.describe(survivor) for survivor in left])
     if heard:

@@ -25,6 +25,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.records import as_dict, made, record
 from . import kernel, wire
 from .capture import DEFAULT_OUTPUT_LIMIT, Capture, Captured
+from .cgroups import Cgroup
 from .clock import monotonic_ns
 
 # How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
@@ -186,6 +187,7 @@ class Supervisor:
         self._leader = -1
         self._group = -1
         self._start_fd = -1
+        self._cgroup: Cgroup | None = None
         self._report = Report()
         self._streams: list[_Stream] = []
         self._started_ns = monotonic_ns()
@@ -218,6 +220,8 @@ class Supervisor:
         self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
         self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
         output = Output[task.output]
+        if not task.leave_children:
+            self._cgroup = Cgroup.create()
         ends: list[int] = []
         if output is not Output.INHERIT:
             for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
@@ -247,7 +251,7 @@ class Supervisor:
         os.set_blocking(self._start_fd, False)
         me = os.getpid()
         try:
-            pid = os.fork()
+            pid = os.fork() if self._cgroup is None else self._cgroup.fork()
         except OSError as error:
             os.close(error_in)
             self._report.unstartable = ("fork", error.errno or 0)
@@ -297,6 +301,8 @@ class Supervisor:
             self._poll_once()
             self._reap()
             self._heed_clocks()
+        if self._cgroup is not None:
+            self._cgroup.remove()
         if self._caller_gone:
             return
         self._read_start()
@@ -503,6 +509,8 @@ class Supervisor:
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
         self._stage = _Stage.STOPPING
+        if self._cgroup is not None:
+            self._cgroup.kill()
         left = kill_below(self._reap_and_say_if_gone, self._pause)
         if left:
             self._report.survivors = [kernel.describe(pid) for pid in left]
@@ -532,19 +540,29 @@ class Supervisor:
 def kill_below(reap: Callable[[], bool], pause: Callable[[int], None], *, spare: Collection[int] = ()) -> list[int]:
     """SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
 
-    The only place that kills a tree. Returns the pids that would not die within the limit.
+    The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
+    forking while the signal is sent. Returns the pids that would not die within the limit.
     """
-    me = os.getpid()
+    me, my_group = os.getpid(), os.getpgrp()
     give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
     while True:
         targets = [pid for pid in kernel.descendants(me) if pid not in spare]
+        for group in {_group_of(pid) for pid in targets} - {0, my_group}:
+            with contextlib.suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
         for pid in targets:
             _signal(pid, signal.SIGKILL)
         if reap():
             return []
         if monotonic_ns() >= give_up_ns:
             return [pid for pid in targets if not kernel.is_zombie(pid)]
-        pause(SWEEP_PAUSE_MS)
+        if not _still_growing(me, targets, spare):
+            pause(SWEEP_PAUSE_MS)
+
+
+def _still_growing(root: int, known: Collection[int], spare: Collection[int]) -> bool:
+    """Whether something forked while we were killing: then there is no time to pause."""
+    return any(pid not in known and pid not in spare for pid in kernel.descendants(root))
 
 
 class StartFailed(Exception):
@@ -587,6 +605,13 @@ def _forget_standard_streams() -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(OSError):
         os.kill(pid, number)
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def _empty(fd: int) -> None:

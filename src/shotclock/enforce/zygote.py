@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 
-from . import kernel, wire
+from . import cgroups, kernel, wire
 from .clock import pause
 from .supervisor import Assignment, Supervisor, kill_below
 
@@ -126,7 +126,9 @@ def _reap(supervisors: set[int]) -> None:
             break
         if pid in supervisors:
             supervisors.discard(pid)
-            killed = killed or os.WIFSIGNALED(status)
+            if os.WIFSIGNALED(status):
+                killed = True
+                cgroups.remove_left_by(pid)
     if killed:
         _kill_strays(supervisors)
 

@@ -1,0 +1,150 @@
+"""A cgroup around each command, where this machine lets us make one: the kernel itself then kills the whole tree.
+
+`cgroup.kill` cannot be outrun: not by a fork bomb, not by processes that fork and exit faster than they can be
+listed, not by ones of another user. It needs cgroup v2 and a place in it that we may write to, which root has on
+most machines and others have only where it was delegated to them. Everywhere else the walk over the descendants
+does the killing (see `supervisor.kill_below`), and verifies it here as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+
+from .kernel import LINUX
+
+_SYS_CLONE3 = 435
+_CLONE_INTO_CGROUP = 0x2_0000_0000
+_PREFIX = "shotclock-"
+
+
+class _CloneArguments(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    )
+
+
+class Cgroup:
+    """One directory in the cgroup tree, named after the supervisor that owns it."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @classmethod
+    def create(cls) -> Cgroup | None:
+        """A fresh one for this process's child, or None where that is not possible."""
+        home = home_directory()
+        if home is None:
+            return None
+        path = os.path.join(home, f"{_PREFIX}{os.getpid()}")
+        try:
+            os.mkdir(path)
+        except OSError:
+            return None
+        if os.path.exists(os.path.join(path, "cgroup.kill")):  # Linux 5.14
+            return cls(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        return None
+
+    def fork(self) -> int:
+        """Like os.fork, but the child is in the cgroup from its first instruction. Only for a child that execs.
+
+        Moving a process there later would take a lock of the whole system, and ten times as long.
+        """
+        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            arguments = _CloneArguments(flags=_CLONE_INTO_CGROUP, exit_signal=signal.SIGCHLD, cgroup=fd)
+            libc = ctypes.PyDLL(None, use_errno=True)
+            ctypes.pythonapi.PyOS_BeforeFork()
+            pid: int = libc.syscall(_SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+            number = ctypes.get_errno()
+            if pid == 0:
+                ctypes.pythonapi.PyOS_AfterFork_Child()
+                return 0
+            ctypes.pythonapi.PyOS_AfterFork_Parent()
+        finally:
+            os.close(fd)
+        if pid > 0:
+            return pid
+        if number == errno.EAGAIN:
+            raise OSError(number, os.strerror(number))
+        return os.fork()  # a sandbox that forbids clone3: the walk alone must do
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError), open(os.path.join(self._path, "cgroup.kill"), "w") as file:
+            file.write("1")
+
+    def remove(self) -> None:
+        """Remove it, with what nested ones left behind. It must be empty; a survivor keeps it there."""
+        _remove(self._path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+        return
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                _remove(entry.path)
+        os.rmdir(path)
+
+
+def remove_left_by(pid: int) -> None:
+    """After a supervisor was killed: kill what is left in its cgroup, and remove it."""
+    home = home_directory()
+    if home is not None:
+        cgroup = Cgroup(os.path.join(home, f"{_PREFIX}{pid}"))
+        if os.path.isdir(cgroup._path):
+            cgroup.kill()
+            cgroup.remove()
+
+
+def home_directory() -> str | None:
+    """The cgroup this process is in, if it is one of version 2 that we may write to."""
+    if not LINUX:
+        return None
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            own = next(line[3:].rstrip("\n") for line in file if line.startswith("0::"))
+        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                if after.startswith("cgroup2 "):
+                    root, mount = before.split()[3:5]
+                    relative = os.path.relpath(own, root) if root != "/" else own.lstrip("/")
+                    home = os.path.normpath(os.path.join(mount, relative))
+                    return home if os.access(home, os.W_OK | os.X_OK) else None
+    except (OSError, StopIteration, ValueError):
+        pass
+    return None
+
+
+def mechanism() -> str:
+    """How commands are killed on this machine: "cgroup", "subreaper" or "process group", the strongest there is."""
+    if not LINUX:
+        return "process group"
+    probe = Cgroup.create()
+    if probe is None:
+        return "subreaper"
+    probe.remove()
+    return "cgroup"
