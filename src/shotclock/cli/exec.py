@@ -135,6 +135,8 @@ def parse(words: list[str]) -> Request:
             _take(request, limits, name, value)
         else:
             request.refuse(word.partition("=")[0], f"unknown option{_did_you_mean(name)}")
+            if not given and _looks_like_its_value(words, position):
+                position += 1
     request.clocks = Clocks(**{f"{name}_ms": limit for name, limit in limits.items()})
     timeout_ms = limits.get("timeout", DEFAULTS.timeout_ms)
     if limits.get("soft") and timeout_ms and limits["soft"] >= timeout_ms:
@@ -142,6 +144,12 @@ def parse(words: list[str]) -> Request:
     if not request.help and not any(error["field"] in ("command",) for error in request.errors):
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
+
+
+def _looks_like_its_value(words: list[str], position: int) -> bool:
+    """Whether the word after an unknown option belongs to it: an option or the end of the options follows."""
+    value, following = words[position : position + 1], words[position + 1 : position + 2]
+    return value != ["--"] and any(word.startswith("--") for word in following)
 
 
 def _take(request: Request, limits: dict[str, int], name: str, value: str) -> None:

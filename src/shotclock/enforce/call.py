@@ -455,7 +455,7 @@ class Runtime:
             await asyncio.to_thread(_wait_for, pid, ZYGOTE_LIMIT_S)
             self._zygote = None
         await asyncio.to_thread(self._hosts.close)
-        await asyncio.to_thread(self._observer_hosts.close)
+        await asyncio.to_thread(self._observer_hosts.finish)
 
 
 class _Observation(Ticket):

@@ -26,6 +26,8 @@ PICKUP_LIMIT_NS = 100_000_000
 BURST_NS = 1_000_000
 # How long closing waits for a loop's thread. A blocked one is left behind; the thread is a daemon.
 JOIN_LIMIT_S = 0.5
+# How long closing waits for observers to be told what they have not been told yet.
+FINISH_LIMIT_S = 1.0
 
 
 class Mailbox:
@@ -245,6 +247,16 @@ class Hosts:
             for ticket in old.retire():
                 fresh.submit(ticket)
         return fresh
+
+    def finish(self) -> None:
+        """Let what is there run to its end, no longer than FINISH_LIMIT_S, then close."""
+        hosts = list(self._levels.values())
+        give_up_ns = monotonic_ns() + int(FINISH_LIMIT_S * 1e9)
+        for host in hosts:
+            host.retire()
+        for host in hosts:
+            host.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
+        self.close()
 
     def close(self) -> None:
         """Stop every loop; one that is stuck in somebody's code is left behind. Bounded by JOIN_LIMIT_S."""

@@ -16,6 +16,8 @@ from .zygote import COMMAND
 
 # Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.
 REPORT_MARGIN_MS = 2_000
+# Between two tries to reach a zygote that is behind; it forks a supervisor in about a millisecond.
+BEHIND_PAUSE_S = 0.005
 
 
 async def run_command(request_fork: Callable[[bytes, list[int]], None], task: Assignment) -> Report:
@@ -42,7 +44,14 @@ async def run_command(request_fork: Callable[[bytes, list[int]], None], task: As
 
     try:
         with theirs:
-            request_fork(COMMAND, [theirs.fileno()])
+            while True:
+                try:
+                    request_fork(COMMAND, [theirs.fileno()])
+                    break
+                except BlockingIOError:  # hundreds at once: the zygote is behind
+                    if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
+                        raise
+                    await asyncio.sleep(BEHIND_PAUSE_S)
         await loop.sock_sendall(control, wire.frame((task.pack(),)))
         loop.add_reader(control, on_message)
         limit_s = None

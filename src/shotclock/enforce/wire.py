@@ -43,6 +43,7 @@ class Inbox:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._unread: list[Message] = []
 
     def receive(self) -> list[Message]:
         """One read, and every message it completed. Raises Broken at the end, BlockingIOError if nothing is there."""
@@ -76,25 +77,46 @@ class Inbox:
 
     def next(self) -> Message:
         """The next message, waiting for it as long as the socket's timeout allows."""
-        while True:
-            messages = self.receive()
-            if messages:
-                # Whoever uses next() has at most one message in flight towards it.
-                return messages[0]
+        while not self._unread:
+            self._unread += self.receive()
+        return self._unread.pop(0)
+
+
+def receive_one(sock: socket.socket) -> Message:
+    """One message and not a byte further, where descriptors follow on the same socket."""
+    size = int.from_bytes(_exactly(sock, _PREFIX), "little")
+    message: Message = marshal.loads(_exactly(sock, size))
+    return message
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        try:
+            part = sock.recv(min(size, _CHUNK))
+        except OSError as error:
+            raise Broken(str(error)) from error
+        if not part:
+            raise Broken("closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
     try:
         sock.sendmsg([note], rights)
+    except BlockingIOError:  # the other side is behind with its work, not gone
+        raise
     except OSError as error:
         raise Broken(str(error)) from error
 
 
 def receive_fds(sock: socket.socket, limit: int = 8) -> tuple[bytes, list[int]]:
-    """One note and the descriptors that came with it; an empty note when the other side is gone."""
+    """One byte of note and the descriptors that came with it; an empty note when the other side is gone."""
     room = socket.CMSG_SPACE(limit * array.array("i").itemsize)
-    note, ancillary, _, _ = sock.recvmsg(64, room, socket.MSG_CMSG_CLOEXEC)
+    note, ancillary, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

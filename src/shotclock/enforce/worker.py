@@ -49,7 +49,7 @@ class _Call:
     def is_stopping(self) -> bool:
         # Only the word "stopping" can be waiting: an answer to ctx.call is always read by the one who asked.
         while not self.stopping and select.select([self._sock], [], [], 0)[0]:
-            self._take(self._inbox.receive())
+            self._take(self._inbox.next())
         return self.stopping
 
     def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
@@ -58,17 +58,15 @@ class _Call:
             raise TypeError("ctx.call in a worker takes the name of a registered operation")
         wire.send(self._sock, ("call", name, pickle.dumps(dict(arguments)), as_dict(clocks)))
         while True:  # bounded by our own supervisor: it kills us when the call's time is up
-            answer = self._take(self._inbox.receive())
+            answer = self._take(self._inbox.next())
             if answer is not None:
                 return pickle.loads(answer)  # type: ignore[no-any-return]
 
-    def _take(self, messages: list[wire.Message]) -> bytes | None:
-        for message in messages:
-            if message[0] == "stopping":
-                self.stopping = True
-            elif message[0] == "answer":
-                answer: bytes = message[1]
-                return answer
+    def _take(self, message: wire.Message) -> bytes | None:
+        if message[0] == "answer":
+            answer: bytes = message[1]
+            return answer
+        self.stopping = True
         return None
 
 

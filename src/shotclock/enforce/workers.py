@@ -40,6 +40,8 @@ DEFAULT_MOST = 64
 # A burst of short calls waits for the warm workers, because forking competes with the very work that is being
 # waited for. A worker that is busy with one call for longer than this is replaced in the count.
 GROW_AFTER_S = 0.05
+# After a worker that died before it came up.
+RESPAWN_PAUSE_S = 0.25
 # Workers beyond the warm ones are kept this long in case the load comes back.
 IDLE_KEPT_S = 10.0
 
@@ -78,7 +80,7 @@ class Worker:
             sock.setblocking(False)
         try:
             wire.send_fds(pool.zygote, WORKER, [their_control.fileno(), their_calls.fileno(), self.bell.fd])
-        except wire.Broken:
+        except (wire.Broken, OSError):
             self._close()
             raise
         finally:
@@ -366,6 +368,7 @@ class Pool:
         message = "no worker came free in time"
         if not any(worker.started for worker in self._all):
             message = "no worker came up in time; importing the modules it needs may take too long"
+            self._close_zygote()  # its supervisor kills it, and whatever its imports hang in
         code = "QUEUE_TIMEOUT" if kind is ClockKind.QUEUE else "TIMEOUT"
         return Outcome(Ending.NOT_STARTED, Problem(code, message, fired=fired))
 
@@ -418,6 +421,14 @@ class Pool:
         self._all.discard(worker)
         with contextlib.suppress(ValueError):
             self._idle.remove(worker)
+        if self._closing:
+            return
+        if worker.started:
+            self._refill_quietly()
+        else:  # it could not even start: the machine is full, or the imports kill it. Not again at once.
+            self.loop.call_later(RESPAWN_PAUSE_S, self._refill_quietly)
+
+    def _refill_quietly(self) -> None:
         if not self._closing:
             with contextlib.suppress(wire.Broken, OSError):
                 self.refill()
@@ -443,7 +454,7 @@ class Pool:
         """Ask the clean zygote for one that has imported what the workers need."""
         self._close_zygote()
         control, their_control = socket.socketpair()
-        self.zygote, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.zygote, theirs = socket.socketpair()
         self.zygote.setblocking(False)
         with their_control, theirs:
             wire.send_fds(self._start_clean(), PRELOADED, [their_control.fileno(), theirs.fileno()])

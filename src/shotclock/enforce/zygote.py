@@ -7,8 +7,8 @@ other work) and forks a supervisor for every worker, with everything already imp
     runtime ── clean zygote ─┬─ supervisor ── command
                              └─ supervisor ── preloaded zygote ── supervisor ── worker
 
-A supervisor lives and dies by its socket to the runtime, not by its zygote. Both zygotes are subreapers: if a
-supervisor is itself killed, what it guarded comes to the zygote, which kills it.
+When the runtime dies, every supervisor sees its own socket close and kills what it guards, without being told.
+Both zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 
 from . import cgroups, kernel, wire
 from .clock import pause
-from .supervisor import Assignment, Supervisor, kill_below
+from .supervisor import Assignment, Report, Supervisor, kill_below
 
 COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
 
@@ -34,7 +34,7 @@ _REQUEST_LIMIT_S = 10.0
 
 def start_clean_zygote() -> tuple[socket.socket, int]:
     """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair()
     # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import sys; sys.path.append({root!r}); from shotclock.enforce.zygote import main; main({theirs.fileno()})"
@@ -91,7 +91,11 @@ def _serve_forks(requests: socket.socket) -> None:
         note, fds = wire.receive_fds(requests)
         if not note:
             break
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _tell_unstartable(fds, error)
+            continue
         if pid == 0:
             try:
                 signal.set_wakeup_fd(-1)
@@ -112,6 +116,15 @@ def _serve_forks(requests: socket.socket) -> None:
         if not supervisors:
             return
         pause(0.01)
+
+
+def _tell_unstartable(fds: list[int], error: OSError) -> None:
+    """No process for a supervisor: its caller hears it from us."""
+    with socket.socket(fileno=fds[0]) as control, contextlib.suppress(wire.Broken):
+        control.setblocking(False)
+        wire.send(control, ("ended", Report(unstartable=("fork", error.errno or 0)).pack()))
+    for fd in fds[1:]:
+        os.close(fd)
 
 
 def _reap(supervisors: set[int]) -> None:
@@ -155,7 +168,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
     control = socket.socket(fileno=fds[0])
     if note == COMMAND:
         control.settimeout(_REQUEST_LIMIT_S)
-        message = wire.Inbox(control).next()
+        message = wire.receive_one(control)
         control.settimeout(None)
         Supervisor(control).run_command(Assignment(**message[0]))
     elif note == PRELOADED:
@@ -177,7 +190,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
 
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     control.close()
-    _prepare(*wire.Inbox(requests).next())
+    _prepare(*wire.receive_one(requests))
     _serve_forks(requests)
     os._exit(0)
 
