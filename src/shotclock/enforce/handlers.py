@@ -13,7 +13,7 @@ from ..core.errors import Failure
 from ..core.operation import Operation
 from .admission import Outcome
 from .context import Context
-from .workers import failure_outcome, raised_outcome
+from .outcomes import failure_outcome, raised_outcome
 
 _TRACEBACK_LIMIT = 40
 

@@ -23,8 +23,8 @@ from .clock import monotonic_ns
 from .context import Context
 from .handlers import bind, raised, returned, run_guards
 from .loops import Hosts, Mailbox, Ticket
+from .outcomes import stalled_problem, timeout_problem
 from .processes import shielded
-from .workers import stalled_problem, timeout_problem
 
 if TYPE_CHECKING:
     from .call import Progress, Scope

@@ -165,16 +165,16 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Bell:
-    """A timer that is a file descriptor: armed by whoever starts the work, heard by whoever kills it.
+    """A timer that is a file descriptor: armed where the work starts, heard where it is killed.
 
-    The two are different processes. Once armed it rings on time even if the one that armed it is stuck.
+    The two are different processes. Once armed it rings on time, whatever the one that armed it does then.
     """
 
     __slots__ = ("_reference", "_setting", "fd")
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int | None = None) -> None:
         assert _libc is not None
-        self.fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC)
+        self.fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC) if fd is None else fd
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._setting = _Itimerspec()

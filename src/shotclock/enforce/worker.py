@@ -31,6 +31,8 @@ inside_worker = False
 
 # Names of leaked processes that travel back; there may be thousands, a person reads a few.
 _LEAKED_NAMED = 50
+# Where in a message the call's bell is.
+_BELL = 6
 # How deep a chain of exceptions is told; a cyclic one would have no end.
 _TRACEBACK_LIMIT = 40
 
@@ -70,7 +72,7 @@ class _Call:
         return None
 
 
-def serve_calls(sock: socket.socket) -> NoReturn:
+def serve_calls(sock: socket.socket, bell: kernel.Bell) -> NoReturn:
     """Serve one call after another until the runtime closes the socket."""
     sock.setblocking(True)
     inbox = wire.Inbox(sock)
@@ -98,9 +100,13 @@ def serve_calls(sock: socket.socket) -> NoReturn:
             continue  # a "stopping" that came too late for its call
         call = _Call(sock, inbox)
         try:
+            if bell_ns := message[_BELL]:
+                bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
             running = True
             reply = _perform(call, *message[1:])
             running = False
+            if bell_ns:
+                bell.disarm()
         except Stopped:
             # The bell rang. Whatever we answered now would come too late; the supervisor waits for our end.
             _flush()

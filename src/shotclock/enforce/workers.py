@@ -1,34 +1,34 @@
 """The pool: warm worker processes seen from the runtime, and how a call gets one.
 
-A worker serves one call at a time over its own socket. Its supervisor hears the call's bell (a timer both
-hold) and kills it without being told, so the loop this runs on may be late without the work living longer.
-Everything here runs on one event loop.
+A worker serves one call at a time over its own socket. It arms a timer for each call that its supervisor hears,
+and the supervisor kills it without being told, so the loop this runs on may be late without the work living
+longer. Everything here runs on one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import pickle
 import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, as_data, warning
-from ..core.errors import Failure, is_registered
+from ..core.envelope import Envelope, Problem, warning
 from ..core.operation import Handler
 from . import wire
 from .admission import Admission, Outcome
-from .alarms import Alarms
+from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .kernel import Bell
+from .outcomes import crash_outcome, stalled_problem, timeout_problem, worker_outcome
 from .processes import REPORT_MARGIN_MS, shielded
 from .supervisor import VERIFY_LIMIT_MS, Report
 from .zygote import MAIN_ALIAS, PRELOADED, WORKER
@@ -44,11 +44,13 @@ GROW_AFTER_S = 0.05
 RESPAWN_PAUSE_S = 0.25
 # Workers beyond the warm ones are kept this long in case the load comes back.
 IDLE_KEPT_S = 10.0
+# The supervisor hears the bell by itself. If it has not said so by then, the worker was stuck before it armed it.
+LATE_BELL_S = 0.05
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
-    """One call of a function, on its way to a worker."""
+    """One call of a function, on its way to a worker and back."""
 
     admission: Admission
     handler: Handler
@@ -56,6 +58,41 @@ class Task:
     depth: int
     on_progress: Callable[[int, int | None, str | None], None]
     on_call: Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+    done: asyncio.Future[Outcome] = field(init=False)
+    message: bytes = field(init=False)
+    worker: Worker | None = None
+    alarms: Alarms | None = None
+    timer: asyncio.TimerHandle | None = None
+    stalled: bool = False
+
+    def resolve(self, outcome: Outcome) -> None:
+        """The first word counts: a result and a kill may cross, and only one is delivered."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+    def pack(self) -> bytes:
+        """What the worker is told. Raises what pickle raises: such arguments never leave, and cost no worker."""
+        admission, handler = self.admission, self.handler
+        bell = admission.bound.bell
+        return wire.frame(
+            (
+                "run",
+                MAIN_ALIAS if handler.__module__ == "__main__" else handler.__module__,
+                handler.__qualname__,
+                pickle.dumps(dict(self.arguments)),
+                admission.name,
+                admission.request_id,
+                bell.at_ns if bell is not None else 0,
+                self.depth,
+            )
+        )
+
+    @property
+    def grace_ms(self) -> int:
+        bound = self.admission.bound
+        return bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
 
 
 class Worker:
@@ -64,79 +101,59 @@ class Worker:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._loop = pool.loop
-        self.control, their_control = socket.socketpair()
-        self.calls, their_calls = socket.socketpair()
-        self.bell = Bell()
+        self._control, their_control = socket.socketpair()
+        self._calls, their_calls = socket.socketpair()
         self.started = False
         self.task: Task | None = None
-        self.done: asyncio.Future[Outcome] | None = None
-        self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self.began_ns = 0
+        self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self._further: set[asyncio.Task[None]] = set()
         self._grace_ms = 0
         self._stopping = False
-        self.on_sign: Callable[[], None] = _nothing
-        for sock in (self.control, self.calls):
+        for sock in (self._control, self._calls):
             sock.setblocking(False)
+        bell = Bell()
         try:
-            wire.send_fds(pool.zygote, WORKER, [their_control.fileno(), their_calls.fileno(), self.bell.fd])
+            wire.send_fds(pool.zygote, WORKER, [their_control.fileno(), their_calls.fileno(), bell.fd])
         except (wire.Broken, OSError):
             self._close()
             raise
         finally:
             their_control.close()
             their_calls.close()
-        self._reports, self._replies = wire.Inbox(self.control), wire.Inbox(self.calls)
-        self._loop.add_reader(self.control, self._on_report)
-        self._loop.add_reader(self.calls, self._on_reply)
+            bell.close()  # the worker arms it, its supervisor hears it
+        self._reports, self._replies = wire.Inbox(self._control), wire.Inbox(self._calls)
+        self._loop.add_reader(self._control, self._on_report)
+        self._loop.add_reader(self._calls, self._on_reply)
 
     # --- a call -------------------------------------------------------------------------------------------
 
-    def begin(self, task: Task) -> asyncio.Future[Outcome]:
-        """Give the worker a call. The future resolves exactly once, whatever happens to the process."""
-        self.task, self.done = task, self._loop.create_future()
-        self.on_sign = _nothing
+    def begin(self, task: Task) -> None:
+        """Give the worker a call. The task is resolved exactly once, whatever happens to the process."""
+        self.task, task.worker = task, self
         self.began_ns = monotonic_ns()
-        admission = task.admission
-        bell = admission.bound.bell
-        module, qualname = task.handler.__module__, task.handler.__qualname__
-        # Pickled before the bell is armed: what cannot be sent never started, and costs no worker.
-        message = wire.frame(
-            (
-                "run",
-                MAIN_ALIAS if module == "__main__" else module,
-                qualname,
-                pickle.dumps(dict(task.arguments)),
-                admission.name,
-                admission.request_id,
-                bell.at_ns if bell else 0,
-                task.depth,
-            )
-        )
-        grace_ms = admission.bound.grace_ms if bell else admission.clocks.grace_ms or 0
+        grace_ms = task.grace_ms
         if grace_ms != self._grace_ms:
             self._grace_ms = grace_ms
             self._order("grace", grace_ms)
-        if bell is not None:
-            self.bell.arm(bell.at_ns)
+        message = task.message
         try:
-            sent = self.calls.send(message)
+            sent = self._calls.send(message)
         except BlockingIOError:
             sent = 0
         except OSError:
-            sent = len(message)  # it is dying; its supervisor will report
+            return  # it is dying; its supervisor will report
         if sent < len(message):  # larger than the socket's buffer: the loop sends the rest as the worker reads
             rest = self._loop.create_task(self._send_rest(message[sent:]))
-            self.done.add_done_callback(lambda _: rest.cancel())
-        return self.done
+            task.done.add_done_callback(lambda _: rest.cancel())
 
     async def _send_rest(self, rest: bytes) -> None:
         with contextlib.suppress(OSError):
-            await self._loop.sock_sendall(self.calls, rest)
+            await self._loop.sock_sendall(self._calls, rest)
 
     def ask_to_wind_down(self) -> None:
         with contextlib.suppress(wire.Broken, BlockingIOError):
-            wire.send(self.calls, ("stopping",))
+            wire.send(self._calls, ("stopping",))
 
     def stop(self, why: str) -> None:
         """The polite ladder, run by the supervisor: TERM, grace, KILL."""
@@ -160,19 +177,26 @@ class Worker:
         except BlockingIOError:
             return
         except wire.Broken:
-            self._loop.remove_reader(self.calls)  # its supervisor tells how it ended
+            self._loop.remove_reader(self._calls)  # its supervisor tells how it ended
             return
         for message in messages:
-            match message:
-                case ("done", str(kind), payload, list(leaked)):
-                    self._finish(kind, payload, leaked)
-                case ("progress", int(done), total, unit) if self.task is not None:
-                    self.on_sign()
-                    self.task.on_progress(done, total, unit)
-                case ("call", str(name), bytes(arguments), dict(limits)) if self.task is not None:
-                    further = asyncio.ensure_future(self._redispatch(self.task, name, arguments, limits))
-                    self._further.add(further)  # the loop itself only holds tasks weakly
-                    further.add_done_callback(self._further.discard)
+            self._take(message)
+
+    def _take(self, message: wire.Message) -> None:
+        task = self.task
+        if task is None:
+            return
+        match message:
+            case ("done", str(kind), payload, list(leaked)):
+                self._finish(task, worker_outcome(kind, payload), leaked)
+            case ("progress", int(done), total, unit):
+                if task.alarms is not None:
+                    task.alarms.sign_of_life()
+                task.on_progress(done, total, unit)
+            case ("call", str(name), bytes(arguments), dict(limits)):
+                further = asyncio.ensure_future(self._redispatch(task, name, arguments, limits))
+                self._further.add(further)  # the loop itself only holds tasks weakly
+                further.add_done_callback(self._further.discard)
 
     async def _redispatch(self, task: Task, name: str, arguments: bytes, limits: dict[str, int | None]) -> None:
         envelope = await task.on_call(name, pickle.loads(arguments), Clocks(**limits))
@@ -182,30 +206,21 @@ class Worker:
             answer = pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
         if self.task is task:
             with contextlib.suppress(OSError):
-                await self._loop.sock_sendall(self.calls, wire.frame(("answer", answer)))
+                await self._loop.sock_sendall(self._calls, wire.frame(("answer", answer)))
 
-    def _finish(self, kind: str, payload: object, leaked: list[dict[str, object]]) -> None:
-        done, self.task = self.done, None
-        self.bell.disarm()
-        if done is None or done.done():
-            return
-        outcome = _outcome(kind, payload)
+    def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
+        self.task = None
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
-            self.kill("leaked processes")
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
-            outcome.warnings.append(
-                warning(
-                    "DESCENDANTS_STOPPED",
-                    f"{len(leaked)} processes outlived the function and were stopped: {names}",
-                    processes=leaked,
-                )
-            )
-            self.gone.add_done_callback(lambda _: _resolve(done, outcome))
-        else:
-            done.set_result(outcome)
-            if not self._stopping:
-                self._pool.give_back(self)
+            message = f"{len(leaked)} processes outlived the function and were stopped: {names}"
+            outcome.warnings.append(warning("DESCENDANTS_STOPPED", message, processes=leaked))
+            self.gone.add_done_callback(lambda _: task.resolve(outcome))
+            self.kill("leaked processes")
+            return
+        if not self._stopping:
+            self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
+        task.resolve(outcome)
 
     def _on_report(self) -> None:
         try:
@@ -213,48 +228,41 @@ class Worker:
         except BlockingIOError:
             return
         except wire.Broken:
-            self._end(None)
+            self.end(None)
             return
         for message in messages:
             match message:
                 case ("started", _):
                     self.started = True
-                    self._pool.came_up(self)
+                    self._pool.give_back(self)
                 case ("ended", dict(packed)):
-                    self._end(Report.unpack(packed))
+                    self.end(Report.unpack(packed))
 
-    def _end(self, report: Report | None) -> None:
+    def end(self, report: Report | None) -> None:
         """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
         if self.gone.done():
             return
-        task, done = self.task, self.done
-        self.task = None
-        # A result that was sent before the kill is still in the socket, and is the truth.
-        if task is not None:
-            with contextlib.suppress(Exception):
+        self._stopping = True
+        with contextlib.suppress(wire.Broken, OSError):
+            while self.task is not None:  # a result sent before the kill is still in the socket, and is the truth
                 for message in self._replies.receive():
-                    if message[0] == "done":
-                        self.task = task
-                        self._stopping = True
-                        self._finish(*message[1:])
-                        task = None
-        self.task = None
+                    self._take(message)
+        task, self.task = self.task, None
         self._close()
         self.gone.set_result(report)
         self._pool.lost(self)
-        if task is not None and done is not None:
-            _resolve(done, _crash_outcome(task.admission, report))
+        if task is not None:
+            task.resolve(crash_outcome(task.admission, report))
 
     def _order(self, *order: object) -> None:
         with contextlib.suppress(wire.Broken, BlockingIOError):
-            wire.send(self.control, order)
+            wire.send(self._control, order)
 
     def _close(self) -> None:
-        for sock in (self.control, self.calls):
+        for sock in (self._control, self._calls):
             if sock.fileno() >= 0:
                 self._loop.remove_reader(sock)
                 sock.close()
-        self.bell.close()
 
 
 class Pool:
@@ -277,9 +285,10 @@ class Pool:
         self._zygote_control: socket.socket | None = None
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
-        self._waiting: deque[asyncio.Future[Worker]] = deque()
+        self._waiting: deque[Task] = deque()
         self._growth: asyncio.TimerHandle | None = None
         self._trim: asyncio.TimerHandle | None = None
+        self._context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
         self._closing = False
 
     @property
@@ -288,105 +297,127 @@ class Pool:
 
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
-        worker = await self._take(task)
-        if isinstance(worker, Outcome):
-            return worker
+        task.done = self.loop.create_future()
         try:
-            done = worker.begin(task)
-        except Exception as error:  # the arguments cannot be pickled
-            worker.task = None
-            self.give_back(worker)
+            task.message = task.pack()
+        except Exception as error:
             problem = {"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}
             return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", problem["message"], "validation", errors=[problem]))
-        return await self._watch(worker, task, done)
-
-    async def _watch(self, worker: Worker, task: Task, done: asyncio.Future[Outcome]) -> Outcome:
-        admission = task.admission
-        bound = admission.bound
-        backstop = alarms = None
-        stalled = False
-
-        def on_idle() -> None:
-            nonlocal stalled
-            stalled = True
-            worker.stop("idle")
-
-        if admission.clocks.soft_ms or admission.clocks.idle_ms:
-            alarms = Alarms(self.loop, admission, on_soft=worker.ask_to_wind_down, on_idle=on_idle)
-            worker.on_sign = alarms.sign_of_life
-        if bound.kill is not None:
-            late_ns = bound.kill.at_ns - monotonic_ns() + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-            backstop = self.loop.call_later(late_ns / 1e9, worker._end, None)
+        clocks = task.admission.clocks
+        if clocks.soft_ms or clocks.idle_ms:
+            task.alarms = Alarms(
+                self.loop, task.admission, on_soft=lambda: _wind_down(task), on_idle=lambda: self._stall(task)
+            )
+        self._arm(task)
         try:
-            outcome = await done
-            if stalled and outcome.ending is Ending.KILLED:
-                outcome.problem = stalled_problem(admission)
-            elif alarms is not None and alarms.soft_rang:
-                outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
-            return outcome
+            self._submit(task)
+            outcome = await task.done
         except asyncio.CancelledError:
-            worker.stop("cancelled")
-            grace_s = (admission.clocks.grace_ms or 0) / 1000
-            await shielded(worker.wait_gone(grace_s + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000))
+            await self._stop(task)
             raise
-        finally:
-            if backstop is not None:
-                backstop.cancel()
-            if alarms is not None:
-                alarms.cancel()
-
-    # --- places -------------------------------------------------------------------------------------------
-
-    async def _take(self, task: Task) -> Worker | Outcome:
-        if self._idle:
-            return self._idle.pop()
-        admission = task.admission
-        try:
-            self.refill()
-            # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
-            if task.depth and not self._coming():
-                self._spawn()
-        except (wire.Broken, OSError, BlockingIOError) as error:
+        except (wire.Broken, OSError) as error:
+            self._leave_queue(task)
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
-        waiter: asyncio.Future[Worker] = self.loop.create_future()
-        self._waiting.append(waiter)
-        self._plan_growth()
-        queue_ms, bell = admission.clocks.queue_ms, admission.bound.bell
-        kind, until_ns = ClockKind.QUEUE, admission.started_ns + (queue_ms or 0) * NS_PER_MS
-        if bell is not None and (not queue_ms or bell.at_ns <= until_ns):
-            kind, until_ns = ClockKind.TIMEOUT, bell.at_ns
-        wait_s = (until_ns - monotonic_ns()) / 1e9 if queue_ms or bell else None
-        try:
-            await asyncio.wait([waiter], timeout=wait_s)
-        except asyncio.CancelledError:
-            self._leave_queue(waiter)
-            raise
-        if waiter.done() and not waiter.cancelled():
-            return waiter.result()
-        self._leave_queue(waiter)
-        fired = admission.fired(kind, monotonic_ns() - admission.started_ns)
+        finally:
+            if task.timer is not None:
+                task.timer.cancel()
+            if task.alarms is not None:
+                task.alarms.cancel()
+        if task.stalled and outcome.ending is Ending.KILLED:
+            outcome.problem = stalled_problem(task.admission)
+        elif task.alarms is not None and task.alarms.soft_rang:
+            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=clocks.soft_ms))
+        return outcome
+
+    # --- clocks: the supervisor's are the ones that count, these are behind them ---------------------------
+
+    def _arm(self, task: Task) -> None:
+        admission = task.admission
+        bell, queue_ms = admission.bound.bell, admission.clocks.queue_ms
+        if queue_ms and (bell is None or admission.started_ns + queue_ms * NS_PER_MS < bell.at_ns):
+            task.timer = self._call_at(admission.started_ns + queue_ms * NS_PER_MS, self._queue_rang, task)
+        elif bell is not None:
+            task.timer = self._call_at(bell.at_ns, self._bell_rang, task)
+
+    def _call_at(self, at_ns: int, then: Callable[[Task], None], task: Task) -> asyncio.TimerHandle:
+        delay_s = (at_ns - monotonic_ns()) / 1e9
+        if delay_s > LONGEST_DELAY_S:
+            return self.loop.call_later(LONGEST_DELAY_S, self._arm, task, context=self._context)
+        return self.loop.call_later(max(0.0, delay_s), then, task, context=self._context)
+
+    def _queue_rang(self, task: Task) -> None:
+        if task.worker is None:
+            self._turn_away(task, ClockKind.QUEUE)
+        elif task.admission.bound.bell is not None:
+            task.timer = self._call_at(task.admission.bound.bell.at_ns, self._bell_rang, task)
+
+    def _bell_rang(self, task: Task) -> None:
+        if task.worker is None:
+            self._turn_away(task, ClockKind.TIMEOUT)
+        else:
+            task.timer = self.loop.call_later(LATE_BELL_S, self._bell_is_late, task, context=self._context)
+
+    def _bell_is_late(self, task: Task) -> None:
+        """Usually the supervisor is in the middle of the grace, and this order changes nothing."""
+        if task.worker is not None and not task.done.done():
+            task.worker.stop(ClockKind.TIMEOUT.value)
+            limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            task.timer = self.loop.call_later(limit_s, task.worker.end, None, context=self._context)
+
+    def _turn_away(self, task: Task, kind: ClockKind) -> None:
+        """No worker in time: it never started."""
+        admission = task.admission
+        self._leave_queue(task)
+        elapsed_ns = monotonic_ns() - admission.started_ns
         message = "no worker came free in time"
         if not any(worker.started for worker in self._all):
             message = "no worker came up in time; importing the modules it needs may take too long"
             self._close_zygote()  # its supervisor kills it, and whatever its imports hang in
-        code = "QUEUE_TIMEOUT" if kind is ClockKind.QUEUE else "TIMEOUT"
-        return Outcome(Ending.NOT_STARTED, Problem(code, message, fired=fired))
+        if kind is ClockKind.QUEUE:
+            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
+        else:
+            late = timeout_problem(admission, elapsed_ns)
+            problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
+        task.resolve(Outcome(Ending.NOT_STARTED, problem))
 
-    def _leave_queue(self, waiter: asyncio.Future[Worker]) -> None:
-        if waiter.done() and not waiter.cancelled():
-            self.give_back(waiter.result())  # it came in the very moment we left
+    def _stall(self, task: Task) -> None:
+        task.stalled = True
+        if task.worker is not None:
+            task.worker.stop(ClockKind.IDLE.value)
+
+    async def _stop(self, task: Task) -> None:
+        """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
+        if task.worker is None:
+            self._leave_queue(task)
+        elif not task.done.done() or task.done.cancelled():
+            task.worker.stop("cancelled")
+            limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            await shielded(task.worker.wait_gone(limit_s))
+
+    # --- places -------------------------------------------------------------------------------------------
+
+    def _submit(self, task: Task) -> None:
+        if self._idle:
+            self._idle.pop().begin(task)
             return
-        waiter.cancel()
+        self._waiting.append(task)
+        self.refill()
+        # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
+        if task.depth and not self._coming():
+            self._spawn()
+        self._plan_growth()
+
+    def _leave_queue(self, task: Task) -> None:
         with contextlib.suppress(ValueError):
-            self._waiting.remove(waiter)
+            self._waiting.remove(task)
 
     def give_back(self, worker: Worker) -> None:
         if self._closing or worker.gone.done():
             return
         while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(worker)
+            task = self._waiting.popleft()
+            if not task.done.done():
+                worker.begin(task)
                 return
         self._idle.append(worker)
         if len(self._idle) > self.warm and self._trim is None:
@@ -413,9 +444,6 @@ class Pool:
             while len(self._all) < min(wanted, stuck + len(self._waiting), self.most):
                 self._spawn()
         self._plan_growth()
-
-    def came_up(self, worker: Worker) -> None:
-        self.give_back(worker)
 
     def lost(self, worker: Worker) -> None:
         self._all.discard(worker)
@@ -473,16 +501,21 @@ class Pool:
         for handle in (self._growth, self._trim):
             if handle is not None:
                 handle.cancel()
-        for waiter in self._waiting:
-            waiter.cancel()
+        for task in list(self._waiting):
+            task.resolve(Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing")))
         workers = list(self._all)
         for worker in workers:
             worker.kill("closing")
         if workers:
             await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
         for worker in workers:
-            worker._end(None)
+            worker.end(None)
         self._close_zygote()
+
+
+def _wind_down(task: Task) -> None:
+    if task.worker is not None:
+        task.worker.ask_to_wind_down()
 
 
 def _main_program() -> tuple[str | None, str | None]:
@@ -493,104 +526,3 @@ def _main_program() -> tuple[str | None, str | None]:
         return spec.name, None
     file = getattr(main, "__file__", None)
     return None, os.path.abspath(file) if file else None
-
-
-def _outcome(kind: str, payload: Any) -> Outcome:
-    """What the worker said, as an outcome. The table of everything a function can do to its caller."""
-    match kind:
-        case "returned":
-            try:
-                value, data = pickle.loads(payload)
-            except Exception as error:
-                message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
-                return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", message))
-            return Outcome(Ending.FINISHED, value=value, data=as_data(value if data is None else data))
-        case "invalid":
-            message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in payload)
-            return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=payload))
-        case "unimportable":
-            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", payload, "validation"))
-        case "unserializable":
-            return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
-        case "failed":
-            try:
-                return failure_outcome(pickle.loads(payload))
-            except Exception as error:
-                return raised_outcome(type(error).__name__, str(error), "")
-        case _:
-            name, text, lines, pickled = payload
-            outcome = raised_outcome(name, text, lines)
-            with contextlib.suppress(Exception):
-                outcome.value = pickle.loads(pickled) if pickled else None
-            return outcome
-
-
-def failure_outcome(failure: Failure) -> Outcome:
-    """A handler's expected failure, with the code it chose."""
-    if not is_registered(failure.code):
-        return raised_outcome("Failure", f"{failure.code} is not registered: {failure}", "")
-    problem = Problem(
-        failure.code,
-        str(failure),
-        context=failure.context or None,
-        suggestion=failure.suggestion,
-        retry_after_ms=failure.retry_after_ms,
-        side_effects=failure.side_effects,
-    )
-    return Outcome(Ending.FINISHED, problem, as_data(failure.data), value=failure)
-
-
-def raised_outcome(name: str, text: str, lines: str) -> Outcome:
-    context: dict[str, object] = {"exception": name}
-    if lines:
-        context["traceback"] = lines
-    return Outcome(Ending.FINISHED, Problem("INTERNAL_ERROR", f"{name}: {text}" if text else name, context=context))
-
-
-def _crash_outcome(admission: Admission, report: Report | None) -> Outcome:
-    """The worker ended without answering: by a clock, by our order, or by itself."""
-    from .commands import signal_name
-
-    if report is None:
-        return Outcome(Ending.KILLED, Problem("SUPERVISOR_LOST", "the worker's supervisor was killed"))
-    survivors = report.survivors
-    if report.fired == ClockKind.TIMEOUT:
-        bell = admission.bound.bell
-        elapsed = (bell.at_ns if bell else monotonic_ns()) - admission.started_ns
-        elapsed_ns = max(elapsed, monotonic_ns() - admission.started_ns)
-        return Outcome(Ending.KILLED, timeout_problem(admission, elapsed_ns), survivors=survivors)
-    if report.stopped is not None:
-        return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {report.stopped}"), survivors=survivors)
-    status = report.status
-    context: dict[str, object] = {"exit_code": status}
-    how = f"left with exit code {status}"
-    if status is not None and status < 0:
-        context = {"signal": signal_name(-status)}
-        how = f"was ended by {signal_name(-status)}"
-    if report.leaked:
-        context["stopped"] = report.leaked
-    message = f"the process running {admission.name} {how}"
-    return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
-
-
-def timeout_problem(admission: Admission, elapsed_ns: int) -> Problem:
-    from ..core.durations import format_duration
-
-    fired = admission.fired(ClockKind.TIMEOUT, elapsed_ns)
-    return Problem("TIMEOUT", f"{admission.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
-
-
-def stalled_problem(admission: Admission) -> Problem:
-    from ..core.durations import format_duration
-
-    fired = admission.fired(ClockKind.IDLE, monotonic_ns() - admission.started_ns)
-    return Problem("STALLED", f"{admission.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _resolve(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
-    if not future.done():
-        future.set_result(outcome)

@@ -23,6 +23,7 @@ import sys
 
 from . import cgroups, kernel, wire
 from .clock import pause
+from .kernel import Bell
 from .supervisor import Assignment, Report, Supervisor, kill_below
 
 COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
@@ -182,8 +183,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
             from .worker import serve_calls
 
             control.close()
-            os.close(fds[2])
-            serve_calls(calls)
+            serve_calls(calls, Bell(fds[2]))
 
         supervisor.run_worker(serve, release=calls.close)
 

@@ -1,0 +1,105 @@
+"""What is said about functions: from what a handler or its process did to the outcome of the call."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import Any
+
+from ..core.clocks import ClockKind
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Problem, as_data
+from ..core.errors import Failure, is_registered
+from .admission import Admission, Outcome
+from .clock import monotonic_ns
+from .commands import signal_name
+from .supervisor import Report
+
+
+def worker_outcome(kind: str, payload: Any) -> Outcome:
+    """What the worker said, as an outcome. The table of everything a function can do to its caller."""
+    match kind:
+        case "returned":
+            try:
+                value, data = pickle.loads(payload)
+            except Exception as error:
+                message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
+                return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", message))
+            return Outcome(Ending.FINISHED, value=value, data=as_data(value if data is None else data))
+        case "invalid":
+            message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in payload)
+            return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=payload))
+        case "unimportable":
+            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", payload, "validation"))
+        case "unserializable":
+            return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
+        case "failed":
+            try:
+                return failure_outcome(pickle.loads(payload))
+            except Exception as error:
+                return raised_outcome(type(error).__name__, str(error), "")
+        case _:
+            name, text, lines, pickled = payload
+            outcome = raised_outcome(name, text, lines)
+            with contextlib.suppress(Exception):
+                outcome.value = pickle.loads(pickled) if pickled else None
+            return outcome
+
+
+def failure_outcome(failure: Failure) -> Outcome:
+    """A handler's expected failure, with the code it chose."""
+    if not is_registered(failure.code):
+        return raised_outcome("Failure", f"{failure.code} is not registered: {failure}", "")
+    problem = Problem(
+        failure.code,
+        str(failure),
+        context=failure.context or None,
+        suggestion=failure.suggestion,
+        retry_after_ms=failure.retry_after_ms,
+        side_effects=failure.side_effects,
+    )
+    return Outcome(Ending.FINISHED, problem, as_data(failure.data), value=failure)
+
+
+def raised_outcome(name: str, text: str, lines: str) -> Outcome:
+    context: dict[str, object] = {"exception": name}
+    if lines:
+        context["traceback"] = lines
+    return Outcome(Ending.FINISHED, Problem("INTERNAL_ERROR", f"{name}: {text}" if text else name, context=context))
+
+
+def crash_outcome(admission: Admission, report: Report | None) -> Outcome:
+    """The worker ended without answering: by a clock, by our order, or by itself."""
+    if report is None:
+        return Outcome(Ending.KILLED, Problem("SUPERVISOR_LOST", "the worker's supervisor was killed"))
+    survivors = report.survivors
+    if report.fired == ClockKind.TIMEOUT or report.stopped == ClockKind.TIMEOUT:
+        bell = admission.bound.bell
+        elapsed = (bell.at_ns if bell else monotonic_ns()) - admission.started_ns
+        elapsed_ns = max(elapsed, monotonic_ns() - admission.started_ns)
+        return Outcome(Ending.KILLED, timeout_problem(admission, elapsed_ns), survivors=survivors)
+    if report.unstartable is not None:
+        return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", "the machine would not start another process"))
+    if report.stopped is not None:
+        return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {report.stopped}"), survivors=survivors)
+    status = report.status
+    context: dict[str, object] = {"exit_code": status}
+    how = f"left with exit code {status}"
+    if status is not None and status < 0:
+        context = {"signal": signal_name(-status)}
+        how = f"was ended by {signal_name(-status)}"
+    if report.leaked:
+        context["stopped"] = report.leaked
+    message = f"the process running {admission.name} {how}"
+    return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
+
+
+def timeout_problem(admission: Admission, elapsed_ns: int) -> Problem:
+    fired = admission.fired(ClockKind.TIMEOUT, elapsed_ns)
+    return Problem("TIMEOUT", f"{admission.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
+
+
+def stalled_problem(admission: Admission) -> Problem:
+    fired = admission.fired(ClockKind.IDLE, monotonic_ns() - admission.started_ns)
+    return Problem("STALLED", f"{admission.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)
