@@ -53,6 +53,8 @@ class Signature:
 
     def check(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], list[dict[str, str]]]:
         """The arguments as the function wants them, or what is wrong with them."""
+        if not arguments and not self._names:
+            return {}, []
         try:
             checked = self._model.model_validate(arguments)
         except ValidationError as error:

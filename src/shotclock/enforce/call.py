@@ -131,9 +131,10 @@ class Runtime:
         now = monotonic_ns()
         return [{"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000} for call in self._orphans]
 
-    async def warm_up(self) -> None:
-        """Start the workers now instead of at the first call. Returns at once; they come up beside."""
-        self._ensure_pool().refill()
+    async def warm_up(self, within_s: float = 30.0) -> bool:
+        """Start the workers now instead of at the first call, and wait for them. False if they are not all up."""
+        warm: bool = await self._at_home(self._ensure_pool().warm_up(within_s))
+        return warm
 
     # --- the chokepoint -----------------------------------------------------------------------------------
 

@@ -17,11 +17,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NoReturn
 
+from ..core.arguments import NotSerializable, signature_of, to_jsonable
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
+from ..core.errors import Failure
 from ..core.records import as_dict
 from . import kernel, wire
 from .context import Context, Stopped
@@ -135,9 +138,6 @@ def _perform(
         raise
     except BaseException as error:
         return "unimportable", f"{module}:{qualname}: {type(error).__name__}: {error}"
-    from ..core.arguments import NotSerializable, signature_of, to_jsonable
-    from ..core.errors import Failure
-
     try:
         signature = signature_of(function)
         arguments, problems = signature.check(pickle.loads(payload))
@@ -181,6 +181,7 @@ def _perform(
         )
 
 
+@lru_cache(maxsize=1024)
 def _find(module: str, qualname: str) -> Callable[..., Any]:
     found: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in qualname.split("."):
@@ -216,6 +217,8 @@ def _leaked() -> list[dict[str, object]]:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        pass  # the function may have closed or replaced them

@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import NS_PER_MS
@@ -25,7 +26,7 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.operation import Handler
 from . import wire
 from .admission import Admission, Outcome
-from .alarms import LONGEST_DELAY_S, Alarms
+from .alarms import Alarms
 from .clock import monotonic_ns
 from .kernel import Bell
 from .outcomes import crash_outcome, stalled_problem, timeout_problem, worker_outcome
@@ -40,12 +41,19 @@ DEFAULT_MOST = 64
 # A burst of short calls waits for the warm workers, because forking competes with the very work that is being
 # waited for. A worker that is busy with one call for longer than this is replaced in the count.
 GROW_AFTER_S = 0.05
+# How long the imports of the preloaded zygote may take. A call does not wait longer than its own clocks; this is
+# when the zygote is taken for hung and started anew by the next call.
+IMPORT_LIMIT_NS = 60_000_000_000
 # After a worker that died before it came up.
 RESPAWN_PAUSE_S = 0.25
 # Workers beyond the warm ones are kept this long in case the load comes back.
 IDLE_KEPT_S = 10.0
-# The supervisor hears the bell by itself. If it has not said so by then, the worker was stuck before it armed it.
-LATE_BELL_S = 0.05
+# Between two looks at whether the workers are up.
+WARM_UP_PAUSE_S = 0.005
+# How often the calls of the pool are looked at. Only for those that wait for a worker is this their precision.
+SWEEP_S = 0.02
+# The supervisor hears the bell by itself; this is for a worker that was stuck before it could arm it.
+LATE_BELL_NS = 30_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -62,13 +70,10 @@ class Task:
     message: bytes = field(init=False)
     worker: Worker | None = None
     alarms: Alarms | None = None
-    timer: asyncio.TimerHandle | None = None
     stalled: bool = False
 
     def resolve(self, outcome: Outcome) -> None:
         """The first word counts: a result and a kill may cross, and only one is delivered."""
-        if self.timer is not None:
-            self.timer.cancel()
         if not self.done.done():
             self.done.set_result(outcome)
 
@@ -90,6 +95,23 @@ class Task:
         )
 
     @property
+    def give_up_ns(self) -> float:
+        """When waiting for a worker ends."""
+        bell = self.admission.bound.bell
+        at_ns = bell.at_ns if bell is not None else inf
+        return min(at_ns, self._queue_ends_ns)
+
+    @property
+    def waits_for_queue(self) -> bool:
+        bell = self.admission.bound.bell
+        return bell is None or self._queue_ends_ns < bell.at_ns
+
+    @property
+    def _queue_ends_ns(self) -> float:
+        queue_ms = self.admission.clocks.queue_ms
+        return self.admission.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
+
+    @property
     def grace_ms(self) -> int:
         bound = self.admission.bound
         return bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
@@ -109,7 +131,7 @@ class Worker:
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self._further: set[asyncio.Task[None]] = set()
         self._grace_ms = 0
-        self._stopping = False
+        self.stopping = False
         for sock in (self._control, self._calls):
             sock.setblocking(False)
         bell = Bell()
@@ -157,11 +179,11 @@ class Worker:
 
     def stop(self, why: str) -> None:
         """The polite ladder, run by the supervisor: TERM, grace, KILL."""
-        self._stopping = True
+        self.stopping = True
         self._order("stop", why)
 
     def kill(self, why: str) -> None:
-        self._stopping = True
+        self.stopping = True
         self._order("kill", why)
 
     async def wait_gone(self, within_s: float) -> bool:
@@ -218,7 +240,7 @@ class Worker:
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return
-        if not self._stopping:
+        if not self.stopping:
             self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
         task.resolve(outcome)
 
@@ -242,7 +264,7 @@ class Worker:
         """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
         if self.gone.done():
             return
-        self._stopping = True
+        self.stopping = True
         with contextlib.suppress(wire.Broken, OSError):
             while self.task is not None:  # a result sent before the kill is still in the socket, and is the truth
                 for message in self._replies.receive():
@@ -283,17 +305,29 @@ class Pool:
         self._preload = preload
         self.zygote: socket.socket
         self._zygote_control: socket.socket | None = None
+        self._zygote_started_ns = 0
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
         self._waiting: deque[Task] = deque()
         self._growth: asyncio.TimerHandle | None = None
         self._trim: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         self._context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
         self._closing = False
 
     @property
     def size(self) -> int:
         return len(self._all)
+
+    async def warm_up(self, within_s: float) -> bool:
+        """Start the warm workers and wait for them. False if they are not all up in time."""
+        self.refill()
+        give_up_ns = monotonic_ns() + int(within_s * 1e9)
+        while sum(worker.started for worker in self._all) < self.warm:
+            if monotonic_ns() >= give_up_ns:
+                return False
+            await asyncio.sleep(WARM_UP_PAUSE_S)
+        return True
 
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
@@ -308,7 +342,7 @@ class Pool:
             task.alarms = Alarms(
                 self.loop, task.admission, on_soft=lambda: _wind_down(task), on_idle=lambda: self._stall(task)
             )
-        self._arm(task)
+        self._watch()
         try:
             self._submit(task)
             outcome = await task.done
@@ -319,8 +353,6 @@ class Pool:
             self._leave_queue(task)
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
         finally:
-            if task.timer is not None:
-                task.timer.cancel()
             if task.alarms is not None:
                 task.alarms.cancel()
         if task.stalled and outcome.ending is Ending.KILLED:
@@ -329,40 +361,33 @@ class Pool:
             outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=clocks.soft_ms))
         return outcome
 
-    # --- clocks: the supervisor's are the ones that count, these are behind them ---------------------------
+    # --- clocks: the supervisors' are the ones that count, this looks after what they cannot see ------------
 
-    def _arm(self, task: Task) -> None:
-        admission = task.admission
-        bell, queue_ms = admission.bound.bell, admission.clocks.queue_ms
-        if queue_ms and (bell is None or admission.started_ns + queue_ms * NS_PER_MS < bell.at_ns):
-            task.timer = self._call_at(admission.started_ns + queue_ms * NS_PER_MS, self._queue_rang, task)
-        elif bell is not None:
-            task.timer = self._call_at(bell.at_ns, self._bell_rang, task)
+    def _watch(self) -> None:
+        """One timer for all calls: as long as there are any, look at them every few milliseconds."""
+        if self._sweep is None:
+            self._sweep = self.loop.call_later(SWEEP_S, self._look, context=self._context)
 
-    def _call_at(self, at_ns: int, then: Callable[[Task], None], task: Task) -> asyncio.TimerHandle:
-        delay_s = (at_ns - monotonic_ns()) / 1e9
-        if delay_s > LONGEST_DELAY_S:
-            return self.loop.call_later(LONGEST_DELAY_S, self._arm, task, context=self._context)
-        return self.loop.call_later(max(0.0, delay_s), then, task, context=self._context)
+    def _look(self) -> None:
+        self._sweep = None
+        now_ns = monotonic_ns()
+        for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
+            self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+        for worker in [worker for worker in self._all if worker.task is not None]:
+            self._look_at(worker, now_ns)
+        if self._waiting or any(worker.task is not None for worker in self._all):
+            self._watch()
 
-    def _queue_rang(self, task: Task) -> None:
-        if task.worker is None:
-            self._turn_away(task, ClockKind.QUEUE)
-        elif task.admission.bound.bell is not None:
-            task.timer = self._call_at(task.admission.bound.bell.at_ns, self._bell_rang, task)
-
-    def _bell_rang(self, task: Task) -> None:
-        if task.worker is None:
-            self._turn_away(task, ClockKind.TIMEOUT)
-        else:
-            task.timer = self.loop.call_later(LATE_BELL_S, self._bell_is_late, task, context=self._context)
-
-    def _bell_is_late(self, task: Task) -> None:
-        """Usually the supervisor is in the middle of the grace, and this order changes nothing."""
-        if task.worker is not None and not task.done.done():
-            task.worker.stop(ClockKind.TIMEOUT.value)
-            limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
-            task.timer = self.loop.call_later(limit_s, task.worker.end, None, context=self._context)
+    def _look_at(self, worker: Worker, now_ns: int) -> None:
+        """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
+        assert worker.task is not None
+        bound = worker.task.admission.bound
+        if bound.bell is None or bound.kill is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
+            return
+        if not worker.stopping:
+            worker.stop(ClockKind.TIMEOUT.value)
+        elif now_ns > bound.kill.at_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
+            worker.end(None)
 
     def _turn_away(self, task: Task, kind: ClockKind) -> None:
         """No worker in time: it never started."""
@@ -371,8 +396,9 @@ class Pool:
         elapsed_ns = monotonic_ns() - admission.started_ns
         message = "no worker came free in time"
         if not any(worker.started for worker in self._all):
-            message = "no worker came up in time; importing the modules it needs may take too long"
-            self._close_zygote()  # its supervisor kills it, and whatever its imports hang in
+            message = "no worker came up in time; importing the modules it needs takes too long"
+            if monotonic_ns() - self._zygote_started_ns > IMPORT_LIMIT_NS:
+                self._close_zygote()  # its supervisor kills it, and whatever its imports hang in
         if kind is ClockKind.QUEUE:
             problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
         else:
@@ -487,6 +513,7 @@ class Pool:
         with their_control, theirs:
             wire.send_fds(self._start_clean(), PRELOADED, [their_control.fileno(), theirs.fileno()])
         self._zygote_control = control
+        self._zygote_started_ns = monotonic_ns()
         wire.send(self.zygote, ("prepare", list(sys.path), list(self._preload), *_main_program()))
 
     def _close_zygote(self) -> None:
@@ -498,7 +525,7 @@ class Pool:
     async def close(self) -> None:
         """Kill every worker and wait, bounded, until each tree is reported gone."""
         self._closing = True
-        for handle in (self._growth, self._trim):
+        for handle in (self._growth, self._trim, self._sweep):
             if handle is not None:
                 handle.cancel()
         for task in list(self._waiting):
