@@ -19,12 +19,12 @@ from .. import __version__
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
-from . import foreground, forked, kernel
+from . import cgroups, foreground, forked, kernel
 from .admission import admit
 from .capture import state_directory
 from .clock import monotonic_ns
 from .commands import assign
-from .leftovers import Leftover, find_leftovers, sweep_away
+from .leftovers import Leftover, abandoned_cgroups, find_leftovers, remove_cgroups, sweep_away
 
 T = TypeVar("T")
 Status = Literal["ok", "warn", "fail"]
@@ -94,16 +94,20 @@ class Findings:
 
 def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
     """Look at everything. Changes nothing, unless `sweep` is asked for: then leftovers are stopped."""
-    findings = Findings(mechanism=mechanism(), cannot_catch=cannot_catch())
+    findings = Findings()
     checks = findings.checks
-    for name, probe in (("python", _python), ("stopping", _stopping)):
-        _note(checks, name, probe)
+    findings.mechanism = _ask(checks, "mechanism", mechanism) or {}
+    commands_by = findings.mechanism.get("commands")
+    findings.cannot_catch = cannot_catch(commands_by)
+    _note(checks, "python", _python)
+    _note(checks, "stopping", lambda: _stopping(commands_by))
     tested = _ask(checks, "self_test", self_test)
     if tested is not None:
         findings.self_test = tested
         checks.append(_judge_self_test(tested))
-    for name, available in (("cgroup_kill", cgroup_kill), ("pid_namespace", pid_namespace)):
-        _note(checks, name, lambda name=name, available=available: Check(name, "ok", available()))  # type: ignore[misc]
+    _note(checks, "proc_walk", _proc_walk)
+    _note(checks, "cgroup_kill", lambda: _cgroup_kill(commands_by, sweep and trace_id is None))
+    _note(checks, "pid_namespace", _pid_namespace)
     for name, probe in (("processes", _processes), ("open_files", _open_files), ("state_directory", _state)):
         _note(checks, name, probe)
     found = _ask(checks, "leftovers", lambda: find_leftovers(trace_id))
@@ -137,48 +141,67 @@ def _note(checks: list[Check], name: str, probe: Callable[[], Check]) -> None:
 
 
 def mechanism() -> dict[str, object]:
-    """How work is stopped on this machine, in the words of docs/design.md."""
-    if kernel.LINUX:
-        return {"in_use": "subreaper and /proc walk", "proof": "ECHILD", "children_files": _has_children_files()}
-    return {"in_use": "process group", "proof": "none", "children_files": False}
+    """How work is stopped on this machine: commands, functions in workers, and how we know that it worked."""
+    functions = "subreaper" if kernel.LINUX else "process group"
+    proof = "ECHILD" if kernel.LINUX else "none"
+    return {"commands": cgroups.mechanism(), "functions": functions, "proof": proof}
 
 
-def cannot_catch() -> list[str]:
+def cannot_catch(commands_by: object) -> list[str]:
     """What no mechanism in use here can stop. Said before it matters, not after."""
     escapes = [
         "work handed to a daemon that was already there (docker, systemd-run, at, cron): it never was below us",
         "a process stuck inside the kernel (state D, as on a dead network mount): it goes when the kernel lets go, "
         "and is reported as a survivor until then",
         "what a command started, if supervisor and caller are both killed in the same instant; the command itself "
-        "still dies, the rest is listed by `shotclock doctor` once it is overdue",
+        "still dies, and the rest is listed here once it is overdue",
     ]
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and commands_by != "cgroup":
         escapes.append("processes of another user (sudo, setuid programs): only root may signal them")
     if not kernel.LINUX:
         escapes.append("anything that leaves the process group (setsid, daemons): only Linux can adopt orphans")
     return escapes
 
 
-def _has_children_files() -> bool:
-    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-
-
 def _python() -> Check:
     return Check("python", "ok", f"Python {sys.version.split()[0]}, shotclock {__version__}")
 
 
-def _stopping() -> Check:
+def _stopping(commands_by: object) -> Check:
     if not kernel.LINUX:
         return Check("stopping", "warn", "process group only: a process that changes session is not caught")
     if not os.path.isdir("/proc/self"):
         return Check("stopping", "fail", "/proc is not mounted: the processes to kill cannot be found")
     if not kernel.become_subreaper():
         return Check("stopping", "fail", "the kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)")
+    how = (
+        "cgroup.kill, then a /proc walk below a subreaper"
+        if commands_by == "cgroup"
+        else "/proc walk below a subreaper"
+    )
+    return Check("stopping", "ok", f"{how}, proved by ECHILD")
+
+
+def _proc_walk() -> Check:
     began = monotonic_ns()
     kernel.descendants(os.getpid())
-    walk_ms = (monotonic_ns() - began) / NS_PER_MS
-    how = "children files" if _has_children_files() else "no children files, so all of /proc is read"
-    return Check("stopping", "ok", f"subreaper and /proc walk ({how}: {walk_ms:.1f} ms), proved by ECHILD")
+    took_ms = (monotonic_ns() - began) / NS_PER_MS
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return Check("proc_walk", "ok", f"by the children files ({took_ms:.1f} ms)")
+    return Check("proc_walk", "ok", f"over all of /proc ({took_ms:.1f} ms): this kernel has no children files")
+
+
+def _cgroup_kill(commands_by: object, sweep: bool) -> Check:
+    if commands_by != "cgroup":
+        return Check("cgroup_kill", "ok", "not available (not needed): no cgroup v2 that this user may write to")
+    abandoned = abandoned_cgroups()
+    if not abandoned:
+        return Check("cgroup_kill", "ok", "in use")
+    what = f"{len(abandoned)} empty cgroups of killed supervisors"
+    if not sweep:
+        return Check("cgroup_kill", "warn", f"in use; {what} can go: see --sweep")
+    remove_cgroups(abandoned)
+    return Check("cgroup_kill", "ok", f"in use; {what} removed")
 
 
 def self_test() -> SelfTest:
@@ -216,47 +239,15 @@ def _judge_self_test(tested: SelfTest) -> Check:
     return Check("self_test", "ok", f"{what}: gone {tested.killed_ms} ms after SIGKILL, no survivors")
 
 
-def cgroup_kill() -> str:
-    """Whether a cgroup of our own could be made and killed as a whole. Leaves nothing behind."""
-    folder = _own_cgroup()
-    if folder is None:
-        return "not available: no cgroup v2 here (not needed)"
-    probe = os.path.join(folder, f"shotclock-{os.getpid()}")
-    try:
-        os.mkdir(probe)
-    except OSError as error:
-        return f"not available: {os.strerror(error.errno or 0).lower()} (not needed)"
-    try:
-        if os.path.exists(os.path.join(probe, "cgroup.kill")):
-            return "available, not used"
-        return "not available: this kernel has no cgroup.kill (not needed)"
-    finally:
-        os.rmdir(probe)
-
-
-def _own_cgroup() -> str | None:
-    """The folder of the cgroup v2 that we are in."""
-    try:
-        with open("/proc/self/mountinfo") as file:
-            # … mount-point options … - fstype source options: see proc_pid_mountinfo(5)
-            mounts = [line.split() for line in file if " - cgroup2 " in line]
-        with open("/proc/self/cgroup") as file:
-            paths = [line.rstrip("\n").removeprefix("0::") for line in file if line.startswith("0::")]
-    except OSError:
-        return None
-    if not mounts or not paths:
-        return None
-    return mounts[0][4] + paths[0].rstrip("/")
-
-
-def pid_namespace() -> str:
-    """Whether this user could make a pid namespace. Asked for real, in this child, which is about to end."""
+def _pid_namespace() -> Check:
+    """Whether this user could make one. Asked for real, in this child, which is about to end."""
     if not kernel.LINUX:
-        return "not available: only Linux has them (not needed)"
+        return Check("pid_namespace", "ok", "not available (not needed): only Linux has them")
     flags = _CLONE_NEWPID if os.geteuid() == 0 else _CLONE_NEWPID | _CLONE_NEWUSER
     if ctypes.CDLL(None, use_errno=True).unshare(flags) == 0:
-        return "available, not used"
-    return f"not available: {os.strerror(ctypes.get_errno()).lower()} (not needed)"
+        return Check("pid_namespace", "ok", "available, not used")
+    why = os.strerror(ctypes.get_errno()).lower()
+    return Check("pid_namespace", "ok", f"not available (not needed): {why}")
 
 
 # --- limits and state -------------------------------------------------------------------------------------

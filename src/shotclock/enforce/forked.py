@@ -24,7 +24,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Problem
-from . import kernel
+from . import cgroups, kernel
 from .admission import Admission, Outcome
 from .clock import monotonic_ns
 from .supervisor import LONGEST_WAIT_MS, kill_below
@@ -210,4 +210,8 @@ def _end_everything(wake: int) -> list[int]:
             except ChildProcessError:
                 return True
 
-    return kill_below(reap, pause)
+    below = kernel.descendants(os.getpid())
+    left = kill_below(reap, pause)
+    for pid in below:  # a supervisor among them can no longer tidy up itself
+        cgroups.remove_left_by(pid)
+    return left

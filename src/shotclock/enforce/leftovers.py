@@ -16,15 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.deadlines import NS_PER_MS
-from . import kernel
+from . import cgroups, kernel
 from .admission import DEADLINE_VARIABLE, TRACE_VARIABLE
-from .clock import monotonic_ns
+from .clock import monotonic_ns, wall_seconds
 
 # A tree that is being stopped right now is past its deadline, too; its supervisor takes milliseconds.
 OVERDUE_AFTER_MS = 1_000
 # What a leftover gets between TERM and KILL, and how long a killed one may take to be gone.
 GRACE_MS = 1_000
 VERIFY_MS = 2_000
+
+# A cgroup this young may be of a supervisor that is about to put its command into it.
+CGROUP_SETTLED_S = 60
 
 # A supervisor stops what is below it; a zygote, what its supervisors lost.
 _GUARDS = ("shotclock-sup", "shotclock-zyg")
@@ -122,6 +125,30 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
         for fd in held:
             os.close(fd)
     return swept
+
+
+def abandoned_cgroups() -> list[str]:
+    """Empty cgroups of supervisors that were killed before they could remove them. They cost little, but add up."""
+    home = cgroups.home_directory()
+    found = []
+    for name in os.listdir(home) if home is not None else ():
+        word, _, pid = name.partition("-")
+        if word != "shotclock" or not pid.isdecimal() or os.path.exists(f"/proc/{pid}"):
+            continue
+        path = os.path.join(str(home), name)
+        try:
+            with open(os.path.join(path, "cgroup.events")) as file:
+                empty = "populated 0" in file.read()
+            if empty and wall_seconds() - os.stat(path).st_mtime > CGROUP_SETTLED_S:
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def remove_cgroups(paths: Iterable[str]) -> None:
+    for path in paths:
+        cgroups.Cgroup(path).remove()
 
 
 def _ended_within(pidfds: set[int], wait_ms: int) -> set[int]:

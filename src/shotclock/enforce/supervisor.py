@@ -341,7 +341,7 @@ class Supervisor:
                     self._last_sign_ns = monotonic_ns()
             elif fd in writers:
                 writers[fd].write()
-            elif fd == self._bell_fd:
+            elif fd == self._bell_fd and _has_rung(fd):
                 self._fire(ClockKind.TIMEOUT)
             elif fd == self._start_fd:
                 self._read_start()
@@ -612,6 +612,14 @@ def _group_of(pid: int) -> int:
         return os.getpgid(pid)
     except OSError:
         return 0
+
+
+def _has_rung(bell_fd: int) -> bool:
+    """Whether the bell still says so: the call may have ended and disarmed it while we were woken."""
+    try:
+        return len(os.read(bell_fd, 8)) == 8
+    except OSError:
+        return False
 
 
 def _empty(fd: int) -> None:

@@ -75,8 +75,12 @@ class _Call:
         return None
 
 
-def serve_calls(sock: socket.socket, bell: kernel.Bell) -> NoReturn:
-    """Serve one call after another until the runtime closes the socket."""
+def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn:
+    """Serve one call after another until the runtime closes the socket.
+
+    The next call may already wait behind the one that runs. Whoever takes its token out of the pipe owns it: we do,
+    and start it, or the runtime did, to give it to another worker.
+    """
     sock.setblocking(True)
     inbox = wire.Inbox(sock)
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
@@ -101,6 +105,9 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell) -> NoReturn:
             os._exit(0)
         if message[0] != "run":
             continue  # a "stopping" that came too late for its call
+        if not _take_token(tokens):
+            _reply_or_leave(sock, ("skipped",))
+            continue
         call = _Call(sock, inbox)
         try:
             if bell_ns := message[_BELL]:
@@ -116,10 +123,21 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell) -> NoReturn:
             os._exit(0)
         _flush()
         leaked = _leaked() if kernel.has_children() else []
-        try:
-            wire.send(sock, ("done", *reply, leaked))
-        except wire.Broken:
-            os._exit(0)
+        _reply_or_leave(sock, ("done", *reply, leaked))
+
+
+def _take_token(tokens: int) -> bool:
+    try:
+        return bool(os.read(tokens, 1))
+    except BlockingIOError:
+        return False
+
+
+def _reply_or_leave(sock: socket.socket, message: wire.Message) -> None:
+    try:
+        wire.send(sock, message)
+    except wire.Broken:
+        os._exit(0)
 
 
 def _perform(

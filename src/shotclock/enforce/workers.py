@@ -51,7 +51,12 @@ IDLE_KEPT_S = 10.0
 # Between two looks at whether the workers are up.
 WARM_UP_PAUSE_S = 0.005
 # How often the calls of the pool are looked at. Only for those that wait for a worker is this their precision.
-SWEEP_S = 0.02
+SWEEP_S = 0.01
+# A worker that answered its last call within this may have some more waiting in its socket …
+QUICK_NS = 1_000_000
+MOST_AHEAD = 6
+# … from where they are taken back if the one before them runs for longer than this.
+HELD_UP_NS = 5_000_000
 # The supervisor hears the bell by itself; this is for a worker that was stuck before it could arm it.
 LATE_BELL_NS = 30_000_000
 
@@ -68,9 +73,19 @@ class Task:
     on_call: Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
     done: asyncio.Future[Outcome] = field(init=False)
     message: bytes = field(init=False)
+    give_up_ns: float = field(init=False)
+    """When waiting for a worker ends."""
+    waits_for_queue: bool = field(init=False)
+    """Whether that is the queue clock's doing, or the bell's."""
     worker: Worker | None = None
     alarms: Alarms | None = None
     stalled: bool = False
+
+    def __post_init__(self) -> None:
+        bell, queue_ms = self.admission.bound.bell, self.admission.clocks.queue_ms
+        bell_ns = bell.at_ns if bell is not None else inf
+        queue_ns = self.admission.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
+        self.give_up_ns, self.waits_for_queue = min(bell_ns, queue_ns), queue_ns < bell_ns
 
     def resolve(self, outcome: Outcome) -> None:
         """The first word counts: a result and a kill may cross, and only one is delivered."""
@@ -95,23 +110,6 @@ class Task:
         )
 
     @property
-    def give_up_ns(self) -> float:
-        """When waiting for a worker ends."""
-        bell = self.admission.bound.bell
-        at_ns = bell.at_ns if bell is not None else inf
-        return min(at_ns, self._queue_ends_ns)
-
-    @property
-    def waits_for_queue(self) -> bool:
-        bell = self.admission.bound.bell
-        return bell is None or self._queue_ends_ns < bell.at_ns
-
-    @property
-    def _queue_ends_ns(self) -> float:
-        queue_ms = self.admission.clocks.queue_ms
-        return self.admission.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
-
-    @property
     def grace_ms(self) -> int:
         bound = self.admission.bound
         return bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
@@ -125,18 +123,24 @@ class Worker:
         self._loop = pool.loop
         self._control, their_control = socket.socketpair()
         self._calls, their_calls = socket.socketpair()
+        self._tokens, self._tokens_in = os.pipe()
         self.started = False
-        self.task: Task | None = None
+        self.assigned: deque[Task] = deque()
+        """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
         self.began_ns = 0
+        self._took_ns = QUICK_NS
+        self._skipping = 0
+        self._sending = False
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self._further: set[asyncio.Task[None]] = set()
         self._grace_ms = 0
         self.stopping = False
-        for sock in (self._control, self._calls):
-            sock.setblocking(False)
+        for fd in (self._control.fileno(), self._calls.fileno(), self._tokens, self._tokens_in):
+            os.set_blocking(fd, False)
         bell = Bell()
         try:
-            wire.send_fds(pool.zygote, WORKER, [their_control.fileno(), their_calls.fileno(), bell.fd])
+            fds = [their_control.fileno(), their_calls.fileno(), bell.fd, self._tokens]
+            wire.send_fds(pool.zygote, WORKER, fds)
         except (wire.Broken, OSError):
             self._close()
             raise
@@ -148,30 +152,66 @@ class Worker:
         self._loop.add_reader(self._control, self._on_report)
         self._loop.add_reader(self._calls, self._on_reply)
 
+    @property
+    def task(self) -> Task | None:
+        """The call it runs."""
+        return self.assigned[0] if self.assigned else None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.assigned and not self._skipping
+
+    @property
+    def room(self) -> int:
+        """How many calls it may be given. One whose calls are quick may have some waiting, so that it need not sleep
+        between them; they are refilled some at a time, because waking it for each costs more than the call."""
+        if self.stopping or self._skipping or self._sending:
+            return 0
+        if self._took_ns >= QUICK_NS:
+            return 0 if self.assigned else 1
+        return MOST_AHEAD - len(self.assigned) if len(self.assigned) <= MOST_AHEAD // 2 else 0
+
     # --- a call -------------------------------------------------------------------------------------------
 
-    def begin(self, task: Task) -> None:
-        """Give the worker a call. The task is resolved exactly once, whatever happens to the process."""
-        self.task, task.worker = task, self
-        self.began_ns = monotonic_ns()
-        grace_ms = task.grace_ms
-        if grace_ms != self._grace_ms:
-            self._grace_ms = grace_ms
-            self._order("grace", grace_ms)
-        message = task.message
+    def begin(self, *tasks: Task) -> None:
+        """Give the worker calls. Each is resolved exactly once, whatever happens to the process."""
+        if not self.assigned:
+            self.began_ns = monotonic_ns()
+        for task in tasks:
+            task.worker = self
+            self.assigned.append(task)
+            if task.grace_ms != self._grace_ms:
+                self._grace_ms = task.grace_ms
+                self._order("grace", task.grace_ms)
+        message = b"".join([task.message for task in tasks])
         try:
+            os.write(self._tokens_in, b"." * len(tasks))
             sent = self._calls.send(message)
         except BlockingIOError:
             sent = 0
         except OSError:
             return  # it is dying; its supervisor will report
         if sent < len(message):  # larger than the socket's buffer: the loop sends the rest as the worker reads
+            self._sending = True
             rest = self._loop.create_task(self._send_rest(message[sent:]))
-            task.done.add_done_callback(lambda _: rest.cancel())
+            self.gone.add_done_callback(lambda _: rest.cancel())
 
     async def _send_rest(self, rest: bytes) -> None:
         with contextlib.suppress(OSError):
             await self._loop.sock_sendall(self._calls, rest)
+        self._sending = False
+
+    def take_back(self) -> list[Task]:
+        """The calls it has not started. From here on it never will: their tokens are ours."""
+        try:
+            count = len(os.read(self._tokens, 64))
+        except OSError:
+            return []
+        taken = [self.assigned.pop() for _ in range(min(count, len(self.assigned)))]
+        self._skipping += len(taken)
+        for task in taken:
+            task.worker = None
+        return taken[::-1]
 
     def ask_to_wind_down(self) -> None:
         with contextlib.suppress(wire.Broken, BlockingIOError):
@@ -206,6 +246,10 @@ class Worker:
 
     def _take(self, message: wire.Message) -> None:
         task = self.task
+        if message[0] == "skipped":
+            self._skipping -= 1
+            if self.is_idle and not self.stopping:
+                self._pool.give_back(self)
         if task is None:
             return
         match message:
@@ -231,7 +275,9 @@ class Worker:
                 await self._loop.sock_sendall(self._calls, wire.frame(("answer", answer)))
 
     def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
-        self.task = None
+        self.assigned.popleft()
+        now_ns = monotonic_ns()
+        self._took_ns, self.began_ns = now_ns - self.began_ns, now_ns
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
@@ -269,12 +315,13 @@ class Worker:
             while self.task is not None:  # a result sent before the kill is still in the socket, and is the truth
                 for message in self._replies.receive():
                     self._take(message)
-        task, self.task = self.task, None
+        unstarted = self.take_back()
         self._close()
         self.gone.set_result(report)
-        self._pool.lost(self)
-        if task is not None:
+        self._pool.lost(self, unstarted)
+        for task in self.assigned:
             task.resolve(crash_outcome(task.admission, report))
+        self.assigned.clear()
 
     def _order(self, *order: object) -> None:
         with contextlib.suppress(wire.Broken, BlockingIOError):
@@ -285,6 +332,9 @@ class Worker:
             if sock.fileno() >= 0:
                 self._loop.remove_reader(sock)
                 sock.close()
+        for fd in (self._tokens, self._tokens_in):
+            os.close(fd)
+        self._tokens = self._tokens_in = -1
 
 
 class Pool:
@@ -371,6 +421,9 @@ class Pool:
     def _look(self) -> None:
         self._sweep = None
         now_ns = monotonic_ns()
+        for worker in self._all:
+            if len(worker.assigned) > 1 and now_ns - worker.began_ns > HELD_UP_NS:
+                self._put_first(worker.take_back())
         for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
             self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
         for worker in [worker for worker in self._all if worker.task is not None]:
@@ -413,12 +466,17 @@ class Pool:
 
     async def _stop(self, task: Task) -> None:
         """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
-        if task.worker is None:
+        worker = task.worker
+        if worker is not None and worker.task is not task:
+            taken = worker.take_back()
+            self._put_first([other for other in taken if other is not task])
+            worker = None if task in taken else worker
+        if worker is None:
             self._leave_queue(task)
         elif not task.done.done() or task.done.cancelled():
-            task.worker.stop("cancelled")
+            worker.stop("cancelled")
             limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
-            await shielded(task.worker.wait_gone(limit_s))
+            await shielded(worker.wait_gone(limit_s))
 
     # --- places -------------------------------------------------------------------------------------------
 
@@ -433,6 +491,14 @@ class Pool:
             self._spawn()
         self._plan_growth()
 
+    def _put_first(self, tasks: list[Task]) -> None:
+        """Calls that were held up go before all others, and to whoever is free now."""
+        self._waiting.extendleft(reversed(tasks))
+        while self._waiting and self._idle:
+            self._idle.pop().begin(self._waiting.popleft())
+        if self._waiting:
+            self._plan_growth()
+
     def _leave_queue(self, task: Task) -> None:
         with contextlib.suppress(ValueError):
             self._waiting.remove(task)
@@ -440,11 +506,10 @@ class Pool:
     def give_back(self, worker: Worker) -> None:
         if self._closing or worker.gone.done():
             return
-        while self._waiting:
-            task = self._waiting.popleft()
-            if not task.done.done():
-                worker.begin(task)
-                return
+        if self._waiting and (room := worker.room):
+            worker.begin(*[self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+        if not worker.is_idle:
+            return
         self._idle.append(worker)
         if len(self._idle) > self.warm and self._trim is None:
             self._trim = self.loop.call_later(IDLE_KEPT_S, self._trim_idle)
@@ -471,10 +536,11 @@ class Pool:
                 self._spawn()
         self._plan_growth()
 
-    def lost(self, worker: Worker) -> None:
+    def lost(self, worker: Worker, unstarted: list[Task]) -> None:
         self._all.discard(worker)
         with contextlib.suppress(ValueError):
             self._idle.remove(worker)
+        self._put_first(unstarted)
         if self._closing:
             return
         if worker.started:
@@ -528,9 +594,12 @@ class Pool:
         for handle in (self._growth, self._trim, self._sweep):
             if handle is not None:
                 handle.cancel()
+        workers = list(self._all)
+        for worker in workers:
+            self._waiting += worker.take_back()
         for task in list(self._waiting):
             task.resolve(Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing")))
-        workers = list(self._all)
+        self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
         if workers:

@@ -183,9 +183,13 @@ def _supervise(note: bytes, fds: list[int]) -> None:
             from .worker import serve_calls
 
             control.close()
-            serve_calls(calls, Bell(fds[2]))
+            serve_calls(calls, Bell(fds[2]), fds[3])
 
-        supervisor.run_worker(serve, release=calls.close)
+        def release() -> None:
+            calls.close()
+            os.close(fds[3])
+
+        supervisor.run_worker(serve, release=release)
 
 
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
