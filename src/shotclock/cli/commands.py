@@ -220,7 +220,8 @@ def _understand(words: list[str]) -> tuple[Work | Page | Help | None, Mistakes]:
         except UnusedCliTokensError as error:
             unused = error.unused_tokens or []
             mistakes += [{"field": "arguments", "message": f"{word!r} is one too many"} for word in unused]
-            rest = rest[: len(rest) - len(unused)] if rest[-len(unused) :] == unused else rest[:1]
+            for word in reversed(unused):
+                del rest[len(rest) - 1 - rest[::-1].index(word)]  # the last of its kind is the one too many
         except CycloptsError as error:
             token = getattr(error, "token", None)  # of an option given twice
             name = error.argument.name if error.argument is not None else getattr(token, "keyword", None) or "arguments"

@@ -75,6 +75,11 @@ class Inbox:
             del buffer[:start]
         return messages
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether `next` would give a message that has already come."""
+        return bool(self._unread)
+
     def next(self) -> Message:
         """The next message, waiting for it as long as the socket's timeout allows."""
         while not self._unread:

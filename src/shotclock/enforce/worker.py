@@ -27,6 +27,7 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.records import as_dict
 from . import kernel, wire
+from .clock import monotonic_ns
 from .context import Context, Stopped
 
 inside_worker = False
@@ -34,6 +35,8 @@ inside_worker = False
 
 # Names of leaked processes that travel back; there may be thousands, a person reads a few.
 _LEAKED_NAMED = 50
+# How long a worker watches for its next call before it falls asleep.
+AWAKE_NS = 150_000
 # Where in a message the call's bell is.
 _BELL = 6
 # How deep a chain of exceptions is told; a cyclic one would have no end.
@@ -98,7 +101,10 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         os._exit(0)
 
     signal.signal(signal.SIGTERM, on_term)
+    lull = _Lull(sock)
     while True:
+        if not inbox.has_unread:
+            lull.wait()
         try:
             message = inbox.next()  # unbounded on purpose: a warm worker waits for work, and dies with its supervisor
         except wire.Broken:
@@ -124,6 +130,28 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         _flush()
         leaked = _leaked() if kernel.has_children() else []
         _reply_or_leave(sock, ("done", *reply, leaked))
+
+
+class _Lull:
+    """The wait for the next call. Falling asleep and being woken takes longer than a short call; where the last one
+    came quickly, the next is watched for awake, for a moment."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self._came_quickly = False
+
+    def wait(self) -> None:
+        began_ns = monotonic_ns()
+        poll = self._poller.poll
+        if self._came_quickly:
+            while not poll(0):
+                if monotonic_ns() - began_ns > AWAKE_NS:
+                    break
+            else:
+                return
+        poll()  # unbounded like the read that follows it
+        self._came_quickly = monotonic_ns() - began_ns < AWAKE_NS
 
 
 def _take_token(tokens: int) -> bool:

@@ -133,7 +133,7 @@ class Worker:
         self._sending = False
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self._further: set[asyncio.Task[None]] = set()
-        self._grace_ms = 0
+        self.grace_ms = 0
         self.stopping = False
         for fd in (self._control.fileno(), self._calls.fileno(), self._tokens, self._tokens_in):
             os.set_blocking(fd, False)
@@ -173,6 +173,11 @@ class Worker:
 
     # --- a call -------------------------------------------------------------------------------------------
 
+    def set_grace(self, grace_ms: int) -> None:
+        if grace_ms != self.grace_ms:
+            self.grace_ms = grace_ms
+            self._order("grace", grace_ms)
+
     def begin(self, *tasks: Task) -> None:
         """Give the worker calls. Each is resolved exactly once, whatever happens to the process."""
         if not self.assigned:
@@ -180,9 +185,6 @@ class Worker:
         for task in tasks:
             task.worker = self
             self.assigned.append(task)
-            if task.grace_ms != self._grace_ms:
-                self._grace_ms = task.grace_ms
-                self._order("grace", task.grace_ms)
         message = b"".join([task.message for task in tasks])
         try:
             os.write(self._tokens_in, b"." * len(tasks))
@@ -481,10 +483,10 @@ class Pool:
     # --- places -------------------------------------------------------------------------------------------
 
     def _submit(self, task: Task) -> None:
-        if self._idle:
-            self._idle.pop().begin(task)
-            return
         self._waiting.append(task)
+        if self._idle:
+            self.give_back(self._idle.pop())
+            return
         self.refill()
         # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
         if task.depth and not self._coming():
@@ -495,7 +497,7 @@ class Pool:
         """Calls that were held up go before all others, and to whoever is free now."""
         self._waiting.extendleft(reversed(tasks))
         while self._waiting and self._idle:
-            self._idle.pop().begin(self._waiting.popleft())
+            self.give_back(self._idle.pop())
         if self._waiting:
             self._plan_growth()
 
@@ -506,8 +508,16 @@ class Pool:
     def give_back(self, worker: Worker) -> None:
         if self._closing or worker.gone.done():
             return
-        if self._waiting and (room := worker.room):
-            worker.begin(*[self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+        tasks: list[Task] = []
+        for _ in range(min(worker.room, len(self._waiting))):
+            # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
+            if worker.is_idle and not tasks:
+                worker.set_grace(self._waiting[0].grace_ms)
+            elif self._waiting[0].grace_ms != worker.grace_ms:
+                break
+            tasks.append(self._waiting.popleft())
+        if tasks:
+            worker.begin(*tasks)
         if not worker.is_idle:
             return
         self._idle.append(worker)
