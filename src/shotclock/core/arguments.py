@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -82,6 +84,22 @@ def to_jsonable(value: object) -> Any:
     if type(value) in _PLAIN:
         return value
     try:
-        return to_jsonable_python(value, inf_nan_mode="strings", bytes_mode="base64")
+        plain = to_jsonable_python(value, bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError, TypeError) as error:
         raise NotSerializable(f"a {type(value).__name__} cannot be put into JSON: {error}") from None
+    try:
+        json.dumps(plain, allow_nan=False)
+    except (ValueError, RecursionError):
+        return _with_named_numbers(plain)
+    return plain
+
+
+def _with_named_numbers(plain: Any) -> Any:
+    """JSON has no NaN and no infinities; their names are the nearest thing it has."""
+    if isinstance(plain, float):
+        return plain if math.isfinite(plain) else str(plain)
+    if isinstance(plain, list):
+        return [_with_named_numbers(item) for item in plain]
+    if isinstance(plain, dict):
+        return {key: _with_named_numbers(item) for key, item in plain.items()}
+    return plain

@@ -1,0 +1,119 @@
+"""What a call costs that does nothing: an async no-op through the chokepoint, and through the guard alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from shotclock import Clocks, Operation, Runtime
+from shotclock.enforce.admission import admit
+from shotclock.enforce.call import Scope
+from shotclock.enforce.hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier
+from shotclock.enforce.loops import Hosts
+
+from .functions import noop_async
+from .rounds import take_turns
+from .table import Bar, Table, compared
+
+LIMIT_S = 90
+TITLE = "Async no-op call"
+NOTE = (
+    "Time per call. `asyncio.timeout` is `async with asyncio.timeout(5): await noop()` on the caller's own loop. "
+    "*Chokepoint* is `Runtime.call` with validation, an envelope and one observer; *guard alone* is what bounds the "
+    "handler, without them. *Own loop* (the default) runs handlers in another thread, where a blocked loop stops "
+    "nobody's answer; *shared loop* is `Runtime(share_loop=True)`, which gives that up. *Sequential* is one call "
+    "after the other, which on the own loop pays two thread wake-ups each; *concurrent* is 1,000 in flight at a "
+    "time, on both sides."
+)
+
+SEQUENTIAL, CONCURRENT = "sequential", "1,000 concurrent"
+CLOCKS = Clocks.of(timeout="5s", grace="0ms")
+OPERATION = Operation("noop", noop_async)
+
+WHY = {
+    "chokepoint, own loop": "One call at a time pays two thread wake-ups, the price of an answer that a blocked "
+    "handler cannot hold up, and wakes the observer's thread as well; concurrent calls share the wake-ups.",
+    "chokepoint, shared loop": "Clocks, validation, a task, a bell and an envelope around a handler that does nothing; "
+    "and the observer's thread is woken for each call.",
+    "guard alone, own loop": "The two thread wake-ups alone are more than the bar; concurrent calls share them.",
+    "guard alone, shared loop": "A task of its own and a future beside the timer, so two turns of the loop.",
+}
+
+Call = Callable[[], Awaitable[object]]
+
+
+async def bare() -> None:
+    async with asyncio.timeout(5):
+        await noop_async(1)
+
+
+async def noop_guard(operation: Operation, arguments: Mapping[str, object]) -> None:
+    await noop_async(1)
+
+
+def guard_alone(runtime: Runtime, carrier: LoopCarrier | SharedLoopCarrier) -> Call:
+    """What bounds a handler, with everything that can be prepared prepared once: no validation, no envelope."""
+    bells = Bells(asyncio.get_running_loop())
+    admission = admit("noop", Clocks.of(timeout="1h", grace="0ms"))
+    scope = Scope(admission.bound.bell, 0, admission.name, admission.trace_id)
+
+    def call() -> Awaitable[object]:
+        return HostedCall(
+            runtime, bells, carrier, admission, OPERATION, {}, scope, guards=(noop_guard,), guards_only=True
+        ).wait()
+
+    return call
+
+
+def chokepoint(runtime: Runtime) -> Call:
+    return lambda: runtime.call(OPERATION, {"a": 1}, CLOCKS)
+
+
+async def one_after_the_other(call: Call, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        await call()
+    return (time.perf_counter() - began) / count * 1e6
+
+
+async def in_flight_together(call: Call, count: int) -> float:
+    began = time.perf_counter()
+    await asyncio.gather(*(call() for _ in range(count)))
+    return (time.perf_counter() - began) / count * 1e6
+
+
+async def _measure(rounds: int) -> Table:
+    hosts = Hosts("bench-loop")
+    observers = [lambda envelope: None]
+    async with Runtime(observers=observers) as own, Runtime(observers=observers, share_loop=True) as shared:
+        for runtime in (own, shared):
+            envelope = await runtime.call(OPERATION, {"a": 1}, CLOCKS)
+            assert envelope.ok, envelope
+        ours = {
+            "chokepoint, own loop": chokepoint(own),
+            "chokepoint, shared loop": chokepoint(shared),
+            "guard alone, own loop": guard_alone(own, LoopCarrier(hosts, 0)),
+            "guard alone, shared loop": guard_alone(shared, SharedLoopCarrier(asyncio.get_running_loop())),
+        }
+        sides = {"bare": bare, **ours}
+        taken = {
+            SEQUENTIAL: {name: lambda c=call: one_after_the_other(c, 500) for name, call in sides.items()},
+            CONCURRENT: {name: lambda c=call: in_flight_together(c, 1_000) for name, call in sides.items()},
+        }
+        figures = {manner: await take_turns(turns, rounds) for manner, turns in taken.items()}
+    await asyncio.to_thread(hosts.close)
+    rows = []
+    for name in ours:
+        bar = Bar(8) if name.startswith("chokepoint") else Bar(2)
+        for manner, figure in figures.items():
+            rows.append(
+                compared(
+                    f"{name}, {manner}", figure[name], "asyncio.timeout", figure["bare"], "{:.1f} µs", bar, WHY[name]
+                )
+            )
+    return Table(TITLE, NOTE, rows)
+
+
+def measure(quick: bool) -> Table:
+    return asyncio.run(_measure(3 if quick else 11))

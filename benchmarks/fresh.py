@@ -1,0 +1,93 @@
+"""A process of its own for every call, forked from the zygote, against a plain fork of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import statistics
+import time
+from multiprocessing.connection import Connection
+
+from shotclock import Clocks, Operation, Runtime
+
+from .functions import noop
+from .rounds import take_turns
+from .table import Bar, Table, compared
+
+LIMIT_S = 60
+TITLE = "Fresh process per call"
+NOTE = (
+    "Calls one after the other, each in a process that has run nothing before: from asking for it to its result in "
+    "hand and the process gone. Ours is forked from the zygote, with a supervisor above it (a pool of one whose worker "
+    "is killed after each call); the peer is `multiprocessing`'s fork of this process with the result through a pipe, "
+    "which nothing bounds. *Until the result* leaves out the end of the process on both sides."
+)
+WHY = (
+    "Two forks instead of one, the supervisor's and the worker's; the function's signature is built anew in every "
+    "fresh process; and the end is a verified kill."
+)
+WAIT_S = 10.0
+CLOCKS = Clocks.of(timeout="10s", grace="0ms")
+OPERATION = Operation("noop", noop)
+IN_A_ROW = 10
+
+
+async def our_call(runtime: Runtime) -> tuple[float, float]:
+    """One call in the only worker, which is then killed; the pool forks the next as soon as it is gone."""
+    began = time.perf_counter()
+    envelope = await runtime.call(OPERATION, {"a": 1}, CLOCKS)
+    answered = time.perf_counter()
+    assert envelope.ok, envelope
+    (worker,) = runtime._ensure_pool()._all
+    worker.kill("fresh")
+    assert await worker.wait_gone(WAIT_S)
+    return answered - began, time.perf_counter() - began
+
+
+def send_noop(pipe: Connection) -> None:
+    pipe.send(noop(1))
+
+
+async def peer_call() -> tuple[float, float]:
+    fork = multiprocessing.get_context("fork")
+    began = time.perf_counter()
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=send_noop, args=(theirs,))
+    process.start()
+    assert ours.poll(WAIT_S) and ours.recv() == 1
+    answered = time.perf_counter()
+    process.join(WAIT_S)
+    ended = time.perf_counter()
+    ours.close()
+    theirs.close()
+    return answered - began, ended - began
+
+
+async def _measure(rounds: int) -> Table:
+    results: dict[str, list[float]] = {"shotclock": [], "fork": []}
+    async with Runtime(workers=1, most_workers=1, preload=["benchmarks.functions"]) as runtime:
+
+        async def turn(name: str) -> float:
+            whole = []
+            for number in range(IN_A_ROW + 1):
+                until_result, until_gone = await (our_call(runtime) if name == "shotclock" else peer_call())
+                if number:  # the pool had the time to fork the first one before it was asked for
+                    results[name].append(until_result)
+                    whole.append(until_gone)
+            return statistics.median(whole) * 1e3
+
+        whole = await take_turns({name: lambda n=name: turn(n) for name in results}, rounds)
+    result = {name: statistics.median(taken) * 1e3 for name, taken in results.items()}
+    peer, shown = "multiprocessing fork", "{:.2f} ms"
+    return Table(
+        TITLE,
+        NOTE,
+        [
+            compared("until gone", whole["shotclock"], peer, whole["fork"], shown, Bar(0.7), WHY),
+            compared("until the result", result["shotclock"], peer, result["fork"], shown),
+        ],
+    )
+
+
+def measure(quick: bool) -> Table:
+    return asyncio.run(_measure(5 if quick else 25))

@@ -1,0 +1,32 @@
+"""Measuring: sides take turns within one run, so that a slow minute of the machine hits all of them."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+Side = Callable[[], float | Awaitable[float]]
+
+
+async def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
+    """The median figure of each side. Every round asks each once, in an order that is turned round each time."""
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            gc.collect()
+            figure: Any = sides[name]()
+            if inspect.isawaitable(figure):
+                figure = await figure
+            if number:  # the first round warms up
+                figures[name].append(figure)
+    return {name: statistics.median(taken) for name, taken in figures.items()}
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """The smallest sample that at least this share of the samples does not exceed."""
+    ordered = sorted(samples)
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]

@@ -1,0 +1,166 @@
+"""Work that does not want to end: who gets an answer on time, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import pebble
+
+from shotclock import Clocks, Operation, Runtime
+from shotclock.core.operation import Isolation
+
+from . import functions
+from .isolated import GaveUp, kill_marked, run_isolated
+from .process_memory import peak_kib, resident_kib
+from .table import Table
+
+LIMIT_S = 120
+TITLE = "Scoreboard: work that does not want to end"
+NOTE = (
+    "Timeout 500 ms, grace 0. How long after it the answer came, how many processes were left alive then, and for "
+    "the flood the growth of the asking process. *Hangs*: no answer within 5 s. `subprocess.run` captures the "
+    "output, as one does; pebble runs functions only. An async handler runs in the caller's process unless it is "
+    "isolated, and there nothing can get a word in while C code holds the GIL."
+)
+TIMEOUT_S = 0.5
+HANGS_S = 5.0
+# The interpreter comes up and goes down around the measurement itself.
+MARGIN_S = 5.0
+# Not every side waits for what it killed; what is alive after this is left.
+SETTLE_S = 0.2
+CLOCKS = Clocks.of(timeout=f"{TIMEOUT_S}s", grace="0ms")
+
+COMMANDS = {
+    "daemonised grandchild": ["bash", "-c", f"{functions.DAEMONISE}; sleep {functions.LONG_S:.0f}"],
+    "child that ignores TERM": ["bash", "-c", f"trap '' TERM; while :; do sleep {functions.LONG_S:.0f}; done"],
+    "C call that holds the GIL": [sys.executable, "-c", "from benchmarks.functions import *; hold_the_gil()"],
+    "output flood": ["yes"],
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "daemonised grandchild": functions.leave_a_daemon,
+    "child that ignores TERM": functions.ignore_term,
+    "C call that holds the GIL": functions.hold_the_gil,
+}
+ASYNC_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sleep that blocks its loop": functions.block_the_loop,
+    "C call that holds the GIL": functions.hold_the_gil_async,
+}
+
+
+def our_command(case: str, mark: str) -> str:
+    async def run() -> str:
+        async with Runtime() as runtime:
+            await runtime.run(["true"])
+            began, before = time.monotonic(), resident_kib()
+            envelope = await runtime.run(COMMANDS[case], CLOCKS, env={"BENCH_MARK": mark})
+            assert envelope.code == "TIMEOUT", envelope
+            return _said(case, began, before, mark)
+
+    return asyncio.run(run())
+
+
+def our_function(case: str, mark: str) -> str:
+    async def run() -> str:
+        async with Runtime(workers=1, preload=["benchmarks.functions"]) as runtime:
+            await runtime.call(Operation("noop", functions.noop), {"a": 1})
+            began, before = time.monotonic(), resident_kib()
+            envelope = await runtime.call(Operation("case", FUNCTIONS[case]), _arguments(case, mark), CLOCKS)
+            assert envelope.code == "TIMEOUT", envelope
+            return _said(case, began, before, mark)
+
+    return asyncio.run(run())
+
+
+def our_async_function(case: str, mark: str, isolation: Isolation = "auto") -> str:
+    async def run() -> str:
+        async with Runtime(preload=["benchmarks.functions"]) as runtime:
+            await runtime.call(Operation("noop", functions.noop_async, isolation=isolation), {"a": 1})
+            began, before = time.monotonic(), resident_kib()
+            operation = Operation("case", ASYNC_FUNCTIONS[case], isolation=isolation)
+            envelope = await runtime.call(operation, {}, CLOCKS)
+            assert envelope.code == "TIMEOUT", envelope
+            return _said(case, began, before, mark)
+
+    return asyncio.run(run())
+
+
+def our_isolated_async_function(case: str, mark: str) -> str:
+    return our_async_function(case, mark, "process")
+
+
+def their_command(case: str, mark: str) -> str:
+    began, before = time.monotonic(), resident_kib()
+    environment = {**os.environ, "BENCH_MARK": mark}
+    try:
+        subprocess.run(COMMANDS[case], capture_output=True, timeout=TIMEOUT_S, env=environment)
+    except subprocess.TimeoutExpired:
+        pass
+    return _said(case, began, before, mark)
+
+
+def their_function(case: str, mark: str) -> str:
+    pool = pebble.ProcessPool(max_workers=1)
+    pool.schedule(functions.noop, args=(1,)).result(MARGIN_S)
+    began, before = time.monotonic(), resident_kib()
+    try:
+        pool.schedule(FUNCTIONS[case], kwargs=_arguments(case, mark), timeout=TIMEOUT_S).result(60)
+    except FutureTimeout:
+        pass
+    said = _said(case, began, before, mark)
+    pool.stop()
+    return said
+
+
+def their_async_function(case: str, mark: str) -> str:
+    async def run() -> str:
+        began, before = time.monotonic(), resident_kib()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await ASYNC_FUNCTIONS[case]()
+        except TimeoutError:
+            pass
+        return _said(case, began, before, mark)
+
+    return asyncio.run(run())
+
+
+def _arguments(case: str, mark: str) -> dict[str, str]:
+    return {"mark": mark} if case == "daemonised grandchild" else {}
+
+
+def _said(case: str, began: float, before_kib: int, mark: str) -> str:
+    late_ms = (time.monotonic() - began - TIMEOUT_S) * 1e3
+    left = kill_marked(mark, settle_s=SETTLE_S)
+    said = f"{late_ms:.0f} ms late, {left} left"
+    if case == "output flood":
+        said += f", {(peak_kib() - before_kib) * 1024 / 1e6:,.0f} MB"
+    return said
+
+
+def _ask(side: Callable[[str, str], str], case: str) -> str:
+    mark = uuid.uuid4().hex
+    try:
+        return run_isolated(side, case, mark, within_s=TIMEOUT_S + HANGS_S)
+    except GaveUp:
+        return f"**hangs**, {kill_marked(mark)} left"
+
+
+def measure(quick: bool) -> Table:
+    grid = []
+    for case in COMMANDS:
+        grid.append([f"{case}, command", _ask(our_command, case), f"subprocess.run: {_ask(their_command, case)}"])
+        if case in FUNCTIONS:
+            grid.append([f"{case}, function", _ask(our_function, case), f"pebble: {_ask(their_function, case)}"])
+    for case in ASYNC_FUNCTIONS:
+        cells = [_ask(our_async_function, case), f"asyncio.timeout: {_ask(their_async_function, case)}"]
+        grid.append([f"{case}, async function", *cells])
+        grid.append([f'{case}, async function, `isolation="process"`', _ask(our_isolated_async_function, case), "–"])
+    return Table(TITLE, NOTE, header=["what", "shotclock", "peer"], grid=grid)

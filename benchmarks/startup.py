@@ -1,0 +1,65 @@
+"""What the wrapper itself costs: `shotclock exec -- true`, cold, and `import shotclock`."""
+
+from __future__ import annotations
+
+import asyncio
+import compileall
+import os
+import sys
+import time
+from pathlib import Path
+
+import shotclock
+
+from .rounds import take_turns
+from .table import Bar, Table, compared
+
+LIMIT_S = 90
+TITLE = "Start-up"
+NOTE = (
+    "Wall time from spawn to exit, all with the same interpreter and compiled modules, output to /dev/null. "
+    "`python -c pass` is what any Python program costs before its first line. `import shotclock` loads names when they "
+    "are first used; `from shotclock import Runtime` brings in asyncio and pydantic."
+)
+PYTHON = sys.executable
+COMMANDS = {
+    "exec": [str(Path(PYTHON).with_name("shotclock")), "exec", "--timeout", "5s", "--", "true"],
+    "pass": [PYTHON, "-c", "pass"],
+    "import": [PYTHON, "-c", "import shotclock"],
+    "import Runtime": [PYTHON, "-c", "from shotclock import Runtime"],
+    "timeout(1)": ["timeout", "5", "true"],
+    "subprocess.run": [PYTHON, "-c", 'import subprocess; subprocess.run(["true"], timeout=5)'],
+}
+
+
+def wall_time(argv: list[str]) -> float:
+    null = os.open(os.devnull, os.O_RDWR)
+    actions = [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
+    began = time.perf_counter()
+    pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
+    _, status = os.waitpid(pid, 0)  # bounded by the limit over this whole benchmark
+    taken = time.perf_counter() - began
+    os.close(null)
+    assert status == 0, (argv, status)
+    return taken
+
+
+def measure(quick: bool) -> Table:
+    compileall.compile_dir(str(Path(shotclock.__file__).parent), quiet=2)
+    sides = {name: lambda a=argv: wall_time(a) for name, argv in COMMANDS.items()}
+    taken = {name: s * 1e3 for name, s in asyncio.run(take_turns(sides, 10 if quick else 50)).items()}
+    shown = "{:.1f} ms"
+    what = "`exec -- true`"
+    return Table(
+        TITLE,
+        NOTE,
+        [
+            compared(what, taken["exec"], "`python -c pass`", taken["pass"], shown, Bar(6)),
+            compared(what, taken["exec"], "`timeout 5 true`", taken["timeout(1)"], shown),
+            compared(what, taken["exec"], "Python, `subprocess.run(timeout=5)`", taken["subprocess.run"], shown),
+            compared("`import shotclock`", taken["import"], "`python -c pass`", taken["pass"], shown, Bar(3)),
+            compared(
+                "`from shotclock import Runtime`", taken["import Runtime"], "`python -c pass`", taken["pass"], shown
+            ),
+        ],
+    )

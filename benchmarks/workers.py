@@ -1,0 +1,127 @@
+"""Functions in warm worker processes: calls per second with two workers, and the time of one call."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from typing import Any
+
+import billiard
+import pebble
+
+from shotclock import Clocks, Operation, Runtime
+
+from .functions import noop
+from .rounds import take_turns
+from .table import Bar, Row, Table, compared
+
+LIMIT_S = 90
+TITLE = "Process-isolated no-op, two workers"
+NOTE = (
+    "The same no-op function in two warm processes. *Throughput*: all calls handed over at once, until the last "
+    "result is in. *Sequential*: one call after the other. Peers that have a timeout are given one; "
+    "`multiprocessing.Pool` has none."
+)
+# What any single wait for a peer is bounded by.
+WAIT_S = 30
+CLOCKS = Clocks.of(timeout=f"{WAIT_S}s", grace="0ms")
+OPERATION = Operation("noop", noop)
+
+WHY = (
+    "The caller's loop, one core, does for each call what the peers leave out: clocks, a bell that the supervisor "
+    "hears, an envelope; and each call goes to an idle worker instead of into a queue that workers drain."
+)
+
+Start = Callable[[], Any]
+
+
+def start_with_pebble(pool: pebble.ProcessPool) -> Callable[[], object]:
+    future = pool.schedule(noop, args=(1,), timeout=WAIT_S)
+    return lambda: future.result(WAIT_S)
+
+
+def start_with_pool(pool: Any) -> Callable[[], object]:
+    result = pool.apply_async(noop, (1,))
+    return lambda: result.get(WAIT_S)
+
+
+def peer_throughput(start: Start, count: int) -> float:
+    began = time.perf_counter()
+    for wait in [start() for _ in range(count)]:
+        wait()
+    return count / (time.perf_counter() - began)
+
+
+def peer_latency(start: Start, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        start()()
+    return (time.perf_counter() - began) / count
+
+
+async def our_throughput(runtime: Runtime, count: int) -> float:
+    began = time.perf_counter()
+    envelopes = await asyncio.gather(*(runtime.call(OPERATION, {"a": 1}, CLOCKS) for _ in range(count)))
+    taken = time.perf_counter() - began
+    assert all(envelope.ok for envelope in envelopes)
+    return count / taken
+
+
+async def our_latency(runtime: Runtime, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        await runtime.call(OPERATION, {"a": 1}, CLOCKS)
+    return (time.perf_counter() - began) / count
+
+
+async def _measure(peers: dict[str, Start], rounds: int, count: int) -> Table:
+    async with Runtime(workers=2, preload=["benchmarks.functions"]) as runtime:
+        assert (await runtime.call(OPERATION, {"a": 1}, CLOCKS)).ok
+        rates = await take_turns(
+            {
+                "shotclock": lambda: our_throughput(runtime, count),
+                **{name: lambda s=start: peer_throughput(s, count) for name, start in peers.items()},
+            },
+            rounds,
+        )
+        latencies = await take_turns(
+            {
+                "shotclock": lambda: our_latency(runtime, count // 10),
+                **{name: lambda s=start: peer_latency(s, count // 10) for name, start in peers.items()},
+            },
+            rounds,
+        )
+    bars = {"pebble": Bar(1.5, at_least=True), "billiard": Bar(1.0, at_least=True)}
+    rows = [
+        compared("throughput", rates["shotclock"], name, rates[name], "{:,.0f}/s", bars.get(name), WHY)
+        for name in peers
+    ]
+    return Table(TITLE, NOTE, rows + [_latency_row(latencies, name) for name in peers])
+
+
+def _latency_row(latencies: dict[str, float], name: str) -> Row:
+    ours, peer = latencies["shotclock"] * 1e6, latencies[name] * 1e6
+    if name != "billiard":
+        return compared("sequential", ours, name, peer, "{:.0f} µs")
+    met = ours <= 150 or ours / peer <= 0.9
+    return Row("sequential", f"{ours:.0f} µs", f"{name} {peer:.0f} µs", ours / peer, "≤ 150 µs or ≤ 0.9 ×", met, WHY)
+
+
+def measure(quick: bool) -> Table:
+    # Forked first, before this process has threads. Each pool is closed by the end of this process.
+    fork_pool = multiprocessing.get_context("fork").Pool(2)
+    billiard_pool = billiard.Pool(2)
+    pebble_pool = pebble.ProcessPool(max_workers=2)
+    try:
+        peers = {
+            "pebble": lambda: start_with_pebble(pebble_pool),
+            "billiard": lambda: start_with_pool(billiard_pool),
+            "multiprocessing": lambda: start_with_pool(fork_pool),
+        }
+        return asyncio.run(_measure(peers, 3 if quick else 9, 1_000 if quick else 2_000))
+    finally:
+        pebble_pool.stop()
+        billiard_pool.terminate()
+        fork_pool.terminate()

@@ -1,0 +1,189 @@
+"""Every subcommand but exec: what is understood, what is refused, and where help goes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+SUBCOMMANDS = ("exec", "errors", "doctor", "help")
+# So that nothing says "nobody looks" but the absence of a terminal.
+LOOKED_AT = {"CI": None, "NO_COLOR": None}
+
+
+@pytest.fixture(autouse=True)
+def a_person_may_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LOOKED_AT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+def test_help_goes_to_stderr_off_a_terminal_and_lists_every_subcommand(shotclock: Any):
+    ran = shotclock("--help")
+    assert ran.code == 0
+    assert ran.stdout == b""
+    for name in SUBCOMMANDS:
+        assert f"  {name}: ".encode() in ran.stderr
+    assert b"\x1b" not in ran.stderr
+
+
+def test_help_goes_to_stdout_on_a_terminal(on_terminal: Any):
+    seen = on_terminal("--help", streams=("stdout",))
+    assert seen.code == 0
+    assert "Usage: shotclock" in seen.screen
+    assert seen.stderr == b""
+
+
+@pytest.mark.parametrize("words", [["help", "exec"], ["exec", "--help"]])
+def test_help_on_exec_is_the_same_both_ways(words: list[str], shotclock: Any):
+    from shotclock.cli.exec import HELP
+
+    ran = shotclock(*words)
+    assert (ran.code, ran.stdout, ran.stderr.decode()) == (0, b"", HELP)
+
+
+@pytest.mark.parametrize("name", ["errors", "doctor", "help"])
+def test_help_on_a_subcommand_is_the_same_both_ways(name: str, shotclock: Any):
+    asked, flagged = shotclock("help", name), shotclock(name, "--help")
+    assert asked.code == flagged.code == 0
+    assert asked.stderr == flagged.stderr
+    assert f"Usage: shotclock {name}".encode() in asked.stderr
+
+
+def test_no_subcommand_is_an_argument_error_with_help_beside_it(shotclock: Any, validate_envelope: Any):
+    ran = shotclock()
+    assert ran.code == 2
+    envelope = validate_envelope(ran.json())
+    assert envelope["error"]["code"] == "ARG_ERROR"
+    assert envelope["error"]["errors"][0]["field"] == "subcommand"
+    assert b"Usage: shotclock" in ran.stderr
+
+
+def test_no_subcommand_on_a_terminal_is_help_and_exit_2(on_terminal: Any):
+    seen = on_terminal(streams=("stdout", "stderr"))
+    assert seen.code == 2
+    assert "Usage: shotclock" in seen.screen
+    assert '{"ok"' not in seen.screen
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("word", "meant"), [("docter", "doctor"), ("error", "errors"), ("EXEC", "exec")])
+def test_an_unknown_subcommand_is_refused_with_the_nearest_one(
+    word: str, meant: str, shotclock: Any, validate_envelope: Any
+):
+    ran = shotclock(word, "--anything", "else")
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 2
+    assert envelope["error"]["suggestion"] == f"did you mean {meant}?"
+    assert envelope["meta"]["ending"] == "not_started"
+    assert ran.stderr == b""
+
+
+def test_a_word_like_nothing_gets_the_list(shotclock: Any, validate_envelope: Any):
+    envelope = validate_envelope(shotclock("qqqq").json())
+    assert all(name in envelope["error"]["message"] for name in SUBCOMMANDS)
+
+
+def test_an_option_before_the_subcommand_is_told_its_place(shotclock: Any, validate_envelope: Any):
+    ran = shotclock("--json", "errors")
+    assert ran.code == 2
+    assert "`shotclock errors --json`" in validate_envelope(ran.json())["error"]["message"]
+
+
+def test_every_mistake_is_told_at_once(shotclock: Any, validate_envelope: Any):
+    ran = shotclock("errors", "--jsno", "TIMEOUT", "--markdwn", "extra", "--timeout", "fast")
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 2
+    assert {mistake["field"] for mistake in envelope["error"]["errors"]} == {
+        "--jsno",
+        "--markdwn",
+        "arguments",
+        "timeout",
+    }
+    assert envelope["error"]["phase"] == "validation"
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["errors", "--timeout"], "timeout"),
+        (["errors", "--timeout", "-5s"], "timeout"),
+        (["errors", "--timeout", "30"], "timeout"),
+        (["errors", "--timeout", "1s", "--timeout", "2s"], "timeout"),
+        (["errors", "--json=perhaps"], "json"),
+        (["help", "nothing"], "subcommand"),
+        (["help", "doctor", "--markdown"], "markdown"),
+        (["__complete", "x"], "subcommand"),
+    ],
+)
+def test_bad_words_are_an_envelope_and_never_a_panel(
+    words: list[str], field: str, shotclock: Any, validate_envelope: Any
+):
+    ran = shotclock(*words)
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 2
+    assert [mistake["field"] for mistake in envelope["error"]["errors"]] == [field]
+    assert ran.stderr == b""
+
+
+def test_a_mistake_on_a_terminal_is_one_line_on_stderr(on_terminal: Any):
+    seen = on_terminal("docter", streams=("stdout",))
+    assert seen.code == 2
+    assert seen.screen == ""
+    assert b"did you mean doctor?" in seen.stderr
+
+
+# --- where the envelope goes ----------------------------------------------------------------------
+
+
+def test_the_version_is_data_off_a_terminal_and_a_line_on_one(shotclock: Any, on_terminal: Any, validate_envelope: Any):
+    from shotclock import __version__
+
+    assert validate_envelope(shotclock("--version").json())["data"] == {"version": __version__}
+    assert on_terminal("--version", streams=("stdout",)).screen == f"shotclock {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "env"), [(["--json"], {}), ([], {"CI": "true"}), ([], {"NO_COLOR": "1"}), ([], {"NO_COLOR": ""})]
+)
+def test_json_on_a_terminal_where_asked_or_where_nobody_looks(
+    words: list[str], env: dict[str, str], on_terminal: Any, validate_envelope: Any
+):
+    seen = on_terminal("errors", "TIMEOUT", *words, streams=("stdout", "stderr"), env=env)
+    assert validate_envelope(json.loads(seen.screen))["ok"]
+
+
+def test_every_response_has_the_clock_it_ran_under(shotclock: Any, validate_envelope: Any):
+    assert validate_envelope(shotclock("errors").json())["meta"]["timeout_ms"] == 30_000
+    assert validate_envelope(shotclock("errors", "--timeout", "5s").json())["meta"]["timeout_ms"] == 5_000
+    assert validate_envelope(shotclock("errors", "--timeout", "0").json())["meta"]["timeout_ms"] == 0
+    assert validate_envelope(shotclock("nothing").json())["meta"]["timeout_ms"] == 30_000
+
+
+def test_a_callers_deadline_is_inherited(shotclock: Any, validate_envelope: Any):
+    ran = shotclock("errors", env={"SHOTCLOCK_REMAINING_MS": "0"})
+    assert ran.code == 10
+    assert validate_envelope(ran.json())["error"]["code"] == "NO_TIME_LEFT"
+    ran = shotclock("errors", env={"SHOTCLOCK_REMAINING_MS": "10000"})
+    envelope = validate_envelope(ran.json())
+    assert envelope["meta"]["timeout_ms"] < 10_000
+    assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
+
+
+def test_a_reader_that_leaves_early_is_not_our_failure(start: Any, tmp_path: Path):
+    import os
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    running = start("errors", stdout=writing)
+    os.close(writing)
+    assert running.ends() == 0
+    assert running.stderr == b""

@@ -1,0 +1,71 @@
+"""`shotclock errors`: the registry as data, as a page, and as a table on a terminal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.cli.commands import exec_page
+from shotclock.cli.errors import markdown
+from shotclock.core.errors import error_entries, warning_entries
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
+
+
+def test_the_whole_registry_is_printed(shotclock: Any, validate_envelope: Any):
+    ran = shotclock("errors")
+    data = validate_envelope(ran.json())["data"]
+    assert ran.code == 0
+    assert {entry["code"] for entry in data["errors"]} == {entry.code for entry in error_entries()}
+    assert {entry["code"]: entry["summary"] for entry in data["warnings"]} == warning_entries()
+    for entry in data["errors"]:
+        assert set(entry) == {"code", "exit_code", "http_status", "retryable", "side_effects", "summary", "hint"}
+
+
+@pytest.mark.parametrize("spelling", ["QUEUE_TIMEOUT", "queue_timeout", "queue-timeout"])
+def test_one_code_is_looked_up_however_it_is_spelled(spelling: str, shotclock: Any, validate_envelope: Any):
+    data = validate_envelope(shotclock("errors", spelling).json())["data"]
+    assert [entry["code"] for entry in data["errors"]] == ["QUEUE_TIMEOUT"]
+    assert data["warnings"] == []
+
+
+def test_a_warning_is_looked_up_as_well(shotclock: Any, validate_envelope: Any):
+    data = validate_envelope(shotclock("errors", "SURVIVORS").json())["data"]
+    assert data["errors"] == []
+    assert [entry["code"] for entry in data["warnings"]] == ["SURVIVORS"]
+
+
+def test_an_unknown_code_exits_5_with_the_nearest_one(shotclock: Any, validate_envelope: Any):
+    ran = shotclock("errors", "TIMEOT")
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 5
+    assert envelope["error"]["suggestion"] == "did you mean TIMEOUT?"
+    assert envelope["data"] is None
+
+
+def test_a_terminal_gets_a_table_with_every_code(on_terminal: Any, monkeypatch: pytest.MonkeyPatch):
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    seen = on_terminal("errors", streams=("stdout", "stderr"), env={"TERM": "xterm", "COLUMNS": "120"})
+    assert seen.code == 0
+    assert '{"ok"' not in seen.screen
+    for entry in error_entries():
+        assert entry.code in seen.screen
+    for code in warning_entries():
+        assert code in seen.screen
+
+
+@pytest.mark.parametrize(
+    ("page", "content", "command"),
+    [
+        ("errors.md", markdown, "shotclock errors --markdown"),
+        ("exec.md", exec_page, "shotclock help exec --markdown"),
+    ],
+)
+def test_the_reference_page_is_what_the_program_says(page: str, content: Any, command: str, shotclock: Any):
+    written = (REFERENCE / page).read_text("utf-8")
+    assert written == content(), f"stale: {command} > docs/reference/{page}"
+    ran = shotclock(*command.split()[1:])
+    assert (ran.code, ran.stdout.decode(), ran.stderr) == (0, written, b"")

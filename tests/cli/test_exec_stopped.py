@@ -1,0 +1,199 @@
+"""`shotclock exec` stopped from outside: by signals, by readers that leave, by descriptors that are not there."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import SHOTCLOCK, SOON_S, envelopes_in, wait_for
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+# A leader with a child in its group and one that left for a session of its own.
+TREE = "sleep 300 & setsid sleep 300 & echo ready; wait"
+STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+def cancelled(envelope: dict[str, Any], number: signal.Signals) -> None:
+    assert envelope["error"]["code"] == "CANCELLED"
+    assert envelope["error"]["retryable"] is False
+    assert envelope["error"]["phase"] == "execution"
+    assert envelope["error"]["context"]["signal"] == number.name
+    assert envelope["meta"]["exit_code"] == SIGNALS[number]
+    assert envelope["meta"]["ending"] == "killed"
+    assert envelope["meta"]["survivors"] == []
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_stops_the_whole_tree_and_is_named(
+    number: signal.Signals, no_survivors: Any, start: Any, validate_envelope: Any
+):
+    running = start("exec", "--grace", "300ms", "--", "sh", "-c", TREE)
+    running.said(b"ready")
+    running.signal(number)
+    assert running.ends() == SIGNALS[number]
+    cancelled(validate_envelope(running.envelope()), number)
+    assert running.stdout == b"ready\n"
+    assert no_survivors.alive() == [], "gone when we are, not some time after"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_answered_in_json_with_the_output_so_far(
+    number: signal.Signals, tmp_path: Path, start: Any, validate_envelope: Any
+):
+    running = start("exec", "--json", "--", "sh", "-c", f"echo so far; touch {tmp_path}/up; sleep 300")
+    wait_for((tmp_path / "up").exists, "the command to be up")
+    running.signal(number)
+    assert running.ends() == SIGNALS[number]
+    envelope = validate_envelope(running.envelope())
+    cancelled(envelope, number)
+    assert envelope["data"]["stdout"] == "so far\n"
+    assert running.stderr == b""
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["passthrough", "json"])
+def test_a_cancelled_call_says_that_its_data_is_partial(form: list[str], tmp_path: Path, start: Any):
+    """F-013 of the contract: `"data": {"partial": true, …}`."""
+    running = start("exec", *form, "--", "sh", "-c", f"touch {tmp_path}/up; sleep 300")
+    wait_for((tmp_path / "up").exists, "the command to be up")
+    running.signal(signal.SIGTERM)
+    running.ends()
+    assert running.envelope()["data"].get("partial") is True
+
+
+def test_the_command_may_clean_up_when_we_are_told_to_stop(tmp_path: Path, start: Any):
+    script = f"trap 'sleep 0.2; touch {tmp_path}/cleaned; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    running = start("exec", "--grace", "20s", "--", "sh", "-c", script)
+    running.said(b"ready")
+    running.signal(signal.SIGINT)
+    assert running.ends() == 130
+    assert (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["passthrough", "json"])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once_with_exactly_one_envelope(
+    form: list[str], second: signal.Signals, tmp_path: Path, start: Any, validate_envelope: Any
+):
+    stubborn = f"trap 'touch {tmp_path}/asked' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done"
+    running = start("exec", *form, "--grace", "60s", "--", "sh", "-c", stubborn)
+    wait_for((tmp_path / "up").exists, "the command to be up")
+    running.signal(signal.SIGINT)
+    wait_for((tmp_path / "asked").exists, "the polite stop")
+    assert running.process.poll() is None
+    running.signal(second)
+    assert running.ends(within_s=5) == 130, "the first signal is the reason"
+    cancelled(validate_envelope(running.envelope()), signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_however_often_it_is_told_there_is_one_envelope_and_no_traceback(
+    number: signal.Signals, start: Any, validate_envelope: Any
+):
+    """Someone leans on Ctrl-C: signals also come while the answer is being written."""
+    running = start("exec", "--grace", "60s", "--", "sh", "-c", STUBBORN)
+    running.said(b"ready")
+    give_up_at = time.monotonic() + SOON_S
+    while running.process.poll() is None:
+        assert time.monotonic() < give_up_at
+        running.signal(number)
+        time.sleep(0.0002)
+    assert b"Traceback" not in running.stderr
+    assert running.ends() == SIGNALS[number]
+    cancelled(validate_envelope(running.envelope()), number)
+
+
+def test_a_signal_to_our_whole_group_is_no_different(start: Any, validate_envelope: Any):
+    """Ctrl-C on a terminal goes to everyone in the foreground; the command is ours to stop, and only once."""
+    running = start("exec", "--", "sh", "-c", "trap 'echo hurt' INT; echo ready; sleep 300", before=["setsid"])
+    running.said(b"ready")
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.ends() == 130
+    cancelled(validate_envelope(running.envelope()), signal.SIGINT)
+    assert running.stdout == b"ready\n"
+
+
+# --- readers that leave ---------------------------------------------------------------------------
+
+
+def closed_pipe() -> int:
+    """The end to write into, of a pipe that nobody reads any more."""
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    return ours
+
+
+@pytest.mark.parametrize(("command", "code"), [("true", 0), ("echo x", 0), ("exit 3", 1)])
+def test_an_envelope_that_nobody_reads_is_no_reason_to_complain(command: str, code: int, start: Any):
+    pipe = closed_pipe()
+    running = start("exec", "--json", "--", "sh", "-c", command, stdout=pipe)
+    os.close(pipe)
+    assert running.ends() == code
+    assert running.stderr == b""
+
+
+def test_in_a_pipeline_whose_reader_left_nothing_is_said(tmp_path: Path):
+    line = f"{' '.join(SHOTCLOCK)} exec --json -- echo x | true"
+    with open(tmp_path / "err", "wb") as err:
+        ran = subprocess.run(["sh", "-c", line], stdin=subprocess.DEVNULL, stderr=err, timeout=SOON_S)
+    assert ran.returncode == 0
+    assert (tmp_path / "err").read_bytes() == b""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_commands_exit_code_is_ours_even_if_nobody_reads_stderr(code: int, start: Any):
+    pipe = closed_pipe()
+    running = start("exec", "--", "sh", "-c", f"echo out; exit {code}", stderr=pipe)
+    os.close(pipe)
+    assert running.ends() == code
+    assert running.stdout == b"out\n"
+
+
+@pytest.mark.parametrize("way", [[], ["--idle", "20s"]], ids=["inherited", "relayed"])
+def test_a_command_whose_reader_left_finds_out_the_way_it_would_without_us(
+    way: list[str], start: Any, validate_envelope: Any
+):
+    pipe = closed_pipe()
+    running = start("exec", *way, "--", "yes", stdout=pipe)
+    os.close(pipe)
+    assert running.ends() == 128 + signal.SIGPIPE
+    assert validate_envelope(running.envelope())["data"]["signal"] == "SIGPIPE"
+
+
+# --- descriptors that are not there ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"])
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"])
+def test_closed_standard_streams_change_neither_exit_code_nor_clock(
+    closed: str, way: list[str], tmp_path: Path, start: Any
+):
+    """Daemons and cron jobs start programs like that. Then the next descriptors we open are 0, 1 and 2."""
+    before = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    running = start("exec", *way, "--", "sh", "-c", f"touch {tmp_path}/ran; exit 3", before=before)
+    assert running.ends() == (1 if way == ["--json"] else 3), running.stderr
+    assert (tmp_path / "ran").exists()
+    assert b"Traceback" not in running.stderr
+    if closed == "0<&-":
+        assert len(envelopes_in(running.stdout + running.stderr)) == 1
+
+    late = start("exec", *way, "--timeout", "300ms", "--grace", "0", "--", "sleep", "300", before=before)
+    assert late.ends() == 10, late.stderr
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "0<&- 1>&- 2>&-"])
+def test_waiting_costs_no_processor_time_even_without_standard_streams(closed: str, start: Any):
+    running = start("exec", "--", "sleep", "1", before=["sh", "-c", f'exec "$@" {closed}', "sh"])
+    wait_for(lambda: os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the end")
+    # With what its children used, the supervisor among them.
+    _, status, usage = os.wait4(running.process.pid, 0)
+    running.process.returncode = os.waitstatus_to_exitcode(status)
+    assert usage.ru_utime + usage.ru_stime < 0.5

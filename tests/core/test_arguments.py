@@ -1,0 +1,283 @@
+"""Arguments: every problem at once, any name, nothing that was not asked for."""
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from shotclock.core.arguments import NotSerializable, signature_of, to_jsonable
+
+
+def order(name: str, count: int, *, price: float, tags: list[int] = [], note: str = "none") -> None:  # noqa: B006
+    pass
+
+
+def open_ended(name: str, **more: int) -> None:
+    pass
+
+
+def with_context(name: str, ctx: Any) -> None:
+    pass
+
+
+def with_context_by_keyword(name: str, *, ctx: Any = None, **more: Any) -> None:
+    pass
+
+
+def untyped(anything, other=None):
+    pass
+
+
+def nothing() -> None:
+    pass
+
+
+def fields(problems: list[dict[str, str]]) -> set[str]:
+    return {problem["field"] for problem in problems}
+
+
+# --- checking -------------------------------------------------------------------------------------
+
+
+def test_every_problem_is_reported_at_once():
+    accepted, problems = signature_of(order).check({"count": "many", "tags": [1, "x"], "colour": "red"})
+    assert accepted == {}
+    assert fields(problems) == {"name", "count", "price", "tags.1", "colour"}
+    assert all(problem["message"] for problem in problems)
+
+
+def test_arguments_arrive_as_the_function_wants_them_with_defaults_filled_in():
+    accepted, problems = signature_of(order).check({"name": "x", "count": "3", "price": 1})
+    assert problems == []
+    assert accepted == {"name": "x", "count": 3, "price": 1.0, "tags": [], "note": "none"}
+
+
+def test_a_default_that_can_be_changed_is_not_shared_between_calls():
+    given = {"name": "x", "count": 1, "price": 1}
+    first, _ = signature_of(order).check(given)
+    first["tags"].append(1)  # type: ignore[attr-defined]
+    assert signature_of(order).check(given)[0]["tags"] == []
+
+
+def test_what_was_not_asked_for_is_refused_by_name():
+    assert fields(signature_of(nothing).check({"a": 1, "b": 2})[1]) == {"a", "b"}
+    assert signature_of(nothing).check({}) == ({}, [])
+
+
+def test_a_function_that_takes_more_gets_more_and_still_has_its_own_checked():
+    signature = signature_of(open_ended)
+    assert signature.check({"name": "x", "a": 1, "two words": 2}) == ({"name": "x", "a": 1, "two words": 2}, [])
+    assert fields(signature.check({"a": 1})[1]) == {"name"}
+
+
+@pytest.mark.parametrize("extra", ["p0", "p1", "self", "model_config", "__class__", "__dict__", "", "ä", "a.b"])
+def test_a_function_that_takes_more_gets_it_under_any_name(extra: str):
+    accepted, problems = signature_of(open_ended).check({"name": "mine", extra: 7})
+    assert (accepted, problems) == ({"name": "mine", extra: 7}, [])
+
+
+def test_the_context_is_injected_and_cannot_be_passed_from_outside():
+    signature = signature_of(with_context)
+    assert signature.wants_context
+    assert signature.check({"name": "x"}) == ({"name": "x"}, [])
+    assert fields(signature.check({"name": "x", "ctx": "forged"})[1]) == {"ctx"}
+
+
+def test_the_context_may_be_a_keyword_among_others():
+    signature = signature_of(with_context_by_keyword)
+    assert signature.wants_context
+    assert signature.check({"name": "x", "more": 1}) == ({"name": "x", "more": 1}, [])
+
+
+@pytest.mark.parametrize("function", [order, open_ended, untyped, nothing])
+def test_a_function_without_the_word_gets_no_context(function: Any):
+    assert not signature_of(function).wants_context
+
+
+def test_without_annotations_anything_goes():
+    thing = object()
+    assert signature_of(untyped).check({"anything": thing}) == ({"anything": thing, "other": None}, [])
+
+
+AWKWARD = (
+    "json dict copy schema construct validate fields model_config model_fields model_dump model_validate "
+    "model_computed_fields self cls _private __mangled __class__ __dict__ p0 p1 p2 root alias default type ä"
+).split()
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_a_parameter_may_have_any_name_the_language_allows(name: str):
+    namespace: dict[str, Any] = {}
+    exec(f"def named(first: int, {name}: int, last: int = 3): pass", namespace)
+    signature = signature_of(namespace["named"])
+    assert signature.check({"first": 1, name: "2"}) == ({"first": 1, name: 2, "last": 3}, [])
+    assert fields(signature.check({"first": 1})[1]) == {name}
+    assert fields(signature.check({"first": 1, name: "x", "last": "y"})[1]) == {name, "last"}
+
+
+def test_many_awkward_names_together_do_not_get_in_each_others_way():
+    namespace: dict[str, Any] = {}
+    exec(f"def named({', '.join(f'{name}: int' for name in AWKWARD)}): pass", namespace)
+    values = {name: position for position, name in enumerate(AWKWARD)}
+    assert signature_of(namespace["named"]).check(values) == (values, [])
+
+
+def positional_only(a: int, /, b: int) -> None: ...
+def any_number(*numbers: int) -> None: ...
+def unknown_type(a: "Nowhere") -> None: ...  # noqa: F821
+
+
+@pytest.mark.parametrize("function", [positional_only, any_number, unknown_type])
+def test_a_signature_that_cannot_be_called_by_name_or_not_be_understood_is_refused_when_built(function: Any):
+    with pytest.raises(TypeError, match=function.__name__):
+        signature_of(function)
+
+
+def annotated(count: Annotated[int, Field(gt=0)], mode: Literal["a", "b"] = "a", where: Path = Path("/")) -> None:
+    pass
+
+
+def test_annotations_are_honoured_with_their_constraints():
+    signature = signature_of(annotated)
+    assert signature.check({"count": 1, "where": "/tmp"})[0] == {"count": 1, "mode": "a", "where": Path("/tmp")}
+    assert fields(signature.check({"count": 0, "mode": "c", "where": 5})[1]) == {"count", "mode", "where"}
+
+
+def test_a_signature_is_built_once():
+    assert signature_of(order) is signature_of(order)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = ["name", "count", "price", "tags", "note", "ctx", "more", "p0", "anything"]
+
+
+@given(
+    st.sampled_from([order, open_ended, with_context, with_context_by_keyword, untyped, nothing, annotated]),
+    st.dictionaries(st.sampled_from(NAMES) | st.text(), json_values, max_size=6),
+)
+def test_arbitrary_arguments_are_accepted_or_explained_and_never_raise(function: Any, arguments: dict[str, Any]):
+    accepted, problems = signature_of(function).check(arguments)
+    if problems:
+        assert accepted == {}
+        for problem in problems:
+            assert set(problem) == {"field", "message"}
+            assert all(isinstance(text, str) and text for text in problem.values())
+    else:
+        assert set(arguments) <= set(accepted)
+        accepted.pop("ctx", None)
+        if signature_of(function).wants_context:
+            accepted["ctx"] = None
+        function(**accepted)
+
+
+@pytest.mark.parametrize("arguments", [{1: 2}, {None: 1}, {b"name": 1}, {(): 1}], ids=str)
+@pytest.mark.parametrize("function", [order, open_ended, nothing])
+def test_names_that_are_no_text_are_explained_too(function: Any, arguments: Any):
+    accepted, problems = signature_of(function).check(arguments)
+    assert accepted == {} and problems
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Spot:
+    x: int
+    when: datetime
+
+
+class Model(BaseModel):
+    path: Path
+
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ({1, 2}, [1, 2]),
+        ((1, "a"), [1, "a"]),
+        (Path("/tmp/x"), "/tmp/x"),
+        (NOON, "2026-01-02T12:00:00Z"),
+        (timedelta(seconds=90), "PT1M30S"),
+        (Decimal("1.10"), "1.10"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (Colour.RED, "red"),
+        (Spot(1, NOON), {"x": 1, "when": "2026-01-02T12:00:00Z"}),
+        (Model(path=Path("/")), {"path": "/"}),
+        ({1: "a", Colour.RED: "b"}, {"1": "a", "red": "b"}),
+        (b"text", "dGV4dA=="),
+    ],
+    ids=repr,
+)
+def test_what_python_has_and_json_has_not_is_written_in_the_usual_way(value: object, written: object):
+    assert to_jsonable(value) == written
+
+
+def endless() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+def deep() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize("value", [object(), [object()], len, {"f": lambda: 1}, endless(), deep()], ids=type)
+def test_what_cannot_be_written_is_refused_with_its_type_and_the_reason(value: object):
+    with pytest.raises(NotSerializable, match=f"a {type(value).__name__} cannot be put into JSON: ."):
+        to_jsonable(value)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(st.characters(exclude_categories=()))
+        | st.binary()
+        | st.dates()
+        | st.decimals(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.tuples(inner)
+            | st.dictionaries(st.text() | st.integers() | st.floats(), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+)
+@example(math.nan)
+@example([math.inf, -math.inf])
+@example({"x": {math.nan: math.nan}})
+@example(10**5000)
+@example([-(10**5000)])
+def test_whatever_is_accepted_can_be_written_as_strict_json(value: object):
+    try:
+        written = to_jsonable(value)
+    except NotSerializable:
+        return
+    json.dumps(written, allow_nan=False)

@@ -1,0 +1,325 @@
+"""Every block in README and docs is run, and what it shows is compared with what comes out.
+
+- `console`: each line after `$ ` is run by one bash per block, in a scratch folder per page, with shotclock on PATH;
+  the lines below it are its output, stdout and stderr together. `console tty` runs it on a terminal instead.
+- `python`: run as a program. If its first line is `# name.py` it is saved under that name for the blocks below it.
+- `json`: must parse; an envelope must keep the contract.
+- `text`: a drawing, which must stand word for word in a docstring under src, or a generated page (tests/cli).
+
+In shown output `…` stands for anything: alone on a line for any lines, else for the rest of the word or line.
+Durations, ids, times and pids are taken out on both sides.
+"""
+
+import ast
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+# What one block may take. The slowest shows clocks of a few seconds; a hang is what this project is against.
+BLOCK_LIMIT_S = 60.0
+ENDS_WITHIN_S = 5.0
+
+# Commands that are shown but not run, each with its reason. Anything else that cannot run fails.
+NOT_RUN = {
+    "make demo": "sets up .venv; what it runs, examples/tour.sh, has a test below",
+    "make test": "this is it",
+    "make check": "this is part of it",
+    "make bench": "takes minutes; has tests of its own",
+}
+# Pages made by the program itself; tests/cli/test_errors.py compares them.
+GENERATED = {"docs/reference/exec.md", "docs/reference/errors.md"}
+
+SEPARATOR = "\x1e"
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    terminal: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def steps(self) -> list[tuple[str, str]]:
+        """Commands with the output shown below each."""
+        steps: list[tuple[str, list[str]]] = []
+        for line in self.text.splitlines():
+            if line.startswith("$ "):
+                steps.append((line.removeprefix("$ "), []))
+            elif line.startswith("> ") and steps and not steps[-1][1]:
+                steps[-1] = (f"{steps[-1][0]}\n{line.removeprefix('> ')}", [])
+            else:
+                assert steps, f"{self}: a console block begins with a command"
+                steps[-1][1].append(line)
+        return [(command, "\n".join(shown)) for command, shown in steps]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = []
+    pattern = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+    content = page.read_text("utf-8")
+    for match in pattern.finditer(content):
+        language, _, mode = match[2].strip().partition(" ")
+        assert mode in ("", "tty"), f"{page.name}: {match[2]!r}"
+        line = content.count("\n", 0, match.start()) + 1
+        found.append(Block(page, line, language, mode == "tty", textwrap.dedent(match[3])))
+    fences = len(re.findall(r"^ *```", content, re.MULTILINE))
+    assert fences == 2 * len(found), f"{page.name}: a block is not closed"
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k == "SHOTCLOCK_TEST_TOKEN" or not k.startswith("SHOTCLOCK_")}
+    for name in ("CI", "NO_COLOR"):
+        kept.pop(name, None)
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
+        "SHOTCLOCK_HOME": str(scratch / ".state"),
+        "COLUMNS": "100",
+        "TERM": "xterm",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+def run(argv: list[str], scratch: Path, *, terminal: bool = False) -> tuple[int, str]:
+    """Exit code and everything it wrote. A file or a terminal, never a pipe: a leaked child would hold it."""
+    output = scratch / ".output"
+    ours = theirs = -1
+    if terminal:
+        ours, theirs = pty.openpty()
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            argv,
+            cwd=scratch,
+            env=environment(scratch),
+            stdin=subprocess.DEVNULL,
+            stdout=theirs if terminal else file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    screen = b""
+    give_up_at = time.monotonic() + BLOCK_LIMIT_S
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < give_up_at, f"still running after {BLOCK_LIMIT_S} s: {argv}"
+            if not terminal:
+                time.sleep(0.01)
+            elif select.select([ours], [], [], 0.02)[0]:
+                screen += os.read(ours, 65536)
+        while terminal and select.select([ours], [], [], 0)[0]:
+            screen += os.read(ours, 65536)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(ENDS_WITHIN_S)
+        for fd in (ours, theirs):
+            if fd >= 0:
+                os.close(fd)
+    text = (screen if terminal else output.read_bytes()).decode(errors="replace").replace("\r\n", "\n")
+    return process.returncode, text
+
+
+def run_console(block: Block, scratch: Path) -> list[str]:
+    """What is wrong with the block; each step separated by a character that no command prints."""
+    steps = [(command, shown) for command, shown in block.steps if command not in NOT_RUN]
+    if not steps:
+        return []
+    lines = ["s=0"]
+    for command, _ in steps:
+        lines += ["printf '\\036'; (exit $s)", command, "s=$?"]
+    script = scratch / ".block.sh"
+    script.write_text("\n".join(lines) + "\n")
+    _, output = run(["bash", str(script)], scratch, terminal=block.terminal)
+    outputs = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", output).split(SEPARATOR)[1:]
+    if len(outputs) != len(steps):
+        return [f"{block}: {len(outputs)} of {len(steps)} commands ran:\n{output}"]
+    return [
+        f"{block}: $ {command}\nshown:\n{shown}\ncame:\n{came}"
+        for (command, shown), came in zip(steps, outputs, strict=True)
+        if not matches(shown, came)
+    ]
+
+
+def run_python(block: Block, scratch: Path) -> list[str]:
+    named = re.match(r"# (\w+\.py)\n", block.text)
+    file = scratch / (named[1] if named else ".block.py")
+    file.write_text(block.text)
+    code, output = run([sys.executable, str(file)], scratch)
+    return [] if code == 0 else [f"{block}: exit code {code}\n{output}"]
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+VOLATILE = [
+    (r'"(duration_ms|elapsed_ms|remaining_ms|running_ms|pid|killed_ms)": ?\d+', r'"\1": N'),
+    (r'"(request_id|trace_id|timestamp)": ?"[^"]*"', r'"\1": "…"'),
+    (r"\(\d{2,}\)", "(PID)"),
+    (r"\b\d+(\.\d+)? ms\b", "N ms"),
+    (r"\bfinished in [\d.]+m?s\b", "finished in N"),
+    (r"\((\w+), [\d.]+(ms|s)\)", r"(\1, N)"),
+    (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z\b", "TIME"),
+]
+
+
+def steady(text: str) -> str:
+    for pattern, replacement in VOLATILE:
+        text = re.sub(pattern, replacement, text)
+    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+
+
+def matches(shown: str, came: str) -> bool:
+    pattern = ""
+    for line in steady(shown).splitlines():
+        if line.strip() == "…":
+            pattern += r"(?:.*\n)*?"
+        else:
+            pattern += ".*?".join(re.escape(part) for part in line.split("…")) + r"\n"
+    return re.fullmatch(pattern, steady(came) + "\n" if came.strip("\n") else "") is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "came"),
+    [
+        ("a\n…\nd", "a\nb\nc\nd"),
+        ("a\n…", "a\n"),
+        ("took 3 ms", "took 12 ms\n"),
+        ('{"duration_ms": 7}', '{"duration_ms": 8}'),
+        ("sleep 600 (1234)", "sleep 600 (99)"),
+        ("done…", "done and more"),
+        ("", ""),
+    ],
+)
+def test_output_that_differs_only_in_volatile_parts_matches(shown: str, came: str) -> None:
+    assert matches(shown, came)
+
+
+@pytest.mark.parametrize(
+    ("shown", "came"),
+    [("a", "b"), ("a\n…\nd", "a\nb\nc"), ("", "something"), ("a", ""), ("exit 10", "exit 2"), ("a\nb", "a")],
+)
+def test_output_that_differs_otherwise_does_not(shown: str, came: str) -> None:
+    assert not matches(shown, came)
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@by_page
+def test_every_command_and_program_on_the_page_does_what_is_shown(
+    page: Path, tmp_path: Path, no_survivors: object
+) -> None:
+    wrong: list[str] = []
+    for block in blocks_of(page):
+        if block.language == "console":
+            wrong += run_console(block, tmp_path)
+        elif block.language == "python":
+            wrong += run_python(block, tmp_path)
+    assert not wrong, "\n\n".join(wrong)
+
+
+@by_page
+def test_every_block_says_what_it_is(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in ("console", "python", "json", "text"), f"{block}: {block.language!r} is not tested"
+
+
+@by_page
+def test_every_json_block_parses_and_envelopes_keep_the_contract(
+    page: Path, validate_envelope: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    for block in blocks_of(page):
+        if block.language == "json":
+            content = json.loads(block.text)
+            if isinstance(content, dict) and "ok" in content:
+                validate_envelope(content)
+
+
+def test_every_drawing_is_the_one_in_the_source() -> None:
+    docstrings = [
+        textwrap.dedent(docstring)
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text("utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and (docstring := ast.get_docstring(node, clean=True))
+    ]
+    flat = [re.sub(r"^ +", "", docstring, flags=re.MULTILINE) for docstring in docstrings]
+    for block in BLOCKS:
+        if block.language == "text" and str(block.page.relative_to(ROOT)) not in GENERATED:
+            assert "$ " not in block.text, f"{block}: a command belongs in a console block"
+            drawing = re.sub(r"^ +", "", block.text.strip("\n"), flags=re.MULTILINE)
+            assert any(drawing in docstring for docstring in flat), f"{block}: no docstring holds\n{block.text}"
+
+
+def test_nothing_is_exempt_that_is_not_there() -> None:
+    shown = {command for block in BLOCKS if block.language == "console" for command, _ in block.steps}
+    stale = {command for command in NOT_RUN if command not in shown}
+    assert stale <= {"make check", "make bench"}, stale
+
+
+@by_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@by_page
+def test_no_page_names_a_path_of_somebodys_machine(page: Path) -> None:
+    found = re.findall(r"/(?:work|root|home|Users)/\S*", page.read_text("utf-8"))
+    assert not found, f"{page.name}: {found}"
+
+
+# --- the tour -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_tour_stops_everything_it_shows_and_leaves_nothing(tmp_path: Path, no_survivors: object) -> None:
+    began = time.monotonic()
+    code, output = run(["bash", str(ROOT / "examples" / "tour.sh")], tmp_path)
+    assert code == 0, output
+    assert time.monotonic() - began < 20
+    assert output.count("TIMEOUT | exit 10 | killed") == 4
+    assert output.count("STALLED | exit 10 | killed") == 1
+    assert output.count("DESCENDANTS_STOPPED") == 1
+    assert output.count("survivors: none") == 6
+    assert re.search(r"before: [1-9]\d* processes, after: 0", output)
+    assert output.rstrip().endswith("nothing")
+    assert "\x1b" not in output
+
+
+@pytest.mark.slow
+def test_the_tour_is_coloured_on_a_terminal_only(tmp_path: Path, no_survivors: object) -> None:
+    code, output = run(["bash", str(ROOT / "examples" / "tour.sh")], tmp_path, terminal=True)
+    assert code == 0, output
+    assert "\x1b[1m" in output
+    assert re.search(r"nothing\S*\s*$", output)
