@@ -20,7 +20,8 @@ limit of its own, and what a peer leaves running is counted and then killed. *Ba
 
 
 def page(tables: list[Table], load: float) -> str:
-    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, load {load:.1f} before the run"
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    machine = f"{os.cpu_count()} cores, {system}, load {load:.1f} before the run"
     return "\n".join([INTRODUCTION.format(machine=machine), *(table.as_markdown() for table in tables), missed(tables)])
 
 

@@ -30,8 +30,8 @@ CLOCKS = Clocks.of(timeout=f"{WAIT_S}s", grace="0ms")
 OPERATION = Operation("noop", noop)
 
 WHY = (
-    "The caller's loop, one core, does for each call what the peers leave out: clocks, a bell that the supervisor "
-    "hears, an envelope; and each call goes to an idle worker instead of into a queue that workers drain."
+    "The caller's loop, one core, does for each call what the peers leave out: clocks, an envelope, a place in the "
+    "queue that can time out; and the worker arms a bell for its supervisor and checks the arguments."
 )
 
 Start = Callable[[], Any]
@@ -77,7 +77,7 @@ async def our_latency(runtime: Runtime, count: int) -> float:
 
 
 async def _measure(peers: dict[str, Start], rounds: int, count: int) -> Table:
-    async with Runtime(workers=2, preload=["benchmarks.functions"]) as runtime:
+    async with Runtime(workers=2, most_workers=2, preload=["benchmarks.functions"]) as runtime:
         assert (await runtime.call(OPERATION, {"a": 1}, CLOCKS)).ok
         rates = await take_turns(
             {

@@ -67,6 +67,23 @@ def looks_around(ctx: Context) -> dict[str, Any]:
     }
 
 
+def remaining(ctx: Context) -> list[Any]:
+    return [ctx.deadline, ctx.remaining_ms()]
+
+
+def talks(ctx: Context, way: str) -> str:
+    """Uses its line to the runtime for a while, long enough for other calls to arrive behind it."""
+    give_up_at = time.monotonic() + 0.004
+    while time.monotonic() < give_up_at:
+        if way == "progress":
+            ctx.progress(1)
+        elif way == "further":
+            assert ctx.call("child").ok
+        elif ctx.stopping:
+            return "asked to stop"
+    return "not asked to stop"
+
+
 def works_until_asked_to_stop(ctx: Context) -> str:
     give_up_at = time.monotonic() + FOREVER_S
     while not ctx.stopping and time.monotonic() < give_up_at:
@@ -197,6 +214,20 @@ def leaves_processes(folder: str, count: int) -> str:
         child = subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True)
         mark(folder, f"left-{number}", child.pid)
     return "done"
+
+
+class HangsWhenUnpickled:
+    """Arguments that never arrive: unpickling them sleeps."""
+
+    def __init__(self, ballast: bytes) -> None:
+        self.ballast = ballast
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _sleep_and_take, (self.ballast,)
+
+
+def _sleep_and_take(ballast: bytes) -> None:
+    time.sleep(FOREVER_S)
 
 
 def marks(folder: str) -> str:

@@ -317,7 +317,7 @@ def _print_help(subcommand: str | None) -> None:
 
         emit_help(HELP)
         return
-    on_terminal = sys.stdout.isatty()
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
     app.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)
     console = Console(highlight=False)
     if not on_terminal:

@@ -7,7 +7,6 @@ every command: a parser library would cost more than everything else together.
 from __future__ import annotations
 
 import os
-import select
 import stat
 import sys
 
@@ -84,6 +83,8 @@ class Request:
 
 
 def main(words: list[str]) -> int:
+    foreground.fill_standard_descriptors()
+    signals = foreground.Signals()
     request = parse(words)
     if request.help:
         emit_help(HELP)
@@ -97,7 +98,7 @@ def main(words: list[str]) -> int:
     elif admission.no_time_left:
         outcome = no_time_left(admission)
     else:
-        outcome = _run(request, admission)
+        outcome = _run(request, admission, signals)
     if not request.json:
         outcome = _passed_through(outcome)
     envelope = answer(admission, outcome)
@@ -127,7 +128,7 @@ def parse(words: list[str]) -> Request:
             setattr(request, name.replace("-", "_"), True)
         elif word.startswith("--") and name in _VALUED:
             if not given:
-                if position == len(words) or words[position] == "--":
+                if position == len(words) or words[position].startswith("--"):
                     request.refuse(name, f"--{name} needs a value")
                     continue
                 value = words[position]
@@ -149,7 +150,7 @@ def parse(words: list[str]) -> Request:
 def _looks_like_its_value(words: list[str], position: int) -> bool:
     """Whether the word after an unknown option belongs to it: an option or the end of the options follows."""
     value, following = words[position : position + 1], words[position + 1 : position + 2]
-    return value != ["--"] and any(word.startswith("--") for word in following)
+    return not any(word.startswith("-") for word in value) and any(word.startswith("--") for word in following)
 
 
 def _take(request: Request, limits: dict[str, int], name: str, value: str) -> None:
@@ -194,7 +195,7 @@ def _refused(errors: list[dict[str, str]]) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
 
 
-def _run(request: Request, admission: Admission) -> Outcome:
+def _run(request: Request, admission: Admission, signals: foreground.Signals) -> Outcome:
     if request.json:
         output = Output.CAPTURE
     else:
@@ -210,7 +211,7 @@ def _run(request: Request, admission: Admission) -> Outcome:
         leave_children=request.leave_children,
         stdin=request.stdin,
     )
-    report = foreground.run(task)
+    report = foreground.run(task, signals)
     outcome = judge(admission, task, report)
     if not request.stdin and _input_is_waiting():
         outcome.warnings.append(warning("STDIN_IGNORED", "input was waiting on stdin and was not read; pass --stdin"))
@@ -225,9 +226,10 @@ def _input_is_waiting() -> bool:
             return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
         if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return False
-        poller = select.poll()
-        poller.register(0, select.POLLIN)
-        return any(event & select.POLLIN for _, event in poller.poll(0))
+        import fcntl
+        import termios
+
+        return fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
     except OSError:
         return False
 

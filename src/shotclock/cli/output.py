@@ -39,11 +39,12 @@ def write_quietly(stream: TextIO | None, text: str) -> None:
     if stream is None:
         return
     try:
-        stream.write(text)
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:  # a terminal that cannot show it all still shows the rest
+            stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
-    except (BrokenPipeError, ValueError):
-        _point_to_null(stream)
-    except OSError:
+    except (OSError, ValueError):
         _point_to_null(stream)
 
 

@@ -76,12 +76,14 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     return Signature(function)
 
 
+# What Python writes out in decimal is limited; this is safely below it (4,300 digits).
+_LONGEST_INTEGER_BITS = 14_000
 _PLAIN = frozenset({type(None), bool, int, str})
 
 
 def to_jsonable(value: object) -> Any:
     """The value as JSON holds it; raises NotSerializable with a reason."""
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN and (type(value) is not int or value.bit_length() <= _LONGEST_INTEGER_BITS):
         return value
     try:
         plain = to_jsonable_python(value, bytes_mode="base64")
@@ -98,6 +100,8 @@ def _with_named_numbers(plain: Any) -> Any:
     """JSON has no NaN and no infinities; their names are the nearest thing it has."""
     if isinstance(plain, float):
         return plain if math.isfinite(plain) else str(plain)
+    if isinstance(plain, int) and plain.bit_length() > _LONGEST_INTEGER_BITS:
+        raise NotSerializable("an integer of thousands of digits cannot be put into JSON")
     if isinstance(plain, list):
         return [_with_named_numbers(item) for item in plain]
     if isinstance(plain, dict):

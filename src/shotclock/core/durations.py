@@ -10,6 +10,10 @@ from __future__ import annotations
 import math
 import re
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 # Ten years. Far beyond any sane clock, far below where nanoseconds leave a signed 64-bit integer.
 MAX_MS = 10 * 365 * 24 * 3600 * 1000
 
@@ -36,9 +40,8 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
     if isinstance(value, int | float):
         return _of_number(float(value) if isinstance(value, float) else value, bare)
     if not isinstance(value, str):
-        seconds = getattr(value, "total_seconds", None)  # a timedelta, without importing datetime
-        if callable(seconds):
-            return _of_number(seconds(), "s")
+        if hasattr(value, "total_seconds") and not isinstance(value, type):
+            return _of_timedelta(value)
         raise DurationError(f"a {type(value).__name__} is not a duration: write 30s, 500ms, 1h30m or PT30S")
     text = value.strip()
     if len(text) > 64:
@@ -72,9 +75,21 @@ def format_duration(ms: int) -> str:
     return text
 
 
+def _of_timedelta(delta: Any) -> int:
+    microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if microseconds < 0:
+        raise DurationError(f"{delta} is negative: a clock cannot run backwards")
+    ms, rest = divmod(microseconds, 1000)
+    if rest:
+        raise DurationError(f"{delta} is finer than a millisecond")
+    return _checked(ms, str(delta))
+
+
 def _of_number(number: float | int, bare: str | None) -> int:
     if isinstance(number, float) and not math.isfinite(number):
         raise DurationError(f"{number} is not a duration: leave the clock out (or write 0) for none")
+    if isinstance(number, int) and number.bit_length() > 64:
+        raise DurationError("that number is far too long: the longest clock is ten years")
     if number < 0:
         raise DurationError(f"{number} is negative: a clock cannot run backwards")
     if number == 0:
@@ -106,6 +121,6 @@ def _checked(ms: float | int, text: str) -> int:
     whole = round(ms)
     if whole == 0 and ms != 0:
         raise DurationError(f"{text!r} is finer than a millisecond")
-    if isinstance(ms, float) and abs(ms - whole) > 1e-6 * max(1.0, whole):
+    if isinstance(ms, float) and abs(ms - whole) > 1e-3:  # less is what floats cannot tell
         raise DurationError(f"{text!r} is finer than a millisecond")
     return whole

@@ -155,6 +155,7 @@ def build_envelope(
         "side_effects": effects.value,
         "schema_version": SCHEMA_VERSION,
     }
+    meta["exit_code"] = 0
     error = None
     if problem is not None:
         entry = error_entry(problem.code)

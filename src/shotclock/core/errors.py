@@ -175,6 +175,7 @@ def register_error(
     side_effects: SideEffects = UNKNOWN,
 ) -> ErrorEntry:
     """Add an application's own code. It needs a namespace, and may not redefine one that is there."""
+    side_effects = SideEffects(side_effects)
     entry = ErrorEntry(code, exit_code, http_status, retryable, side_effects, summary, hint)
     if _ERRORS.get(code) == entry:
         return entry

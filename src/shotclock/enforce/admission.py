@@ -86,7 +86,7 @@ def inherited_deadline(environment: Mapping[str, str], now_ns: int) -> Inherited
         text = environment.get(name, "").strip()
         if not text:
             continue
-        if text.isdecimal() and len(text) < 20:
+        if text.isascii() and text.isdecimal() and len(text) < 20:
             values[name] = int(text)
         else:
             unreadable.append(f"{name}={text[:40]!r} is not a whole number")

@@ -208,7 +208,7 @@ def self_test() -> SelfTest:
     for timeout_ms in SELF_TEST_TIMEOUTS_MS:
         admission = admit("self-test", Clocks(timeout_ms=timeout_ms, grace_ms=SELF_TEST_GRACE_MS))
         task = assign(admission, [sys.executable, "-I", "-S", "-c", _TREE])
-        report = foreground.run(task)
+        report = foreground.run(task, foreground.Signals())
         if report.stdout.head:
             daemon = int(report.stdout.head)
             survivors = report.survivors

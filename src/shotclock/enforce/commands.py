@@ -29,16 +29,27 @@ def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) 
     elif not argv[0]:
         problems.append({"field": "command", "message": "the command is empty"})
     for position, word in enumerate(argv):
-        if "\0" in word:
-            problems.append({"field": f"command[{position}]", "message": "contains a NUL character"})
+        if trouble := _unusable(word):
+            problems.append({"field": f"command[{position}]", "message": trouble})
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name:
+        if not name or "=" in name or _unusable(name):
             problems.append({"field": "env", "message": f"{name!r} cannot be the name of a variable"})
-        if "\0" in value:
-            problems.append({"field": "env", "message": f"the value of {name} contains a NUL character"})
-    if cwd is not None and (not cwd or "\0" in cwd):
+        if trouble := _unusable(value):
+            problems.append({"field": "env", "message": f"the value of {name} {trouble}"})
+    if cwd is not None and (not cwd or _unusable(cwd)):
         problems.append({"field": "cwd", "message": f"{cwd!r} cannot be a directory"})
     return problems
+
+
+def _unusable(text: str) -> str | None:
+    """Why no program can be given this text, if so."""
+    if "\0" in text:
+        return "contains a NUL character"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return "contains characters that cannot be passed to a program"
+    return None
 
 
 def assign(
@@ -56,7 +67,7 @@ def assign(
     clocks, bound = admission.clocks, admission.bound
     started = admission.started_ns
     variables = {**os.environ, **QUIET, TRACE_VARIABLE: admission.trace_id, **(env or {})}
-    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE):
+    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
         variables.pop(name, None)
     if bound.bell is not None:
         variables[REMAINING_VARIABLE] = str(bound.bell.remaining_ms(clock.monotonic_ns()))
@@ -64,6 +75,7 @@ def assign(
     return Assignment(
         argv=list(argv),
         env=variables,
+        started_ns=started,
         cwd=cwd,
         bell_ns=bound.bell.at_ns if bound.bell else None,
         kill_ns=bound.kill.at_ns if bound.kill else None,
@@ -100,6 +112,8 @@ def judge(admission: Admission, task: Assignment, report: Report) -> Outcome:
         data["exit_code"] = report.status if report.status >= 0 else 128 - report.status
         if report.status < 0:
             data["signal"] = signal_name(-report.status)
+    if report.stopped is not None:
+        data["partial"] = True
     problem, ending = _verdict(admission, report)
     if report.soft_rang and problem is None:
         warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
@@ -222,4 +236,4 @@ def _without_cut_start(tail: bytes) -> bytes:
     for start in range(min(4, len(tail))):
         if tail[start] & 0xC0 != 0x80:
             return tail[start:]
-    return tail
+    return tail if len(tail) > 3 else b""

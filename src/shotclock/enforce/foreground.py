@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from types import FrameType
 
 from ..core.deadlines import NS_PER_MS
@@ -23,67 +22,81 @@ LAST_WORD_MS = 500
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(task: Assignment) -> Report:
+class Signals:
+    """Hears the signals that mean "stop" from the moment it is made until the process ends."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.fd, self._fd_in = os.pipe()
+        for fd in (self.fd, self._fd_in):
+            os.set_blocking(fd, False)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._hear)
+        signal.set_wakeup_fd(self._fd_in, warn_on_full_buffer=False)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(number)
+
+    @property
+    def first(self) -> str | None:
+        return signal.Signals(self.heard[0]).name if self.heard else None
+
+    def forget(self) -> None:
+        """In a child: they are our parent's affair."""
+        signal.set_wakeup_fd(-1)
+        for fd in (self.fd, self._fd_in):
+            os.close(fd)
+
+
+def fill_standard_descriptors() -> None:
+    """If we were started with closed ones, the next thing opened would become our stdin, stdout or stderr."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+def run(task: Assignment, signals: Signals) -> Report:
     """Run the command to its end. A signal to us stops it; if we are killed, its supervisor kills it.
 
     Nothing survives this call, except what the report lists as survivors or was asked to be left.
     """
     kernel.become_subreaper()  # so that even if the supervisor is killed, its orphans come to us
     control, theirs = socket.socketpair()
-    wake, wake_in = os.pipe()
-    for fd in (wake, wake_in):
-        os.set_blocking(fd, False)
-    # Before the fork: a signal that comes while the supervisor starts must not be lost.
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-
-    previous = {number: signal.signal(number, hear) for number in _STOP_SIGNALS}
-    previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
         pid = os.fork()
     except OSError as error:
         return Report(unstartable=("fork", error.errno or 0))
     if pid == 0:
         try:
-            for fd in (wake, wake_in):
-                os.close(fd)
+            signals.forget()
             control.close()
             Supervisor(theirs).run_command(task)
         finally:
             os._exit(0)
     theirs.close()
-    try:
-        report = _await_report(task, control, wake, heard)
-    finally:
-        control.close()
-        signal.set_wakeup_fd(previous_fd)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        for fd in (wake, wake_in):
-            os.close(fd)
+    with control:
+        report = _await_report(task, control, signals)
     if report is None:
-        return _lost_supervisor(pid, heard)
+        return _lost_supervisor(pid, signals)
     _collect(pid)
     return report
 
 
-def _await_report(task: Assignment, control: socket.socket, wake: int, heard: list[int]) -> Report | None:
+def _await_report(task: Assignment, control: socket.socket, signals: Signals) -> Report | None:
     inbox = wire.Inbox(control)
+    heard = signals.heard
     told = 0
     give_up_ns: int | None = None
     if task.kill_ns is not None:
         give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
     while True:
         if len(heard) > told:
-            name = signal.Signals(heard[0]).name
             # The second signal means "now": no more grace, and no more waiting for the work to be polite.
             order = "stop" if told == 0 and len(heard) == 1 else "kill"
             with contextlib.suppress(wire.Broken):
-                wire.send(control, (order, name))
+                wire.send(control, (order, signals.first))
             if order == "kill":
                 give_up_ns = monotonic_ns() + LAST_WORD_MS * NS_PER_MS
             told = len(heard)
@@ -92,11 +105,11 @@ def _await_report(task: Assignment, control: socket.socket, wake: int, heard: li
             wait = max(0, min(wait, -(-(give_up_ns - monotonic_ns()) // NS_PER_MS)))
         poller = select.poll()
         poller.register(control, select.POLLIN)
-        poller.register(wake, select.POLLIN)
+        poller.register(signals.fd, select.POLLIN)
         ready = {fd for fd, _ in poller.poll(wait)}
-        if wake in ready:
+        if signals.fd in ready:
             with contextlib.suppress(OSError):
-                os.read(wake, 512)
+                os.read(signals.fd, 512)
         if control.fileno() in ready:
             try:
                 messages = inbox.receive()
@@ -122,7 +135,7 @@ def _collect(pid: int) -> None:
         pause(0.001)
 
 
-def _lost_supervisor(pid: int, heard: list[int]) -> Report:
+def _lost_supervisor(pid: int, signals: Signals) -> Report:
     """Somebody killed the supervisor (or it is wedged): what it guarded is ours now, and is killed here."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
@@ -137,7 +150,4 @@ def _lost_supervisor(pid: int, heard: list[int]) -> Report:
 
     cgroups.remove_left_by(pid)
     left = kill_below(reap, lambda wait_ms: pause(wait_ms / 1000))
-    report = Report(survivors=[kernel.describe(survivor) for survivor in left])
-    if heard:
-        report.stopped = signal.Signals(heard[0]).name
-    return report
+    return Report(survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.first)

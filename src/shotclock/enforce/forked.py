@@ -59,6 +59,10 @@ class Died(Unfinished):
     """The child ended without an answer."""
 
 
+class NotStarted(Unfinished):
+    """The machine would not give us a child."""
+
+
 class Raised(Unfinished):
     """The function raised; the message is its own, the traceback is kept as text."""
 
@@ -92,7 +96,10 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
             stream.flush()  # or the child would write it a second time
     pid = -1
     try:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            raise NotStarted(f"no new process could be started: {os.strerror(error.errno or 0)}") from None
         if pid == 0:
             _become(function, me, answer_in)
         os.close(answer_in)
@@ -136,6 +143,8 @@ def carry_out(admission: Admission, body: Callable[[], Outcome]) -> Outcome:
     except Raised as raised:
         context = {"exception": raised.name, "traceback": raised.lines}
         return Outcome(Ending.FINISHED, Problem("INTERNAL_ERROR", str(raised), context=context))
+    except NotStarted as refused:
+        return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", str(refused), phase="validation"))
     except Died as died:
         problem, left = Problem("WORKER_CRASHED", f"the process running {admission.name} died"), died.survivors
     return Outcome(Ending.KILLED, problem, survivors=left)

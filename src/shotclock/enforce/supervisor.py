@@ -47,6 +47,8 @@ READ_SIZE = 256 * 1024
 # POLLOUT promises room for this much in a pipe, so a write of it cannot block.
 RELAY_WRITE = 4096
 RELAY_HELD = 64 * 1024
+# What a pipe may hold at most, unless root says otherwise.
+LARGEST_PIPE = 1024 * 1024
 _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 
 
@@ -65,6 +67,8 @@ class Assignment:
     argv: list[str]
     env: dict[str, str]
     cwd: str | None = None
+    started_ns: int = 0
+    """When the call began, from where its clocks are counted."""
     bell_ns: int | None = None
     kill_ns: int | None = None
     soft_ns: int | None = None
@@ -216,6 +220,7 @@ class Supervisor:
 
     def run_command(self, task: Assignment) -> None:
         """Run one command to its end and report."""
+        self._started_ns = task.started_ns or self._started_ns
         self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
         self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
         self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
@@ -379,6 +384,8 @@ class Supervisor:
                 if _due(self._linger_ns, now):
                     self._stop_leaked()
             case _Stage.RUNNING:
+                if any(stream.held for stream in self._streams):
+                    self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
                 if self._idle_ns and now >= self._last_sign_ns + self._idle_ns:
                     self._fire(ClockKind.IDLE)
                 elif _due(self._soft_ns, now):
@@ -451,7 +458,8 @@ class Supervisor:
         # Our tree has let go of the pipes; only a stranger it handed them to can keep them open from here on.
         self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
         for stream in self._streams:
-            while stream.open and len(stream.held) < RELAY_HELD and stream.read():
+            most = LARGEST_PIPE if self._leave_children else RELAY_HELD
+            while stream.open and len(stream.held) < most and stream.read():
                 if _due(self._linger_ns, monotonic_ns()):
                     break
             if self._leave_children:

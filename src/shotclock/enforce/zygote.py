@@ -42,11 +42,16 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
+        os.fstat(2)
+        complaints = 2
+    except OSError:
+        complaints = null
+    try:
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-c", code],
             os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, complaints, 1)],
             setsigmask=[],
         )
     finally:

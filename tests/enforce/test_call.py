@@ -1,0 +1,1318 @@
+"""The chokepoint: what every call has, wherever its handler runs."""
+
+import asyncio
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock import Clocks, Context, Envelope, Failure, Operation, Runtime
+from tests.enforce import operations, work
+from tests.enforce.bounds import ROOT, eventually, mark_of, marked, run, soon, timed
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+Validate = Callable[[dict[str, Any]], dict[str, Any]]
+
+PRELOAD = ["tests.enforce.work", "tests.enforce.operations"]
+PLACES = ["process", "loop", "thread"]
+SOON = Clocks.of("5s")
+
+
+def operation_at(place: Any, handler: Any, name: str = "operation", **more: Any) -> Operation:
+    """A sync function as an operation of that place; on a loop, inside an async handler."""
+    if place != "loop":
+        return Operation(name, handler, isolation=place, **more)
+
+    @functools.wraps(handler)
+    async def awaited(**arguments: Any) -> Any:
+        return handler(**arguments)
+
+    return Operation(name, awaited, **more)
+
+
+def one_call(operation: Operation, arguments: Any = None, clocks: Clocks = SOON, **options: Any) -> Envelope:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD, **options) as runtime:
+            return await runtime.call(operation, arguments, clocks)
+
+    return run(scenario())
+
+
+# --- validation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_problem_with_the_arguments_is_reported_at_once_and_nothing_runs(
+    place: str, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    wrong = {"count": "many", "folder": str(tmp_path), "colour": "red"}
+    envelope = one_call(operation_at(place, operations.wants), wrong)
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("ARG_ERROR", 2, "not_started")
+    assert {problem["field"] for problem in envelope.error["errors"]} == {"count", "name", "colour"}
+    assert envelope.meta["side_effects"] == "none"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_that_cannot_be_sent_to_a_worker_are_refused_and_cost_no_worker(validate_envelope: Validate) -> None:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            echo = Operation("echo", operations.echo)
+            envelope = await runtime.call(echo, {"value": lambda: 1}, SOON)
+            assert (await runtime.call(echo, {"value": 2}, SOON)).value == 2
+            return envelope
+
+    envelope = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("ARG_ERROR", 2, "not_started")
+
+
+def test_an_unknown_operation_is_refused_with_the_name_that_was_meant(validate_envelope: Validate) -> None:
+    async def scenario() -> list[Envelope]:
+        async with Runtime(operations=[Operation("deploy", operations.noop)]) as runtime:
+            return [await runtime.call("deplay"), await runtime.call("zzz")]
+
+    close, far = run(scenario())
+    for envelope in (close, far):
+        validate_envelope(envelope.to_dict())
+        assert (envelope.code, envelope.exit_code, envelope.ending) == ("UNKNOWN_OPERATION", 5, "not_started")
+    assert "'deploy'" in close.error["suggestion"]
+    assert "deploy" not in far.error["suggestion"]
+
+
+def test_a_runtime_that_is_not_entered_or_already_closed_refuses_calls(validate_envelope: Validate) -> None:
+    async def scenario() -> list[Envelope]:
+        runtime = Runtime()
+        before = [await runtime.call(Operation("noop", operations.noop)), await runtime.run(["true"])]
+        async with runtime:
+            pass
+        after = [await runtime.call(Operation("noop", operations.noop)), await runtime.run(["true"])]
+        return before + after
+
+    for envelope in run(scenario()):
+        validate_envelope(envelope.to_dict())
+        assert (envelope.code, envelope.ending) == ("SHUTTING_DOWN", "not_started")
+
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+def as_guard(refuse: Callable[[], None], kind: str) -> Any:
+    if kind == "sync":
+        return lambda operation, arguments: refuse()
+
+    async def guard(operation: Operation, arguments: Any) -> None:
+        await asyncio.sleep(0)
+        refuse()
+
+    return guard
+
+
+def throw(error: BaseException) -> Callable[[], None]:
+    def refuse() -> None:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize("where", ["runtime", "operation"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_guard_that_throws_refuses_the_call_before_anything_runs(
+    place: str, kind: str, where: str, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    guards = (as_guard(throw(ValueError("not on Fridays")), kind),)
+    if where == "runtime":
+        envelope = one_call(operation_at(place, operations.marks), {"folder": str(tmp_path)}, guards=guards)
+    else:
+        envelope = one_call(operation_at(place, operations.marks, guards=guards), {"folder": str(tmp_path)})
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("REFUSED", 7, "not_started")
+    assert "not on Fridays" in envelope.error["message"]
+    assert envelope.meta["side_effects"] == "none"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+@pytest.mark.parametrize("place", ["loop", "thread"])
+def test_even_a_guard_that_throws_what_is_no_exception_refuses_the_call(
+    place: str, error: BaseException, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    async def scenario() -> Envelope:
+        async with Runtime() as runtime:
+            guarded = operation_at(place, operations.marks, guards=(as_guard(throw(error), "sync"),))
+            envelope = await runtime.call(guarded, {"folder": str(tmp_path)}, SOON)
+            assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).ok
+            return envelope
+
+    envelope = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.ending) == ("REFUSED", "not_started")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_failure_thrown_by_a_guard_keeps_its_code(place: str, tmp_path: Path, validate_envelope: Validate) -> None:
+    failure = Failure("TEST_OUT_OF_STOCK", "none left to guard", data={"left": 0})
+    guarded = operation_at(place, operations.marks, guards=(as_guard(throw(failure), "sync"),))
+    envelope = one_call(guarded, {"folder": str(tmp_path)})
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("TEST_OUT_OF_STOCK", 79, "not_started")
+    assert envelope.data == {"left": 0}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["awaits", "blocks"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_guard_that_hangs_is_bounded_like_everything_else(
+    place: str, how: str, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    released = threading.Event()
+
+    async def awaits(operation: Operation, arguments: Any) -> None:
+        await asyncio.sleep(work.FOREVER_S)
+
+    def blocks(operation: Operation, arguments: Any) -> None:
+        released.wait(work.FOREVER_S)
+
+    async def scenario() -> tuple[Envelope, float]:
+        async with Runtime(preload=PRELOAD) as runtime:
+            guarded = operation_at(place, operations.marks, guards=(awaits if how == "awaits" else blocks,))
+            clocks = Clocks.of("300ms", grace="200ms")
+            answer = await timed(runtime.call(guarded, {"folder": str(tmp_path)}, clocks))
+            assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).ok
+            released.set()
+            return answer
+
+    envelope, took_ms = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert envelope.code == "TIMEOUT"
+    assert took_ms < 1000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_guards_are_shown_the_call_in_order_and_all_of_them_have_to_agree(place: str, tmp_path: Path) -> None:
+    shown: list[tuple[str, str, Any]] = []
+
+    def guard(name: str) -> Any:
+        return lambda operation, arguments: shown.append((name, operation.name, dict(arguments)))
+
+    arguments = {"folder": str(tmp_path)}
+    operation = operation_at(place, operations.marks, guards=(guard("own"),))
+    assert one_call(operation, arguments, guards=[guard("first"), guard("second")]).ok
+    assert shown == [(name, "operation", arguments) for name in ("first", "second", "own")]
+
+
+# --- observers ------------------------------------------------------------------------------------
+
+
+def refuses(operation: Operation, arguments: Any) -> None:
+    raise ValueError("no")
+
+
+# Handler, arguments, clocks, the code that comes of it.
+ENDS = {
+    "success": (operations.noop, {}, SOON, None),
+    "failure": (operations.fails, {}, SOON, "TEST_OUT_OF_STOCK"),
+    "bug": (operations.raises, {"which": "rich"}, SOON, "INTERNAL_ERROR"),
+    "invalid": (operations.noop, {"colour": "red"}, SOON, "ARG_ERROR"),
+    "timeout": (operations.is_silent, {"ms": 9000}, Clocks.of("150ms", grace="300ms"), "TIMEOUT"),
+}
+
+
+@pytest.mark.parametrize("how", [*ENDS, "cancel", "refusal"])
+@pytest.mark.parametrize("place", PLACES)
+def test_every_observer_is_told_exactly_once_how_a_call_ended(
+    place: str, how: str, validate_envelope: Validate
+) -> None:
+    first: list[Envelope] = []
+    second: list[Envelope] = []
+
+    async def observer(envelope: Envelope) -> None:
+        second.append(envelope)
+
+    async def scenario() -> Envelope | None:
+        async with Runtime(preload=PRELOAD, observers=[first.append, observer]) as runtime:
+            if how == "cancel":
+                operation = operation_at(place, operations.is_silent)
+                task = asyncio.create_task(runtime.call(operation, {"ms": 9000}, Clocks.of("20s", grace="300ms")))
+                await soon(lambda: runtime.counts.calls == 1)
+                task.cancel()
+                await asyncio.wait([task], timeout=5)
+                assert task.cancelled()
+                answer = None
+            elif how == "refusal":
+                answer = await runtime.call(operation_at(place, operations.noop, guards=(refuses,)), {}, SOON)
+            else:
+                handler, arguments, clocks, _ = ENDS[how]
+                answer = await runtime.call(operation_at(place, handler), arguments, clocks)
+            # A second call, told after the first: had there been another word about the first, it would be there.
+            last = await runtime.call(Operation("last", operations.noop_async), clocks=SOON)
+            await soon(lambda: last in first and last in second)
+            return answer
+
+    answer = run(scenario())
+    expected = {"cancel": "CANCELLED", "refusal": "REFUSED"}.get(how) or ENDS[how][3]
+    for told in (first, second):
+        assert len(told) == 2
+        ended = told[0] if told[1].meta["command"] == "last" else told[1]
+        validate_envelope(ended.to_dict())
+        assert ended.code == expected
+        assert answer is None or ended is answer
+
+
+def test_commands_are_told_to_observers_as_well() -> None:
+    told: list[Envelope] = []
+
+    async def scenario() -> list[Envelope]:
+        async with Runtime(observers=[told.append]) as runtime:
+            answers = [
+                await runtime.run(["true"], SOON),
+                await runtime.run(["false"], SOON),
+                await runtime.run(["sleep", "9"], Clocks.of("100ms")),
+                await runtime.run([], SOON),
+            ]
+            task = asyncio.create_task(runtime.run(["sleep", "9"], SOON))
+            await soon(lambda: runtime.counts.calls == len(answers) + 1)
+            task.cancel()
+            await asyncio.wait([task], timeout=5)
+            await soon(lambda: len(told) == len(answers) + 1)
+            return answers
+
+    run(scenario())
+    codes = {envelope.code for envelope in told}
+    assert codes == {None, "COMMAND_FAILED", "TIMEOUT", "ARG_ERROR", "CANCELLED"}
+
+
+def test_an_observer_that_raises_is_counted_and_the_others_are_still_told() -> None:
+    told: list[Envelope] = []
+
+    def broken(envelope: Envelope) -> None:
+        raise RuntimeError("the log is full")
+
+    async def broken_too(envelope: Envelope) -> None:
+        raise SystemExit(1)
+
+    async def scenario() -> Runtime:
+        async with Runtime(observers=[broken, broken_too, told.append]) as runtime:
+            for _ in range(3):
+                assert (await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)).ok
+            await soon(lambda: len(told) == 3 and runtime.counts.observer_errors == 6)
+            return runtime
+
+    runtime = run(scenario())
+    assert isinstance(runtime.last_observer_error, RuntimeError | SystemExit)
+
+
+@pytest.mark.parametrize("how", ["awaits", "blocks"])
+def test_an_observer_that_hangs_delays_no_answer_and_the_others_are_still_told(how: str) -> None:
+    told: list[Envelope] = []
+    released = threading.Event()
+
+    async def awaits(envelope: Envelope) -> None:
+        while not released.is_set():
+            await asyncio.sleep(0.01)
+
+    def blocks(envelope: Envelope) -> None:
+        released.wait(work.FOREVER_S)
+
+    async def scenario() -> None:
+        async with Runtime(observers=[awaits if how == "awaits" else blocks, told.append]) as runtime:
+            for _ in range(5):
+                envelope, took_ms = await timed(runtime.call(Operation("noop", operations.noop_async), clocks=SOON))
+                assert envelope.ok
+                assert took_ms < 250
+            await soon(lambda: len(told) == 5)
+            released.set()
+
+    run(scenario())
+
+
+def test_an_observer_that_always_blocks_does_not_cost_a_thread_per_call() -> None:
+    released = threading.Event()
+
+    def blocks(envelope: Envelope) -> None:
+        released.wait(work.FOREVER_S)
+
+    async def scenario() -> int:
+        async with Runtime(observers=[blocks], orphan_limit=8) as runtime:
+            before = threading.active_count()
+            for _ in range(12):
+                await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)
+                give_up_at = time.monotonic() + 0.25  # long enough for a blocked loop to be noticed and replaced
+                while time.monotonic() < give_up_at:
+                    await asyncio.sleep(0.02)
+            more = threading.active_count() - before
+            released.set()
+            return more
+
+    assert run(scenario()) <= 9
+
+
+# --- calls that call --------------------------------------------------------------------------------
+
+
+async def asks_further_async(ctx: Context, operation: str, arguments: Any, clocks: Any) -> dict[str, Any]:
+    before = ctx.remaining_ms()
+    envelope = await ctx.call(operation, arguments, **clocks)
+    return {"before_ms": before, "envelope": envelope.to_dict(), "value": envelope.value}
+
+
+async def calls_itself_async(ctx: Context) -> dict[str, Any]:
+    envelope = await ctx.call(ctx.name)
+    return {"depth": ctx.depth, "code": envelope.code} if not envelope.ok else envelope.value
+
+
+def asking(place: Any) -> Operation:
+    if place == "loop":
+        return Operation("parent", asks_further_async)
+    return Operation("parent", operations.asks_further, isolation=place)
+
+
+def ask(parent: str, child: Operation, clocks: Clocks, *, arguments: Any = None, child_clocks: Any = None) -> Any:
+    async def scenario() -> Any:
+        async with Runtime(operations=[child], preload=PRELOAD) as runtime:
+            further = {"operation": child.name, "arguments": arguments or {}, "clocks": child_clocks or {}}
+            envelope = await runtime.call(asking(parent), further, clocks)
+            return envelope
+
+    return run(scenario())
+
+
+@pytest.mark.parametrize("child", PLACES)
+@pytest.mark.parametrize("parent", PLACES)
+def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_reserve(
+    parent: str, child: str, validate_envelope: Validate
+) -> None:
+    looks = operation_at(child, operations.looks_around, "child")
+    answer = ask(parent, looks, Clocks.of("4s"), child_clocks={"timeout": "60s"})
+    assert answer.ok, answer
+    told = answer.value
+    envelope = validate_envelope(told["envelope"])
+    assert envelope["ok"]
+    reserve_ms = told["before_ms"] // 10
+    granted_ms = envelope["meta"]["timeout_ms"]
+    assert granted_ms <= told["before_ms"] - reserve_ms + 1
+    assert granted_ms > told["before_ms"] // 2
+    assert told["value"]["remaining_ms"] <= granted_ms
+    assert told["value"]["depth"] == 1
+    assert envelope["meta"]["trace_id"] == answer.meta["trace_id"]
+    assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
+
+
+@pytest.mark.parametrize("parent", PLACES)
+def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own(parent: str) -> None:
+    silent = operation_at("process", operations.is_silent, "child")
+    answer = ask(
+        parent, silent, Clocks.of("10s"), arguments={"ms": 9000}, child_clocks={"timeout": "200ms", "grace": "100ms"}
+    )
+    envelope = answer.value["envelope"]
+    assert envelope["error"]["code"] == "TIMEOUT"
+    assert envelope["error"]["context"]["clock"]["owner"] == "child"
+    assert envelope["meta"]["timeout_ms"] == 200
+    assert answer.meta["duration_ms"] < 2000
+
+
+@pytest.mark.parametrize("parent", PLACES)
+def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(parent: str) -> None:
+    silent = operation_at("process", operations.is_silent, "child")
+    answer = ask(parent, silent, Clocks.of("1500ms"), arguments={"ms": 9000}, child_clocks={"timeout": "60s"})
+    assert answer.ok, answer
+    envelope = answer.value["envelope"]
+    assert envelope["error"]["code"] == "TIMEOUT"
+    assert envelope["error"]["context"]["clock"]["owner"] == "parent"
+    assert answer.meta["duration_ms"] < 1500
+
+
+@pytest.mark.parametrize("parent", PLACES)
+def test_a_child_that_blocks_its_loop_is_answered_to_its_parent_on_the_childs_timeout(parent: str) -> None:
+    released = threading.Event()
+
+    async def blocks() -> None:
+        released.wait(work.FOREVER_S)
+
+    clocks = {"timeout": "300ms", "grace": "200ms"}
+    try:
+        answer = ask(parent, Operation("child", blocks), Clocks.of("10s"), child_clocks=clocks)
+    finally:
+        released.set()
+    assert answer.ok, answer
+    envelope = answer.value["envelope"]
+    assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "abandoned")
+    assert envelope["meta"]["duration_ms"] < 600
+    assert answer.meta["duration_ms"] < 2000
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_calls_that_call_themselves_end_at_the_depth_bound(place: Any, validate_envelope: Validate) -> None:
+    handler = calls_itself_async if place == "loop" else operations.calls_itself
+
+    async def scenario() -> Envelope:
+        operation = Operation("recursive", handler, isolation=place)
+        async with Runtime(operations=[operation], preload=PRELOAD) as runtime:
+            return await runtime.call(operation, clocks=Clocks.of("15s"))
+
+    envelope = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert envelope.value == {"depth": 15, "code": "DEPTH_EXCEEDED"}
+
+
+def test_a_worker_that_calls_further_needs_no_place_of_its_own_for_the_child() -> None:
+    async def scenario() -> list[Envelope]:
+        child = Operation("child", operations.noop)
+        async with Runtime(operations=[child], preload=PRELOAD, workers=1, most_workers=1) as runtime:
+            further = {"operation": "child", "arguments": {}, "clocks": {}}
+            parents = [runtime.call(asking("process"), further, Clocks.of("10s")) for _ in range(3)]
+            return await asyncio.gather(*parents)
+
+    for envelope in run(scenario()):
+        assert envelope.ok and envelope.value["value"] == 1, envelope
+
+
+# --- the context ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_handler_sees_its_deadline_and_its_progress_is_seen(place: str) -> None:
+    seen: list[tuple[int, int | None, str | None]] = []
+
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            operation = operation_at(place, operations.looks_around, "look")
+            envelope = await runtime.call(operation, clocks=SOON, on_progress=lambda *step: seen.append(step))
+            await soon(lambda: len(seen) == 2)
+            return envelope
+
+    envelope = run(scenario())
+    look = envelope.value
+    assert (look["name"], look["depth"], look["stopping"]) == ("look", 0, False)
+    assert look["request_id"] == envelope.meta["request_id"]
+    assert 0 < look["remaining_ms"] <= 5000
+    assert abs(look["remaining_ms"] - look["deadline_in_ms"]) < 100
+    assert seen == [(1, 2, "steps"), (2, 2, "steps")]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_handler_without_a_timeout_has_no_deadline(place: str) -> None:
+    def remaining(ctx: Context) -> Any:
+        return [ctx.deadline, ctx.remaining_ms()]
+
+    handler = operations.remaining if place == "process" else remaining
+    envelope = one_call(operation_at(place, handler), clocks=Clocks.of(0))
+    assert envelope.value == [None, None]
+    assert envelope.meta["timeout_ms"] == 0
+
+
+async def works_until_asked_async(ctx: Context) -> str:
+    give_up_at = time.monotonic() + work.FOREVER_S
+    while not ctx.stopping and time.monotonic() < give_up_at:
+        await asyncio.sleep(0.002)
+    return "wound down"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_soft_clock_asks_the_handler_to_wind_down_and_its_result_counts(
+    place: Any, validate_envelope: Validate
+) -> None:
+    handler = works_until_asked_async if place == "loop" else operations.works_until_asked_to_stop
+    envelope = one_call(Operation("soft", handler, isolation=place), clocks=Clocks.of("10s", soft="200ms"))
+    validate_envelope(envelope.to_dict())
+    assert (envelope.value, envelope.ending) == ("wound down", "finished")
+    assert [(warning["code"], warning["context"]) for warning in envelope.warnings] == [
+        ("SOFT_LIMIT", {"limit_ms": 200})
+    ]
+    assert 200 <= envelope.meta["duration_ms"] < 1500
+
+
+@pytest.mark.parametrize(
+    ("place", "ending"), [("process", "killed"), ("loop", "cancelled"), ("thread", "cancelled")], ids=PLACES
+)
+def test_a_handler_that_is_silent_for_the_idle_clock_is_stopped_as_stalled(
+    place: Any, ending: str, validate_envelope: Validate
+) -> None:
+    async def sleeps(ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+
+    handler = sleeps if place == "loop" else operations.is_silent
+    clocks = Clocks.of("10s", idle="200ms", grace="500ms")
+    envelope = one_call(Operation("silent", handler, isolation=place), {"ms": 9000}, clocks)
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("STALLED", 10, ending)
+    clock = envelope.error["context"]["clock"]
+    assert (clock["kind"], clock["limit_ms"]) == ("idle", 200)
+    assert 200 <= envelope.meta["duration_ms"] < 1500
+
+
+@pytest.mark.parametrize("place", ["process", "thread"])
+def test_progress_is_a_sign_of_life_to_the_idle_clock(place: Any) -> None:
+    clocks = Clocks.of("10s", idle="300ms")
+    operation = Operation("lively", operations.says_it_lives, isolation=place)
+    envelope = one_call(operation, {"ms": 900}, clocks)
+    assert envelope.value == "still here", envelope
+    assert envelope.meta["duration_ms"] >= 900
+
+
+# --- what cannot be stopped -----------------------------------------------------------------------
+
+
+def test_abandoned_calls_are_listed_and_at_the_limit_only_killable_work_is_still_taken(
+    validate_envelope: Validate,
+) -> None:
+    released = threading.Event()
+
+    async def blocks() -> str:
+        released.wait(work.FOREVER_S)
+        return "too late"
+
+    told: list[Envelope] = []
+
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD, orphan_limit=2, observers=[told.append]) as runtime:
+            clocks = Clocks.of("100ms", grace="0ms")
+            for number in range(2):
+                assert (await runtime.call(Operation(f"blocks {number}", blocks), clocks=clocks)).code == "TIMEOUT"
+            listed = runtime.orphans
+            assert [orphan["operation"] for orphan in listed] == ["blocks 0", "blocks 1"]
+            assert all(orphan["running_ms"] >= 100 for orphan in listed)
+            refused = await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)
+            in_thread = await runtime.call(Operation("noop", operations.noop, isolation="thread"), clocks=SOON)
+            assert in_thread.code == "ORPHANS_EXHAUSTED"
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok
+            assert (await runtime.run(["true"], SOON)).ok
+            released.set()
+            await soon(lambda: not runtime.orphans)
+            assert (runtime.counts.abandoned, runtime.counts.late) == (2, 2)
+            assert (await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)).ok
+            await soon(lambda: len(told) == 7)
+            return refused
+
+    refused = run(scenario())
+    validate_envelope(refused.to_dict())
+    assert (refused.code, refused.exit_code, refused.ending) == ("ORPHANS_EXHAUSTED", 12, "not_started")
+    assert [orphan["operation"] for orphan in refused.error["context"]["orphans"]] == ["blocks 0", "blocks 1"]
+    assert len(told) == 7, "a late result is never told"
+
+
+def test_a_late_error_of_abandoned_work_is_swallowed_and_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    released = threading.Event()
+
+    async def fails_late() -> None:
+        released.wait(work.FOREVER_S)
+        raise RuntimeError("nobody should read this")
+
+    async def scenario() -> None:
+        async with Runtime() as runtime:
+            assert (await runtime.call(Operation("x", fails_late), clocks=Clocks.of("100ms"))).code == "TIMEOUT"
+            released.set()
+            await soon(lambda: runtime.counts.late == 1)
+
+    run(scenario())
+    assert "nobody should read this" not in capfd.readouterr().err
+
+
+def test_calls_beside_a_handler_that_blocks_its_loop_are_answered_long_before_its_timeout() -> None:
+    released = threading.Event()
+    blocking = threading.Event()
+
+    async def blocks() -> None:
+        blocking.set()
+        released.wait(work.FOREVER_S)
+
+    async def scenario() -> tuple[float, Envelope]:
+        async with Runtime() as runtime:
+            blocked = asyncio.create_task(runtime.call(Operation("blocks", blocks), clocks=Clocks.of("3s")))
+            await soon(blocking.is_set)
+            noops = [runtime.call(Operation("noop", operations.noop_async), clocks=Clocks.of("10s")) for _ in range(20)]
+            envelopes, took_ms = await timed(asyncio.gather(*noops))
+            assert all(envelope.ok for envelope in envelopes)
+            assert not blocked.done()
+            released.set()
+            return took_ms, await blocked
+
+    took_ms, blocked = run(scenario())
+    assert took_ms < 1000
+    assert blocked.ok, "it came back in time after all, and that counts"
+
+
+def test_a_handler_whose_loop_is_blocked_by_another_is_still_answered_on_its_own_timeout() -> None:
+    released = threading.Event()
+
+    async def blocks() -> None:
+        released.wait(work.FOREVER_S)
+
+    async def naps() -> None:
+        await asyncio.sleep(0.2)
+
+    async def scenario() -> tuple[Envelope, float]:
+        async with Runtime() as runtime:
+            napping = asyncio.create_task(timed(runtime.call(Operation("naps", naps), clocks=Clocks.of("600ms"))))
+            await asyncio.sleep(0.05)  # it is asleep on the loop that the next one blocks
+            blocked = asyncio.create_task(runtime.call(Operation("blocks", blocks), clocks=Clocks.of("5s")))
+            answer = await napping
+            released.set()
+            await blocked
+            return answer
+
+    envelope, took_ms = run(scenario())
+    assert envelope.code in (None, "TIMEOUT")
+    assert took_ms < 1000
+
+
+# --- cancellation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("surface", ["process", "command", "loop", "thread"])
+def test_cancelling_the_caller_stops_the_work_and_is_passed_on(surface: Any, again: bool, tmp_path: Path) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def awaits() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(work.FOREVER_S)
+        finally:
+            ended.set()
+
+    def polls(ctx: Context) -> None:
+        started.set()
+        operations.works_until_asked_to_stop(ctx)
+        ended.set()
+
+    def has_started() -> object:
+        return mark_of(tmp_path, "ready") if surface in ("process", "command") else started.is_set()
+
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD) as runtime:
+            clocks = Clocks.of("20s", grace="2s")
+            calls = {
+                "process": lambda: runtime.call(
+                    Operation("d", work.cleans_up_when_asked), {"folder": str(tmp_path)}, clocks
+                ),
+                "command": lambda: runtime.run(
+                    [sys.executable, "-m", "tests.enforce.work", "cleans_up_when_asked", str(tmp_path)],
+                    clocks,
+                    cwd=ROOT,
+                ),
+                "loop": lambda: runtime.call(Operation("awaits", awaits), clocks=clocks),
+                "thread": lambda: runtime.call(Operation("polls", polls, isolation="thread"), clocks=clocks),
+            }
+            task = asyncio.create_task(calls[surface]())
+            await soon(has_started, within=10)
+            task.cancel()
+            if again:
+                await asyncio.sleep(0.02)
+                task.cancel()
+            done, _ = await asyncio.wait([task], timeout=3)
+            assert done and task.cancelled()
+            if surface in ("process", "command"):
+                assert (tmp_path / "cleaned").exists()
+                assert not marked(tmp_path)
+            else:
+                assert ended.is_set()
+            assert runtime.counts.abandoned == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("place", ["loop", "thread"])
+def test_cancelling_the_caller_of_work_that_cannot_be_stopped_is_bounded_and_counted(place: Any) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        started.set()
+        released.wait(work.FOREVER_S)
+
+    async def blocks_loop() -> None:
+        blocks()
+
+    async def scenario() -> float:
+        async with Runtime() as runtime:
+            operation = Operation("blocks", blocks_loop if place == "loop" else blocks, isolation=place)
+            task = asyncio.create_task(runtime.call(operation, clocks=Clocks.of("20s", grace="300ms")))
+            await soon(started.is_set)
+            task.cancel()
+            _, took_ms = await timed(asyncio.wait([task], timeout=5))
+            assert task.cancelled()
+            assert runtime.counts.abandoned == len(runtime.orphans) == 1
+            assert (await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)).ok
+            released.set()
+            await soon(lambda: runtime.counts.late == 1)
+            return took_ms
+
+    assert run(scenario()) < 1500
+
+
+@pytest.mark.parametrize("surface", ["process", "command"])
+def test_work_cancelled_before_it_could_start_never_runs_and_holds_nobody_up(surface: str, tmp_path: Path) -> None:
+    async def scenario() -> float:
+        async with Runtime(preload=PRELOAD) as runtime:  # cold: there is no zygote yet
+            clocks = Clocks.of("20s", grace="5s")
+            if surface == "process":
+                call = runtime.call(Operation("marks", operations.marks), {"folder": str(tmp_path)}, clocks)
+            else:
+                call = runtime.run(["sh", "-c", f"trap '' TERM; sleep 0.5; : > '{tmp_path}/ran'; sleep 9"], clocks)
+            task = asyncio.create_task(call)
+            await soon(lambda: runtime.counts.calls == 1)
+            await asyncio.sleep(0)
+            task.cancel()
+            _, took_ms = await timed(asyncio.wait([task], timeout=15))
+            assert task.cancelled()
+            return took_ms
+
+    took_ms = run(scenario())
+    assert took_ms < 2000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
+    tmp_path: Path, validate_envelope: Validate
+) -> None:
+    folders = {name: tmp_path / name for name in ("process", "command")}
+    started, released = threading.Event(), threading.Event()
+
+    async def awaits() -> None:
+        started.set()
+        await asyncio.sleep(work.FOREVER_S)
+
+    async def scenario() -> tuple[list[Envelope], float]:
+        for folder in folders.values():
+            folder.mkdir()
+        async with Runtime(preload=PRELOAD) as runtime:
+            clocks = Clocks.of("30s", grace="300ms")
+            calls = [
+                runtime.call(Operation("daemonises", work.daemonises), {"folder": str(folders["process"])}, clocks),
+                runtime.run(
+                    [sys.executable, "-m", "tests.enforce.work", "daemonises", str(folders["command"])],
+                    clocks,
+                    cwd=ROOT,
+                ),
+                runtime.call(Operation("awaits", awaits), clocks=clocks),
+            ]
+            tasks = [asyncio.create_task(call) for call in calls]
+            for folder in folders.values():
+                await soon(functools.partial(mark_of, folder, "ready"), within=10)
+            await soon(started.is_set)
+            _, took_ms = await timed(runtime.close())
+            left = {name: marked(folder) for name, folder in folders.items()}
+            done, pending = await asyncio.wait(tasks, timeout=2)
+            released.set()
+            assert left == {"process": {}, "command": {}}
+            assert not pending, "a call was never answered"
+            return [task.result() for task in tasks], took_ms
+
+    envelopes, took_ms = run(scenario())
+    assert took_ms < 3000
+    for envelope in envelopes:
+        validate_envelope(envelope.to_dict())
+        assert envelope.code in ("CANCELLED", "SHUTTING_DOWN"), envelope
+
+
+# --- an inherited deadline --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("surface", [*PLACES, "command"])
+def test_a_deadline_inherited_through_the_environment_caps_every_call(
+    surface: Any, monkeypatch: pytest.MonkeyPatch, validate_envelope: Validate
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_REMAINING_MS", "1500")
+
+    async def sleeps(ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+
+    async def scenario() -> list[Envelope]:
+        async with Runtime(preload=PRELOAD) as runtime:
+            if surface == "command":
+                first = await runtime.run(["sleep", "9"], Clocks.of("60s"))
+                return [first, await runtime.run(["true"], Clocks.of("60s"))]
+            handler = sleeps if surface == "loop" else operations.is_silent
+            operation = Operation("silent", handler, isolation=surface)
+            first = await runtime.call(operation, {"ms": 9000}, Clocks.of("60s"))
+            while (runtime._inherited.at_ns - time.monotonic_ns()) > 0:
+                await asyncio.sleep(0.02)
+            return [first, await runtime.call(operation, {"ms": 0}, Clocks.of("60s"))]
+
+    first, second = run(scenario())
+    validate_envelope(first.to_dict())
+    assert first.code == "TIMEOUT"
+    assert first.error["context"]["clock"]["owner"] == "caller"
+    assert first.meta["timeout_ms"] < 1500
+    assert first.meta["duration_ms"] <= 1500
+    assert "DEADLINE_INHERITED" in [warning["code"] for warning in first.warnings]
+    if surface != "command":
+        validate_envelope(second.to_dict())
+        assert (second.code, second.exit_code, second.ending) == ("NO_TIME_LEFT", 10, "not_started")
+
+
+def test_an_unreadable_inherited_deadline_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_REMAINING_MS", "soon")
+    envelope = one_call(Operation("noop", operations.noop_async))
+    assert envelope.ok
+    assert [warning["code"] for warning in envelope.warnings] == ["DEADLINE_UNREADABLE"]
+
+
+# --- results and failures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_failure_answers_with_its_registered_code_and_everything_it_carries(
+    place: str, validate_envelope: Validate
+) -> None:
+    envelope = one_call(operation_at(place, operations.fails))
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("TEST_OUT_OF_STOCK", 79, "finished")
+    assert envelope.error["message"] == "no widgets"
+    assert envelope.error["suggestion"] == "look behind the counter"
+    assert envelope.error["context"] == {"shelf": 7}
+    assert envelope.error["retry_after_ms"] == 1500
+    assert envelope.data == {"left": 0}
+    assert isinstance(envelope.value, Failure)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_failure_with_an_unregistered_code_is_a_bug_of_its_handler(place: str, validate_envelope: Validate) -> None:
+    envelope = one_call(operation_at(place, operations.fails_with_a_code_nobody_knows))
+    validate_envelope(envelope.to_dict())
+    assert envelope.code == "INTERNAL_ERROR"
+    assert "TEST_NEVER_REGISTERED" in envelope.error["message"]
+
+
+def test_a_code_that_only_the_worker_registered_arrives_as_an_unregistered_one(validate_envelope: Validate) -> None:
+    envelope = one_call(Operation("late", operations.fails_with_a_code_only_the_worker_knows))
+    validate_envelope(envelope.to_dict())
+    assert envelope.code == "INTERNAL_ERROR"
+    assert "TEST_LATE_COMER" in envelope.error["message"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_result_that_cannot_leave_its_place_is_a_clear_error(place: str, validate_envelope: Validate) -> None:
+    envelope = one_call(operation_at(place, operations.returns_what_cannot_leave))
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.ending) == ("RESULT_NOT_SERIALIZABLE", "finished")
+    assert "lock" in envelope.error["message"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_exception_comes_back_whole(
+    place: str, validate_envelope: Validate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    envelope = one_call(operation_at(place, operations.raises), {"which": "chain"})
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code, envelope.ending) == ("INTERNAL_ERROR", 1, "finished")
+    assert isinstance(envelope.value, operations.Rich)
+    assert (envelope.value.args, envelope.value.shelf) == (("the second", 1), 1)
+    traceback = envelope.error["context"]["traceback"]
+    assert "the first" in traceback and "the second" in traceback and "operations.py" in traceback
+    assert "the second" in capfd.readouterr().err, "a bug is told on stderr as well"
+
+
+@pytest.mark.parametrize("which", ["unpicklable", "mute", "system exit", "keyboard interrupt"])
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_a_handler_raises_is_an_answer_and_the_next_call_works(
+    place: str, which: str, validate_envelope: Validate
+) -> None:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            envelope = await runtime.call(operation_at(place, operations.raises), {"which": which}, SOON)
+            assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).value == 1
+            return envelope
+
+    envelope = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert envelope.code == "INTERNAL_ERROR"
+    expected = {"system exit": "SystemExit", "keyboard interrupt": "KeyboardInterrupt"}.get(which, which.capitalize())
+    assert envelope.error["context"]["exception"] == expected
+
+
+@pytest.mark.parametrize("how", ["SIGSEGV", "SIGKILL", "SIGABRT", "exit"])
+def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(
+    how: str, validate_envelope: Validate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            envelope = await runtime.call(Operation("crashes", operations.crashes), {"how": how}, SOON)
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).value == 1
+            return envelope
+
+    envelope = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.exit_code) == ("WORKER_CRASHED", 1)
+    assert envelope.meta["side_effects"] == "unknown"
+    expected = {"exit_code": 3} if how == "exit" else {"signal": how}
+    assert expected.items() <= envelope.error["context"].items()
+
+
+def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path, validate_envelope: Validate) -> None:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            operation = Operation("leaves", operations.leaves_processes)
+            envelope = await runtime.call(operation, {"folder": str(tmp_path), "count": 3}, SOON)
+            assert not marked(tmp_path), "they are gone when the answer is there"
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).value == 1
+            return envelope
+
+    envelope = run(scenario())
+    validate_envelope(envelope.to_dict())
+    assert envelope.value == "done"
+    (warning,) = envelope.warnings
+    assert warning["code"] == "DESCENDANTS_STOPPED"
+    left = {int(path.read_text().split()[0]) for path in tmp_path.iterdir()}
+    assert {process["pid"] for process in warning["context"]["processes"]} == left
+    assert all(process["command"].startswith("sleep") for process in warning["context"]["processes"])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_twenty_megabytes_travel_both_ways(place: str) -> None:
+    payload = os.urandom(1024) * 20 * 1024
+    envelope = one_call(operation_at(place, operations.echo), {"value": payload}, Clocks.of("15s"))
+    assert envelope.value == payload
+
+
+def test_a_worker_that_never_reads_a_big_payload_is_killed_on_time() -> None:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD, workers=1) as runtime:
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok
+            hangs = Operation("unpickles", operations.echo)
+            payload = {"value": operations.HangsWhenUnpickled(b"x" * 20_000_000)}
+            envelope = await runtime.call(hangs, payload, Clocks.of("400ms", grace="200ms"))
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok
+            return envelope
+
+    envelope = run(scenario())
+    assert (envelope.code, envelope.ending) == ("TIMEOUT", "killed")
+    assert envelope.meta["duration_ms"] < 1500
+
+
+# --- handlers a worker can and cannot find --------------------------------------------------------
+
+
+class CallsItself:
+    def __call__(self) -> int:
+        return 1
+
+
+@functools.wraps(operations.noop)
+def a_wrapper_under_a_borrowed_name() -> str:
+    return "the wrapper ran"
+
+
+def not_importable() -> dict[str, Any]:
+    def closure() -> int:
+        return 1
+
+    return {
+        "lambda": lambda: 1,
+        "closure": closure,
+        "partial": functools.partial(operations.echo, value=1),
+        "callable object": CallsItself(),
+        "wrapper under a borrowed name": a_wrapper_under_a_borrowed_name,
+    }
+
+
+@pytest.mark.parametrize("which", not_importable())
+def test_a_handler_that_a_worker_cannot_find_is_refused_and_nothing_else_is_run_instead(
+    which: str, validate_envelope: Validate
+) -> None:
+    handler = not_importable()[which]
+    envelope = one_call(Operation("homeless", handler, isolation="process"))
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.ending) == ("HANDLER_NOT_IMPORTABLE", "not_started"), envelope
+
+
+SCRIPT = """
+import asyncio, json
+from shotclock import Clocks, Operation, Runtime
+
+class Point:
+    def __init__(self, x: int): self.x = x
+
+def double(x: int) -> int:
+    return 2 * x
+
+def fails(x: int) -> None:
+    raise ValueError(x)
+
+async def main():
+    async with Runtime() as runtime:
+        good = await runtime.call(Operation("double", double), {"x": 21}, Clocks.of("10s"))
+        bad = await runtime.call(Operation("fails", fails), {"x": 21}, Clocks.of("10s"))
+        print(json.dumps([good.to_dict(), bad.to_dict()]))
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "module"])
+def test_handlers_of_a_script_run_in_workers(how: str, tmp_path: Path, validate_envelope: Validate) -> None:
+    script = tmp_path / "a_script.py"
+    script.write_text(SCRIPT + 'if __name__ == "__main__":\n    asyncio.run(main())\n')
+    argv = [sys.executable, str(script)] if how == "file" else [sys.executable, "-m", "a_script"]
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run(argv, cwd=tmp_path, stdout=out, timeout=20, check=True)
+    good, bad = map(validate_envelope, json.loads((tmp_path / "out").read_text()))
+    assert good["data"] == {"result": 42}
+    assert bad["error"]["message"] == "ValueError: 21"
+
+
+def test_a_script_without_a_main_guard_gets_an_answer_that_says_what_is_wrong(tmp_path: Path) -> None:
+    script = tmp_path / "a_script.py"
+    script.write_text(SCRIPT + "asyncio.run(main())\n")
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run([sys.executable, str(script)], stdout=out, timeout=20, check=True)
+    good, _ = json.loads((tmp_path / "out").read_text())
+    assert good["ok"] or good["error"]["code"] == "HANDLER_NOT_IMPORTABLE"
+    assert good["ok"] or "__name__" in good["error"]["message"]
+
+
+# --- the pool -------------------------------------------------------------------------------------
+
+
+def test_when_no_worker_comes_free_within_the_queue_clock_the_call_never_starts(
+    tmp_path: Path, validate_envelope: Validate
+) -> None:
+    async def scenario() -> tuple[Envelope, Envelope]:
+        async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
+            busy = asyncio.create_task(
+                runtime.call(Operation("sleeps", work.sleeps), {"folder": str(tmp_path)}, Clocks.of("2s", grace="0ms"))
+            )
+            await soon(lambda: mark_of(tmp_path, "ready"), within=10)
+            marks = Operation("marks", operations.marks)
+            arguments = {"folder": str(tmp_path)}
+            queued = await runtime.call(marks, arguments, Clocks.of("10s", queue="200ms"))
+            timed_out = await runtime.call(marks, arguments, Clocks.of("150ms", queue="5s"))
+            assert (await busy).code == "TIMEOUT"
+            assert not (tmp_path / "ran").exists()
+            assert (await runtime.call(marks, arguments, SOON)).ok
+            return queued, timed_out
+
+    queued, timed_out = run(scenario())
+    for envelope in (queued, timed_out):
+        validate_envelope(envelope.to_dict())
+        assert (envelope.exit_code, envelope.ending) == (10, "not_started")
+        assert envelope.meta["side_effects"] == "none"
+        assert envelope.error["retryable"]
+    assert (queued.code, queued.error["context"]["clock"]["kind"]) == ("QUEUE_TIMEOUT", "queue")
+    assert 200 <= queued.meta["duration_ms"] < 500
+    assert (timed_out.code, timed_out.error["context"]["clock"]["kind"]) == ("TIMEOUT", "timeout")
+    assert 150 <= timed_out.meta["duration_ms"] < 450
+
+
+def test_the_pool_grows_around_workers_that_hang(tmp_path: Path) -> None:
+    async def scenario() -> float:
+        async with Runtime(preload=PRELOAD, workers=1) as runtime:
+            hanging = []
+            for number in range(4):
+                folder = tmp_path / str(number)
+                folder.mkdir()
+                call = runtime.call(Operation("sleeps", work.sleeps), {"folder": str(folder)}, Clocks.of("4s", grace=0))
+                hanging.append(asyncio.create_task(call))
+            noop, took_ms = await timed(runtime.call(Operation("noop", operations.noop), clocks=SOON))
+            assert noop.ok
+            assert not any(task.done() for task in hanging)
+            for task in hanging:
+                task.cancel()
+            await asyncio.wait(hanging, timeout=10)
+            return took_ms
+
+    assert run(scenario()) < 3000
+
+
+def test_a_worker_killed_at_its_deadline_is_replaced_before_anybody_asks(tmp_path: Path) -> None:
+    async def scenario() -> float:
+        async with Runtime(preload=PRELOAD, workers=1) as runtime:
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok
+            sleeps = Operation("sleeps", work.sleeps)
+            await runtime.call(sleeps, {"folder": str(tmp_path)}, Clocks.of("100ms", grace=0))
+            noop, took_ms = await timed(runtime.call(Operation("noop", operations.noop), clocks=SOON))
+            assert noop.ok
+            return took_ms
+
+    assert run(scenario()) < 500, "forked from the warm zygote, not imported anew"
+
+
+async def make_quick(runtime: Runtime) -> None:
+    """Many short calls: where a pool sends calls ahead to workers that are quick, it does so from here on."""
+    noops = [runtime.call(Operation("noop", operations.noop), clocks=SOON) for _ in range(100)]
+    assert all(envelope.value == 1 for envelope in await asyncio.gather(*noops))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD, workers=workers) as runtime:
+            await make_quick(runtime)
+            clocks = Clocks.of("3s", grace=0)
+            echo = Operation("echo", operations.echo)
+            calls = []
+            for number in range(40):
+                if number == 3:
+                    sleeps = Operation("sleeps", work.sleeps)
+                    calls.append(runtime.call(sleeps, {"folder": str(tmp_path)}, clocks))
+                calls.append(runtime.call(echo, {"value": number}, clocks))
+            tasks = [asyncio.create_task(call) for call in calls]
+            hanging = tasks.pop(3)
+            _, took_ms = await timed(asyncio.wait(tasks, timeout=10))
+            assert [task.result().value for task in tasks] == list(range(40))
+            assert took_ms < 1500
+            assert not hanging.done()
+            assert (await hanging).code == "TIMEOUT"
+            await make_quick(runtime)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("way", ["stopping", "progress", "further"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_handler_that_uses_its_context_takes_nothing_from_the_calls_behind_it(workers: int, way: str) -> None:
+    async def scenario() -> None:
+        child = Operation("child", operations.noop)
+        async with Runtime(operations=[child], preload=PRELOAD, workers=workers) as runtime:
+            for _ in range(5):
+                await make_quick(runtime)
+                talks = Operation("talks", operations.talks)
+                echo = Operation("echo", operations.echo)
+                calls = []
+                for number in range(30):
+                    if number % 5 == 0:
+                        calls.append(runtime.call(talks, {"way": way}, SOON))
+                    else:
+                        calls.append(runtime.call(echo, {"value": number}, SOON))
+                envelopes, took_ms = await timed(asyncio.gather(*calls))
+                for number, envelope in enumerate(envelopes):
+                    assert envelope.value == ("not asked to stop" if number % 5 == 0 else number), envelope
+                assert took_ms < 2500
+            # Nobody lost a worker on the way: had they, there would be none left by now.
+            assert (await runtime.call(echo, {"value": 1}, Clocks.of("2s"))).ok
+
+    run(scenario(), within=40)
+
+
+def test_a_word_that_came_too_late_for_its_call_does_not_swallow_the_next(validate_envelope: Validate) -> None:
+    async def scenario() -> list[Envelope]:
+        async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
+            hogs = Operation("hogs", operations.leaves_a_late_word)
+            first = await runtime.call(hogs, {"seconds": 0.6}, Clocks.of("10s", soft="50ms"))
+            second = await runtime.call(Operation("noop", operations.noop), clocks=SOON)
+            return [first, second]
+
+    first, second = run(scenario())
+    assert first.value == "answered"
+    assert second.value == 1, second
+
+
+def test_a_crash_costs_only_the_call_that_crashed() -> None:
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD, workers=2) as runtime:
+            await make_quick(runtime)
+            crashes, echo = Operation("crashes", operations.crashes), Operation("echo", operations.echo)
+            calls = []
+            for number in range(40):
+                if number % 10 == 5:
+                    calls.append(runtime.call(crashes, {"how": "SIGKILL"}, SOON))
+                else:
+                    calls.append(runtime.call(echo, {"value": number}, SOON))
+            for number, envelope in enumerate(await asyncio.gather(*calls)):
+                if number % 10 == 5:
+                    assert envelope.code == "WORKER_CRASHED"
+                else:
+                    assert envelope.value == number, envelope
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_its_worker(tmp_path: Path) -> None:
+    """Between the bell and the kill a worker may answer, and must not be trusted with another call then."""
+
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD, workers=2) as runtime:
+            note, noop = Operation("note", operations.note), Operation("noop", operations.noop)
+            edge = Clocks(timeout_ms=20, grace_ms=60)
+            for number in range(200):
+                arguments = {"path": os.devnull, "number": number, "nap_ms": 18 + number % 20 * 0.1}
+                assert (await runtime.call(note, arguments, edge)).code in (None, "TIMEOUT")
+                after = await runtime.call(noop, clocks=SOON)
+                assert after.value == 1, (number, after)
+
+    run(scenario(), within=60)
+
+
+def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(40)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def scenario() -> Envelope:
+        async with Runtime(preload=["hangs_on_import"]) as runtime:
+            return await runtime.call(Operation("noop", operations.noop), clocks=Clocks.of("600ms", grace="0ms"))
+
+    envelope = run(scenario())
+    assert (envelope.code, envelope.ending) == ("TIMEOUT", "not_started")
+    assert envelope.meta["duration_ms"] < 1000
+
+
+def test_a_preload_that_fails_is_told_by_the_call_that_needs_it_only(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "broken_module.py").write_text("def handler() -> int:\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import broken_module  # type: ignore[import-not-found]
+
+    (tmp_path / "broken_module.py").write_text(textwrap.dedent("raise RuntimeError('half written')\n"))
+
+    async def scenario() -> list[Envelope]:
+        async with Runtime(preload=["broken_module", *PRELOAD]) as runtime:
+            return [
+                await runtime.call(Operation("broken", broken_module.handler), clocks=SOON),
+                await runtime.call(Operation("noop", operations.noop), clocks=SOON),
+            ]
+
+    broken, fine = run(scenario())
+    assert broken.code == "HANDLER_NOT_IMPORTABLE"
+    assert "half written" in broken.error["message"]
+    assert fine.value == 1
+
+
+def test_calls_from_another_loop_and_thread_are_answered_there(tmp_path: Path) -> None:
+    """A server may call from loops of its own; workers and commands are waited for on the loop that entered."""
+
+    async def elsewhere(runtime: Runtime) -> list[Any]:
+        return [
+            (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).value,
+            (await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)).value,
+            (await runtime.call(Operation("noop", operations.noop, isolation="thread"), clocks=SOON)).value,
+            (await runtime.run(["echo", "here"], SOON)).data["stdout"],
+        ]
+
+    async def scenario() -> list[Any]:
+        async with Runtime(preload=PRELOAD) as runtime:
+            return await asyncio.to_thread(run, elsewhere(runtime))
+
+    assert run(scenario()) == [1, 1, 1, "here\n"]
+
+
+def test_a_runtime_leaves_no_thread_and_no_descriptor_behind() -> None:
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD, observers=[lambda envelope: None]) as runtime:
+            for place in PLACES:
+                assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).ok
+            assert (await runtime.run(["true"], SOON)).ok
+            assert (await runtime.run(["sleep", "9"], Clocks.of("50ms", grace=0))).code == "TIMEOUT"
+
+    run(scenario())  # whatever is opened once and for all is open by now
+    threads, descriptors = set(threading.enumerate()), set(os.listdir("/proc/self/fd"))
+    run(scenario())
+    eventually(lambda: set(threading.enumerate()) <= threads)
+    assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
+
+
+def test_a_coroutine_function_may_be_isolated_in_a_process_to_make_it_killable(tmp_path: Path) -> None:
+    operation = Operation("sleeps", work.sleeps_async, isolation="process")
+    envelope = one_call(operation, {"folder": str(tmp_path)}, Clocks.of("2s", grace="500ms"))
+    assert (envelope.code, envelope.ending) == ("TIMEOUT", "killed")
+    assert not marked(tmp_path)
