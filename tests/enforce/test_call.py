@@ -125,26 +125,31 @@ def throw(error: BaseException) -> Callable[[], None]:
     return refuse
 
 
-@pytest.mark.parametrize("where", ["runtime", "operation"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_guard_that_throws_refuses_the_call_before_anything_runs(
-    place: str, kind: str, where: str, tmp_path: Path, validate_envelope: Validate
+    place: str, kind: str, tmp_path: Path, validate_envelope: Validate
 ) -> None:
     guards = (as_guard(throw(ValueError("not on Fridays")), kind),)
-    if where == "runtime":
-        envelope = one_call(operation_at(place, operations.marks), {"folder": str(tmp_path)}, guards=guards)
-    else:
-        envelope = one_call(operation_at(place, operations.marks, guards=guards), {"folder": str(tmp_path)})
-    validate_envelope(envelope.to_dict())
-    assert (envelope.code, envelope.exit_code, envelope.ending) == ("REFUSED", 7, "not_started")
-    assert "not on Fridays" in envelope.error["message"]
-    assert envelope.meta["side_effects"] == "none"
+
+    async def scenario() -> list[Envelope]:
+        arguments = {"folder": str(tmp_path)}
+        async with Runtime() as runtime, Runtime(guards=guards) as guarded:
+            return [
+                await runtime.call(operation_at(place, operations.marks, guards=guards), arguments, SOON),
+                await guarded.call(operation_at(place, operations.marks), arguments, SOON),
+            ]
+
+    for envelope in run(scenario()):
+        validate_envelope(envelope.to_dict())
+        assert (envelope.code, envelope.exit_code, envelope.ending) == ("REFUSED", 7, "not_started")
+        assert "not on Fridays" in envelope.error["message"]
+        assert envelope.meta["side_effects"] == "none"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
-@pytest.mark.parametrize("place", ["loop", "thread"])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("place", PLACES)
 def test_even_a_guard_that_throws_what_is_no_exception_refuses_the_call(
     place: str, error: BaseException, tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -152,7 +157,7 @@ def test_even_a_guard_that_throws_what_is_no_exception_refuses_the_call(
         async with Runtime() as runtime:
             guarded = operation_at(place, operations.marks, guards=(as_guard(throw(error), "sync"),))
             envelope = await runtime.call(guarded, {"folder": str(tmp_path)}, SOON)
-            assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).ok
+            assert (await runtime.call(Operation("noop", operations.noop_async), clocks=SOON)).ok
             return envelope
 
     envelope = run(scenario())
@@ -231,45 +236,40 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", [*ENDS, "cancel", "refusal"])
 @pytest.mark.parametrize("place", PLACES)
-def test_every_observer_is_told_exactly_once_how_a_call_ended(
-    place: str, how: str, validate_envelope: Validate
-) -> None:
+def test_every_observer_is_told_exactly_once_how_a_call_ended(place: str, validate_envelope: Validate) -> None:
     first: list[Envelope] = []
     second: list[Envelope] = []
 
     async def observer(envelope: Envelope) -> None:
         second.append(envelope)
 
-    async def scenario() -> Envelope | None:
+    async def scenario() -> list[Envelope]:
+        answers = []
         async with Runtime(preload=PRELOAD, observers=[first.append, observer]) as runtime:
-            if how == "cancel":
-                operation = operation_at(place, operations.is_silent)
-                task = asyncio.create_task(runtime.call(operation, {"ms": 9000}, Clocks.of("20s", grace="300ms")))
-                await soon(lambda: runtime.counts.calls == 1)
-                task.cancel()
-                await asyncio.wait([task], timeout=5)
-                assert task.cancelled()
-                answer = None
-            elif how == "refusal":
-                answer = await runtime.call(operation_at(place, operations.noop, guards=(refuses,)), {}, SOON)
-            else:
-                handler, arguments, clocks, _ = ENDS[how]
-                answer = await runtime.call(operation_at(place, handler), arguments, clocks)
-            # A second call, told after the first: had there been another word about the first, it would be there.
-            last = await runtime.call(Operation("last", operations.noop_async), clocks=SOON)
-            await soon(lambda: last in first and last in second)
-            return answer
+            for how, (handler, arguments, clocks, code) in ENDS.items():
+                answers.append(await runtime.call(operation_at(place, handler, how), arguments, clocks))
+                assert answers[-1].code == code, how
+            refused = operation_at(place, operations.noop, "refusal", guards=(refuses,))
+            answers.append(await runtime.call(refused, {}, SOON))
+            silent = operation_at(place, operations.is_silent, "cancel")
+            task = asyncio.create_task(runtime.call(silent, {"ms": 500}, Clocks.of("20s", grace="300ms")))
+            await soon(lambda: runtime.counts.calls == len(answers) + 1)
+            task.cancel()
+            await asyncio.wait([task], timeout=5)
+            assert task.cancelled()
+            # A last call, told after the others: had there been another word about them, it would be there.
+            answers.append(await runtime.call(Operation("last", operations.noop_async), clocks=SOON))
+            await soon(lambda: answers[-1] in first and answers[-1] in second)
+        return answers
 
-    answer = run(scenario())
-    expected = {"cancel": "CANCELLED", "refusal": "REFUSED"}.get(how) or ENDS[how][3]
+    answers = run(scenario())
     for told in (first, second):
-        assert len(told) == 2
-        ended = told[0] if told[1].meta["command"] == "last" else told[1]
-        validate_envelope(ended.to_dict())
-        assert ended.code == expected
-        assert answer is None or ended is answer
+        names = [envelope.meta["command"] for envelope in told]
+        assert sorted(names) == sorted([*ENDS, "refusal", "cancel", "last"])
+        (cancelled,) = (envelope for envelope in told if envelope not in answers)
+        validate_envelope(cancelled.to_dict())
+        assert (cancelled.code, cancelled.meta["command"]) == ("CANCELLED", "cancel")
 
 
 def test_commands_are_told_to_observers_as_well() -> None:
@@ -390,25 +390,34 @@ def ask(parent: str, child: Operation, clocks: Clocks, *, arguments: Any = None,
     return run(scenario())
 
 
-@pytest.mark.parametrize("child", PLACES)
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_reserve(
-    parent: str, child: str, validate_envelope: Validate
+    parent: str, validate_envelope: Validate
 ) -> None:
-    looks = operation_at(child, operations.looks_around, "child")
-    answer = ask(parent, looks, Clocks.of("4s"), child_clocks={"timeout": "60s"})
-    assert answer.ok, answer
-    told = answer.value
-    envelope = validate_envelope(told["envelope"])
-    assert envelope["ok"]
-    reserve_ms = told["before_ms"] // 10
-    granted_ms = envelope["meta"]["timeout_ms"]
-    assert granted_ms <= told["before_ms"] - reserve_ms + 1
-    assert granted_ms > told["before_ms"] // 2
-    assert told["value"]["remaining_ms"] <= granted_ms
-    assert told["value"]["depth"] == 1
-    assert envelope["meta"]["trace_id"] == answer.meta["trace_id"]
-    assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
+    children = [operation_at(place, operations.looks_around, place) for place in PLACES]
+
+    async def scenario() -> list[Envelope]:
+        async with Runtime(operations=children, preload=PRELOAD) as runtime:
+            clocks = {"timeout": "60s"}
+            return [
+                await runtime.call(
+                    asking(parent), {"operation": child.name, "arguments": {}, "clocks": clocks}, Clocks.of("4s")
+                )
+                for child in children
+            ]
+
+    for answer in run(scenario()):
+        assert answer.ok, answer
+        told = answer.value
+        envelope = validate_envelope(told["envelope"])
+        assert envelope["ok"]
+        reserve_ms = told["before_ms"] // 10
+        granted_ms = envelope["meta"]["timeout_ms"]
+        assert told["before_ms"] // 2 < granted_ms <= told["before_ms"] - reserve_ms + 1
+        assert told["value"]["remaining_ms"] <= granted_ms
+        assert told["value"]["depth"] == 1
+        assert envelope["meta"]["trace_id"] == answer.meta["trace_id"]
+        assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
 
 
 @pytest.mark.parametrize("parent", PLACES)
@@ -526,7 +535,13 @@ def test_the_soft_clock_asks_the_handler_to_wind_down_and_its_result_counts(
     place: Any, validate_envelope: Validate
 ) -> None:
     handler = works_until_asked_async if place == "loop" else operations.works_until_asked_to_stop
-    envelope = one_call(Operation("soft", handler, isolation=place), clocks=Clocks.of("10s", soft="200ms"))
+
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            await runtime.call(operation_at(place, operations.noop), clocks=SOON)
+            return await runtime.call(Operation("soft", handler, isolation=place), clocks=Clocks.of("5s", soft="200ms"))
+
+    envelope = run(scenario())
     validate_envelope(envelope.to_dict())
     assert (envelope.value, envelope.ending) == ("wound down", "finished")
     assert [(warning["code"], warning["context"]) for warning in envelope.warnings] == [
@@ -545,13 +560,36 @@ def test_a_handler_that_is_silent_for_the_idle_clock_is_stopped_as_stalled(
         await asyncio.sleep(ms / 1000)
 
     handler = sleeps if place == "loop" else operations.is_silent
-    clocks = Clocks.of("10s", idle="200ms", grace="500ms")
-    envelope = one_call(Operation("silent", handler, isolation=place), {"ms": 9000}, clocks)
+
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD) as runtime:
+            await runtime.call(operation_at(place, operations.noop), clocks=SOON)
+            clocks = Clocks.of("5s", idle="200ms", grace="500ms")
+            return await runtime.call(Operation("silent", handler, isolation=place), {"ms": 4000}, clocks)
+
+    envelope = run(scenario())
     validate_envelope(envelope.to_dict())
     assert (envelope.code, envelope.exit_code, envelope.ending) == ("STALLED", 10, ending)
     clock = envelope.error["context"]["clock"]
     assert (clock["kind"], clock["limit_ms"]) == ("idle", 200)
     assert 200 <= envelope.meta["duration_ms"] < 1500
+
+
+def test_a_soft_clock_that_rings_while_the_call_still_waits_for_a_worker_is_heard_when_it_starts() -> None:
+    """The pool is cold and takes longer than the soft clock."""
+    operation = Operation("soft", operations.works_until_asked_to_stop)
+    envelope = one_call(operation, clocks=Clocks.of("4s", soft="50ms"))
+    assert envelope.value == "wound down", envelope
+    assert [warning["code"] for warning in envelope.warnings] == ["SOFT_LIMIT"]
+
+
+def test_the_idle_clock_does_not_count_the_wait_for_a_worker_and_rings_after_it() -> None:
+    """Nothing is silent that has not begun; once it has, silence is noticed as ever."""
+    clocks = Clocks.of("5s", idle="150ms", grace="500ms")
+    lively = one_call(Operation("lively", operations.says_it_lives), {"ms": 400}, clocks)
+    assert lively.value == "still here", lively
+    silent = one_call(Operation("silent", operations.is_silent), {"ms": 4000}, clocks)
+    assert (silent.code, silent.ending) == ("STALLED", "killed"), silent
 
 
 @pytest.mark.parametrize("place", ["process", "thread"])
@@ -643,6 +681,25 @@ def test_calls_beside_a_handler_that_blocks_its_loop_are_answered_long_before_it
     took_ms, blocked = run(scenario())
     assert took_ms < 1000
     assert blocked.ok, "it came back in time after all, and that counts"
+
+
+def test_calls_made_in_the_same_breath_as_one_that_blocks_its_loop_are_answered_long_before_its_timeout() -> None:
+    released = threading.Event()
+
+    async def blocks() -> None:
+        released.wait(work.FOREVER_S)
+
+    async def scenario() -> float:
+        async with Runtime() as runtime:
+            blocked = asyncio.create_task(runtime.call(Operation("blocks", blocks), clocks=Clocks.of("4s")))
+            noops = [runtime.call(Operation("noop", operations.noop_async), clocks=Clocks.of("3s")) for _ in range(20)]
+            envelopes, took_ms = await timed(asyncio.gather(*noops))
+            released.set()
+            await blocked
+            assert {envelope.code for envelope in envelopes} == {None}
+            return took_ms
+
+    assert run(scenario()) < 1000
 
 
 def test_a_handler_whose_loop_is_blocked_by_another_is_still_answered_on_its_own_timeout() -> None:
@@ -761,7 +818,7 @@ def test_work_cancelled_before_it_could_start_never_runs_and_holds_nobody_up(sur
             if surface == "process":
                 call = runtime.call(Operation("marks", operations.marks), {"folder": str(tmp_path)}, clocks)
             else:
-                call = runtime.run(["sh", "-c", f"trap '' TERM; sleep 0.5; : > '{tmp_path}/ran'; sleep 9"], clocks)
+                call = runtime.run(["sh", "-c", f"sleep 0.3; : > '{tmp_path}/ran'; sleep 9"], clocks)
             task = asyncio.create_task(call)
             await soon(lambda: runtime.counts.calls == 1)
             await asyncio.sleep(0)
@@ -779,7 +836,7 @@ def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:
     folders = {name: tmp_path / name for name in ("process", "command")}
-    started, released = threading.Event(), threading.Event()
+    started = threading.Event()
 
     async def awaits() -> None:
         started.set()
@@ -805,8 +862,7 @@ def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
             await soon(started.is_set)
             _, took_ms = await timed(runtime.close())
             left = {name: marked(folder) for name, folder in folders.items()}
-            done, pending = await asyncio.wait(tasks, timeout=2)
-            released.set()
+            _, pending = await asyncio.wait(tasks, timeout=2)
             assert left == {"process": {}, "command": {}}
             assert not pending, "a call was never answered"
             return [task.result() for task in tasks], took_ms
@@ -916,40 +972,44 @@ def test_an_exception_comes_back_whole(
     assert "the second" in capfd.readouterr().err, "a bug is told on stderr as well"
 
 
-@pytest.mark.parametrize("which", ["unpicklable", "mute", "system exit", "keyboard interrupt"])
+# What operations.raises is told to raise, and its type's name.
+RAISED = {
+    "unpicklable": "Unpicklable",
+    "mute": "Mute",
+    "system exit": "SystemExit",
+    "keyboard interrupt": "KeyboardInterrupt",
+}
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_whatever_a_handler_raises_is_an_answer_and_the_next_call_works(
-    place: str, which: str, validate_envelope: Validate
+    place: str, validate_envelope: Validate
 ) -> None:
-    async def scenario() -> Envelope:
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD, workers=1) as runtime:
+            for which, name in RAISED.items():
+                envelope = await runtime.call(operation_at(place, operations.raises), {"which": which}, SOON)
+                validate_envelope(envelope.to_dict())
+                assert envelope.code == "INTERNAL_ERROR"
+                assert envelope.error["context"]["exception"] == name
+                assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).value == 1
+
+    run(scenario())
+
+
+def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(validate_envelope: Validate) -> None:
+    async def scenario() -> None:
         async with Runtime(preload=PRELOAD) as runtime:
-            envelope = await runtime.call(operation_at(place, operations.raises), {"which": which}, SOON)
-            assert (await runtime.call(operation_at(place, operations.noop), clocks=SOON)).value == 1
-            return envelope
+            for how in ("SIGSEGV", "SIGKILL", "SIGABRT", "exit"):
+                envelope = await runtime.call(Operation("crashes", operations.crashes), {"how": how}, SOON)
+                validate_envelope(envelope.to_dict())
+                assert (envelope.code, envelope.exit_code) == ("WORKER_CRASHED", 1)
+                assert envelope.meta["side_effects"] == "unknown"
+                expected = {"exit_code": 3} if how == "exit" else {"signal": how}
+                assert expected.items() <= envelope.error["context"].items()
+                assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).value == 1
 
-    envelope = run(scenario())
-    validate_envelope(envelope.to_dict())
-    assert envelope.code == "INTERNAL_ERROR"
-    expected = {"system exit": "SystemExit", "keyboard interrupt": "KeyboardInterrupt"}.get(which, which.capitalize())
-    assert envelope.error["context"]["exception"] == expected
-
-
-@pytest.mark.parametrize("how", ["SIGSEGV", "SIGKILL", "SIGABRT", "exit"])
-def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(
-    how: str, validate_envelope: Validate, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async def scenario() -> Envelope:
-        async with Runtime(preload=PRELOAD) as runtime:
-            envelope = await runtime.call(Operation("crashes", operations.crashes), {"how": how}, SOON)
-            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).value == 1
-            return envelope
-
-    envelope = run(scenario())
-    validate_envelope(envelope.to_dict())
-    assert (envelope.code, envelope.exit_code) == ("WORKER_CRASHED", 1)
-    assert envelope.meta["side_effects"] == "unknown"
-    expected = {"exit_code": 3} if how == "exit" else {"signal": how}
-    assert expected.items() <= envelope.error["context"].items()
+    run(scenario())
 
 
 def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path, validate_envelope: Validate) -> None:

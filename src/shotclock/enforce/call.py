@@ -419,7 +419,7 @@ class Runtime:
     def _ensure_pool(self) -> Pool:
         if self._pool is None:
             assert self._home is not None
-            self._pool = Pool(self._home, self._clean_zygote, warm=self._warm, most=self._most, preload=self._preload)
+            self._pool = Pool(self._home, self._request_fork, warm=self._warm, most=self._most, preload=self._preload)
         return self._pool
 
     def _clean_zygote(self) -> socket.socket:

@@ -91,9 +91,10 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
     previous = {number: signal.signal(number, hear) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
     previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     me = os.getpid()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()  # or the child would write it a second time
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()  # or the child would write it a second time
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
     pid = -1
     try:
         try:

@@ -74,6 +74,20 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def children_of(pid: int) -> list[int]:
+    """Its direct children, zombies included."""
+    listed = _children_listed(pid)
+    return _parents_scanned().get(pid, []) if listed is None else listed
+
+
+def name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
 def _children_listed(pid: int) -> list[int] | None:
     children: list[int] = []
     tasks = f"/proc/{pid}/task"

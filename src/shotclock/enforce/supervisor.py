@@ -52,6 +52,9 @@ LARGEST_PIPE = 1024 * 1024
 _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 
 
+SUPERVISOR_NAME = "shotclock-sup"
+
+
 class Output(Enum):
     INHERIT = auto()
     """The work writes to the caller's own descriptors; we never see it."""
@@ -214,7 +217,7 @@ class Supervisor:
         signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
         os.setsid()
         kernel.become_subreaper()
-        kernel.name_process("shotclock-sup")
+        kernel.name_process(SUPERVISOR_NAME)
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -240,11 +243,18 @@ class Supervisor:
             os.close(fd)
         self._watch()
 
-    def run_worker(self, serve: Callable[[], None], *, release: Callable[[], None] = lambda: None) -> None:
-        """Run a function in a child until it returns, dies, or its bell (a timer the caller sets) rings.
+    def run_worker(
+        self,
+        serve: Callable[[], None],
+        *,
+        release: Callable[[], None] = lambda: None,
+        leave_children: bool = False,
+    ) -> None:
+        """Run a function in a child until it returns, dies, or its bell (a timer that it arms) rings.
 
         `release` lets go of what only the child needs: the caller must see the child's socket close with it.
         """
+        self._leave_children = leave_children
         self._start(serve, execs=False)
         release()
         self._watch()

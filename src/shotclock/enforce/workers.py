@@ -345,7 +345,7 @@ class Pool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        start_zygote: Callable[[], socket.socket],
+        request_fork: Callable[[bytes, list[int]], None],
         *,
         warm: int = DEFAULT_WARM,
         most: int = DEFAULT_MOST,
@@ -353,7 +353,7 @@ class Pool:
     ) -> None:
         self.loop = loop
         self.warm, self.most = warm, max(warm, most)
-        self._start_clean = start_zygote
+        self._request_fork = request_fork
         self._preload = preload
         self.zygote: socket.socket
         self._zygote_control: socket.socket | None = None
@@ -587,7 +587,7 @@ class Pool:
         self.zygote, theirs = socket.socketpair()
         self.zygote.setblocking(False)
         with their_control, theirs:
-            wire.send_fds(self._start_clean(), PRELOADED, [their_control.fileno(), theirs.fileno()])
+            self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
         self._zygote_control = control
         self._zygote_started_ns = monotonic_ns()
         wire.send(self.zygote, ("prepare", list(sys.path), list(self._preload), *_main_program()))

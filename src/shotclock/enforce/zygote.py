@@ -7,8 +7,9 @@ other work) and forks a supervisor for every worker, with everything already imp
     runtime ── clean zygote ─┬─ supervisor ── command
                              └─ supervisor ── preloaded zygote ── supervisor ── worker
 
-When the runtime dies, every supervisor sees its own socket close and kills what it guards, without being told.
-Both zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
+A supervisor lives and dies by its own socket to the runtime: when the runtime dies it kills what it guards without
+being told, and when a zygote dies it goes on. Both zygotes are subreapers: if a supervisor is itself killed, what it
+guarded comes to its zygote, which kills it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ import sys
 from . import cgroups, kernel, wire
 from .clock import pause
 from .kernel import Bell
-from .supervisor import Assignment, Report, Supervisor, kill_below
+from .supervisor import SUPERVISOR_NAME, Assignment, Report, Supervisor, kill_below
 
 COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
 
 MAIN_ALIAS = "__shotclock_main__"
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
 _REQUEST_LIMIT_S = 10.0
+# How long the supervisors may take to clean up after the runtime is gone: a kill and its verification.
+FAREWELL_LIMIT_S = 3.0
+FAREWELL_PAUSE_S = 0.005
 
 
 def start_clean_zygote() -> tuple[socket.socket, int]:
@@ -74,7 +78,7 @@ def main(fd: int) -> None:
 
 def _serve_forks(requests: socket.socket) -> None:
     """Fork a supervisor per request until the runtime is gone."""
-    supervisors: set[int] = set()
+    forked: set[int] = set()
     child_signal, child_signal_in = os.pipe()
     for fd in (child_signal, child_signal_in):
         os.set_blocking(fd, False)
@@ -91,7 +95,7 @@ def _serve_forks(requests: socket.socket) -> None:
         if child_signal in ready:
             with contextlib.suppress(OSError):
                 os.read(child_signal, 4096)
-            _reap(supervisors)
+            _reap(forked)
         if requests.fileno() not in ready:
             continue
         note, fds = wire.receive_fds(requests)
@@ -113,15 +117,17 @@ def _serve_forks(requests: socket.socket) -> None:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(0)
-        supervisors.add(pid)
+        forked.add(pid)
         for fd in fds:
             os.close(fd)
-    # The runtime is gone, and every supervisor saw it go as well. They clean up and leave; we see them off.
-    for _ in range(300):
-        _reap(supervisors)
-        if not supervisors:
-            return
-        pause(0.01)
+    # The runtime is gone, and every supervisor saw it go as well. They clean up and leave; what is left after that
+    # belongs to nobody.
+    for _ in range(int(FAREWELL_LIMIT_S / FAREWELL_PAUSE_S)):
+        _reap(forked)
+        if not _guards(forked):
+            break
+        pause(FAREWELL_PAUSE_S)
+    _kill_strays(forked)
 
 
 def _tell_unstartable(fds: list[int], error: OSError) -> None:
@@ -133,8 +139,8 @@ def _tell_unstartable(fds: list[int], error: OSError) -> None:
         os.close(fd)
 
 
-def _reap(supervisors: set[int]) -> None:
-    """Collect supervisors. One that was killed leaves orphans to us, and nobody else is left to kill them."""
+def _reap(forked: set[int]) -> None:
+    """Collect the dead. A supervisor that was killed leaves orphans to us, and nobody else is left to kill them."""
     killed = False
     while True:
         try:
@@ -143,18 +149,23 @@ def _reap(supervisors: set[int]) -> None:
             return
         if pid == 0:
             break
-        if pid in supervisors:
-            supervisors.discard(pid)
-            if os.WIFSIGNALED(status):
-                killed = True
-                cgroups.remove_left_by(pid)
+        forked.discard(pid)
+        if os.WIFSIGNALED(status):
+            killed = True
+            cgroups.remove_left_by(pid)
     if killed:
-        _kill_strays(supervisors)
+        _kill_strays(forked)
 
 
-def _kill_strays(supervisors: set[int]) -> None:
+def _guards(forked: set[int]) -> set[int]:
+    """The supervisors below us: those we forked, and those that a preloaded zygote forked, which may be dying."""
+    below = kernel.descendants(os.getpid())
+    return {pid for pid in below if pid in forked or kernel.name_of(pid) == SUPERVISOR_NAME}
+
+
+def _kill_strays(forked: set[int]) -> None:
     """Everything below us that is not a living supervisor or below one has lost its guard."""
-    guarded = {below for pid in supervisors for below in (pid, *kernel.descendants(pid))}
+    guarded = {below for pid in _guards(forked) for below in (pid, *kernel.descendants(pid))}
 
     def reap() -> bool:
         while True:
@@ -162,9 +173,9 @@ def _kill_strays(supervisors: set[int]) -> None:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return True
-            supervisors.discard(pid)
+            forked.discard(pid)
             if pid == 0:
-                return not [p for p in kernel.descendants(os.getpid()) if p not in guarded]
+                return all(pid in guarded for pid in kernel.children_of(os.getpid()))
 
     kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), spare=guarded)
 
@@ -179,7 +190,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         Supervisor(control).run_command(Assignment(**message[0]))
     elif note == PRELOADED:
         requests = socket.socket(fileno=fds[1])
-        Supervisor(control).run_worker(lambda: _become_preloaded(requests, control))
+        Supervisor(control).run_worker(lambda: _become_preloaded(requests, control), leave_children=True)
     elif note == WORKER:
         calls = socket.socket(fileno=fds[1])
         supervisor = Supervisor(control, bell_fd=fds[2])
@@ -199,6 +210,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
 
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     control.close()
+    kernel.name_process("shotclock-zyg")
     _prepare(*wire.receive_one(requests))
     _serve_forks(requests)
     os._exit(0)
