@@ -14,7 +14,7 @@ import pytest
 
 from .conftest import SOON_S, is_alive, wait_for
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]  # each run holds a live self-test
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 LONG_PAST = "1"  # a nanosecond after the machine came up

@@ -255,6 +255,12 @@ def test_help_is_no_data_and_goes_to_stderr_where_stdout_is_no_terminal(words: l
     assert envelopes_in(ran.stderr) == []
 
 
+def test_help_is_there_even_if_stdout_is_not(start: Any):
+    running = start("exec", "--help", before=["sh", "-c", 'exec "$@" 1>&-', "sh"])
+    assert running.ends() == 0, running.stderr
+    assert running.stderr.startswith(b"Usage: shotclock exec")
+
+
 def test_help_names_every_option(shotclock: Any):
     text = shotclock("exec", "--help").stderr.decode()
     for option in "timeout soft idle grace cwd env stdin leave-children json output-limit help".split():

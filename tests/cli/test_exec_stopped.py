@@ -1,8 +1,10 @@
 """`shotclock exec` stopped from outside: by signals, by readers that leave, by descriptors that are not there."""
 
 import os
+import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,36 @@ def test_a_signal_to_our_whole_group_is_no_different(start: Any, validate_envelo
     assert running.stdout == b"ready\n"
 
 
+EARLY = """
+import os, signal, sys
+
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name == "shotclock.cli.exec":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Early())
+from shotclock.cli import run
+run()
+"""
+
+
+def test_a_signal_that_comes_while_we_are_being_imported_leaves_no_traceback(tmp_path: Path):
+    """Half of the time of a short run is spent there. An envelope is not asked for yet, silence is."""
+    with open(tmp_path / "err", "wb") as err:
+        ran = subprocess.run(
+            [sys.executable, "-c", EARLY, "exec", "--", "touch", tmp_path / "ran"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            timeout=SOON_S,
+        )
+    said = (tmp_path / "err").read_bytes()
+    assert b"Traceback" not in said and b"KeyboardInterrupt" not in said
+    assert ran.returncode in (130, -signal.SIGINT)
+    assert not (tmp_path / "ran").exists()
+
+
 # --- readers that leave ---------------------------------------------------------------------------
 
 
@@ -166,6 +198,29 @@ def test_a_command_whose_reader_left_finds_out_the_way_it_would_without_us(
     os.close(pipe)
     assert running.ends() == 128 + signal.SIGPIPE
     assert validate_envelope(running.envelope())["data"]["signal"] == "SIGPIPE"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_us_even_while_nobody_takes_the_answer(number: signal.Signals, tmp_path: Path, start: Any):
+    """The command is gone, the pipe is full: then we are what hangs, and it must not take SIGKILL to end us."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    while select.select([], [ours], [], 0)[1]:
+        os.write(ours, bytes(4096))
+    os.set_blocking(ours, True)
+    running = start("exec", "--json", "--", "touch", tmp_path / "ran", stdout=ours)
+    os.close(ours)
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
+    wait_for(lambda: (tmp_path / "ran").exists() and not children.read_text(), "the command and its supervisor to end")
+    assert running.process.poll() is None
+
+    def ended() -> bool:
+        running.signal(number)
+        return running.process.poll() is not None
+
+    wait_for(ended, "the end", within_s=3)
+    os.close(theirs)
+    assert b"Traceback" not in running.stderr
 
 
 # --- descriptors that are not there ---------------------------------------------------------------

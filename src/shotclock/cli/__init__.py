@@ -10,6 +10,9 @@ def run() -> None:
     short command, so it is left out."""
     import os
 
+    from ..enforce.foreground import fill_standard_descriptors
+
+    fill_standard_descriptors()
     code = main()
     from .output import flush_quietly
 

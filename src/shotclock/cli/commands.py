@@ -298,8 +298,7 @@ def _deliver(envelope: Envelope, as_json: bool, render: Callable[[Envelope, Cons
         if isinstance(context, dict):
             say_line(str(context.get("traceback", "")).rstrip())
     if as_json:
-        emit(envelope)
-        return envelope.exit_code
+        return emit(envelope)
     if envelope.data is not None and render is not None and envelope.ending == Ending.FINISHED:
         render(envelope, Console(highlight=False))
     if envelope.error is not None or envelope.warnings:

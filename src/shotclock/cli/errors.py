@@ -8,30 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..core.effects import Ending, SideEffects
+from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.errors import ErrorEntry, error_entries, is_registered, register_error, warning_entries
+from ..core.errors import ErrorEntry, error_entries, warning_entries
 from ..enforce.admission import Outcome
-
-# Codes only the command line answers with.
-if not is_registered("UNKNOWN_CODE"):
-    register_error(
-        "UNKNOWN_CODE",
-        exit_code=5,
-        http_status=404,
-        side_effects=SideEffects.NONE,
-        summary="There is no error or warning of that code.",
-        hint="run `shotclock errors` for all of them",
-    )
-if not is_registered("MACHINE_UNFIT"):
-    register_error(
-        "MACHINE_UNFIT",
-        exit_code=4,
-        http_status=503,
-        side_effects=SideEffects.NONE,
-        summary="Something needed to stop work is missing on this machine.",
-        hint="mend what data.checks lists as fail",
-    )
 
 
 def look_up(code: str | None) -> Outcome:

@@ -21,7 +21,7 @@ from ..enforce.capture import DEFAULT_OUTPUT_LIMIT
 from ..enforce.clock import monotonic_ns
 from ..enforce.commands import assign, judge, problems_with
 from ..enforce.supervisor import Output
-from .output import emit, emit_help, flush_quietly, say_line, summary_line
+from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
 MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
@@ -239,17 +239,17 @@ def _passed_through(outcome: Outcome) -> Outcome:
     problem = outcome.problem
     if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]
-        outcome.problem = changed(problem, exit_code=code)
+        hint = "read what the command wrote to stderr; data.exit_code is its own"
+        outcome.problem = changed(problem, exit_code=code, suggestion=hint)
     return outcome
 
 
 def _deliver(envelope: Envelope, *, as_json: bool) -> int:
     if as_json:
-        emit(envelope)
+        return emit(envelope)
+    flush_quietly(sys.stdout)
+    if is_terminal(sys.stderr):
+        say_line(summary_line(envelope))
     else:
-        flush_quietly(sys.stdout)
-        if sys.stderr is not None and sys.stderr.isatty():
-            say_line(summary_line(envelope))
-        else:
-            say_line(envelope.to_json(), after_child=True)
+        say_line(envelope.to_json(), after_child=True)
     return envelope.exit_code

@@ -16,17 +16,30 @@ if TYPE_CHECKING:
 
 def wants_json(asked: bool) -> bool:
     """JSON when asked for, when stdout is no terminal, and where CI or NO_COLOR say that nobody looks."""
-    return asked or not sys.stdout.isatty() or bool(os.environ.get("CI")) or "NO_COLOR" in os.environ
+    return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or "NO_COLOR" in os.environ
 
 
-def emit(envelope: Envelope) -> None:
-    """The envelope alone on stdout. A reader that left early is not our failure."""
-    write_quietly(sys.stdout, envelope.to_json() + "\n")
+EX_IOERR = 74
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def emit(envelope: Envelope) -> int:
+    """The envelope alone on stdout, and the exit code. A reader that left early is not our failure; a full disk is."""
+    trouble = write_quietly(sys.stdout, envelope.to_json() + "\n")
+    if isinstance(trouble, BrokenPipeError):
+        return 0
+    if trouble is not None:
+        say_line(f"shotclock: the answer could not be written: {trouble}")
+        return envelope.exit_code or EX_IOERR
+    return envelope.exit_code
 
 
 def emit_help(text: str) -> None:
     """Help is not data: it goes to stdout only where a person reads it."""
-    write_quietly(sys.stdout if sys.stdout.isatty() else sys.stderr, text)
+    write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
 def say_line(text: str, *, after_child: bool = False) -> None:
@@ -35,17 +48,20 @@ def say_line(text: str, *, after_child: bool = False) -> None:
     write_quietly(sys.stderr, f"{opening}{text}\n")
 
 
-def write_quietly(stream: TextIO | None, text: str) -> None:
+def write_quietly(stream: TextIO | None, text: str) -> Exception | None:
+    """Write and flush. What went wrong is returned, not raised."""
     if stream is None:
-        return
+        return None
     try:
         try:
             stream.write(text)
         except UnicodeEncodeError:  # a terminal that cannot show it all still shows the rest
             stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         _point_to_null(stream)
+        return error
+    return None
 
 
 def flush_quietly(stream: TextIO | None) -> None:

@@ -11,6 +11,8 @@ from .clock import monotonic_ns
 
 # asyncio refuses absurd delays on some platforms; a day at a time is as good.
 LONGEST_DELAY_S = 86_400.0
+NOT_YET = object()
+"""What `on_idle` returns where the work has not begun, and so cannot be silent."""
 
 
 class Alarms:
@@ -24,7 +26,7 @@ class Alarms:
         admission: Admission,
         *,
         on_soft: Callable[[], None],
-        on_idle: Callable[[], None],
+        on_idle: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._on_idle = on_idle
@@ -50,10 +52,9 @@ class Alarms:
 
     def _check_idle(self) -> None:
         silent_ns = monotonic_ns() - self._last_ns
-        if silent_ns >= self._idle_ns:
-            self._on_idle()
-        else:
-            self._call_later((self._idle_ns - silent_ns) / 1e9, self._check_idle)
+        if silent_ns >= self._idle_ns and self._on_idle() is not NOT_YET:
+            return
+        self._call_later(max(self._idle_ns - silent_ns, self._idle_ns // 10) / 1e9, self._check_idle)
 
     def _call_later(self, delay_s: float, then: Callable[..., None], *arguments: object) -> None:
         self._handles.append(self._loop.call_later(min(delay_s, LONGEST_DELAY_S), then, *arguments))

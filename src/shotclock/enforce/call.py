@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Self
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
-from ..core.deadlines import Deadline
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.operation import Guard, Operation
@@ -26,32 +25,24 @@ from . import commands, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns, pause
+from .context import Progress, Scope
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .loops import Hosts, Ticket
-from .processes import run_command
-from .workers import DEFAULT_MOST, DEFAULT_WARM, Pool, Task
+from .processes import Running, run_command, stop_all
+from .workers import DEFAULT_MOST, DEFAULT_WARM, Pool, Task, unfindable
 from .zygote import start_clean_zygote
 
 MAX_DEPTH = 16
 DEFAULT_ORPHAN_LIMIT = 64
 # Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
 PICKUP_CHECK_S = 0.12
+# An observer this far behind is stuck; what it is not told is counted as its error.
+OBSERVER_BACKLOG = 10_000
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 
-Progress = Callable[[int, int | None, str | None], None]
 Observer = Callable[[Envelope], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The call this code runs inside of; further calls find it and nest."""
-
-    deadline: Deadline | None
-    depth: int
-    name: str
-    trace_id: str
 
 
 @dataclass(slots=True)
@@ -97,7 +88,7 @@ class Runtime:
         self._orphan_limit = orphan_limit
         self._share_loop = share_loop
         self._hosts = Hosts("shotclock-loop")
-        self._observer_hosts = Hosts("shotclock-observe")
+        self._observer_hosts = [Hosts(f"shotclock-observer-{position}") for position in range(len(self._observers))]
         self._threads = ThreadCarrier()
         self._bells_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bells] = weakref.WeakKeyDictionary()
         self._orphans: dict[HostedCall, int] = {}
@@ -106,7 +97,7 @@ class Runtime:
         self._pool: Pool | None = None
         self._zygote: tuple[socket.socket, int] | None = None
         self._pickup_check: asyncio.TimerHandle | None = None
-        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._commands: set[Running] = set()
         self._closed = False
         self.counts = Counts()
         self.last_observer_error: BaseException | None = None
@@ -190,7 +181,7 @@ class Runtime:
                 outcome = no_time_left(admission)
             elif outcome is None:
                 task = commands.assign(admission, argv, env=env, cwd=folder, output_limit=output_limit)
-                report = await self._at_home(run_command(self._request_fork, task))
+                report = await self._at_home(run_command(self._request_fork, task, self._commands))
                 outcome = commands.judge(admission, task, report)
         except asyncio.CancelledError:
             problem = Problem("CANCELLED", "cancelled by the caller")
@@ -320,6 +311,8 @@ class Runtime:
                 on_progress=on_progress,
                 on_further_call=partial(self._call_from_thread, scope),
             ).wait()
+        if (problem := unfindable(operation.handler)) is not None:
+            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", problem, "validation"))
         in_worker: Outcome = await self._at_home(self._in_worker(operation, arguments, admission, scope, on_progress))
         return in_worker
 
@@ -389,20 +382,18 @@ class Runtime:
         waiting = self._hosts.relieve_blocked()
         for bells in list(self._bells_of.values()):
             waiting = bells.mailbox.deliver_deferred() or waiting
-        if self._observers:
-            waiting = self._observer_hosts.relieve_blocked() or waiting
         if waiting and not self._closed:
             self._watch_pickups()
 
     # --- observers ----------------------------------------------------------------------------------------
 
     def _tell_observers(self, envelope: Envelope) -> None:
-        """Off the caller's path: an observer that hangs or raises costs nobody their answer."""
-        for observer in self._observers:
-            self._observer_hosts.submit(_Observation(self, observer, envelope), 0)
-        if self._observers:
-            with contextlib.suppress(RuntimeError):
-                self._watch_pickups()
+        """Off the caller's path, each observer on a loop of its own: one that hangs or raises costs nobody else."""
+        for observer, hosts in zip(self._observers, self._observer_hosts, strict=True):
+            if hosts.backlog >= OBSERVER_BACKLOG:
+                self.observer_failed(RuntimeError(f"{observer!r} is {OBSERVER_BACKLOG} envelopes behind"))
+            else:
+                hosts.submit_in_order(_Observation(self, observer, envelope))
 
     def observer_failed(self, error: BaseException) -> None:
         self.counts.observer_errors += 1
@@ -448,6 +439,7 @@ class Runtime:
         self._closed = True
         if self._pickup_check is not None:
             self._pickup_check.cancel()
+        await stop_all(self._commands)
         if self._pool is not None:
             await self._pool.close()
         if self._zygote is not None:
@@ -456,7 +448,8 @@ class Runtime:
             await asyncio.to_thread(_wait_for, pid, ZYGOTE_LIMIT_S)
             self._zygote = None
         await asyncio.to_thread(self._hosts.close)
-        await asyncio.to_thread(self._observer_hosts.finish)
+        for hosts in self._observer_hosts:
+            await asyncio.to_thread(hosts.finish)
 
 
 class _Observation(Ticket):
@@ -469,6 +462,7 @@ class _Observation(Ticket):
         self._runtime, self._observer, self._envelope = runtime, observer, envelope
 
     async def run(self) -> None:
+        self.claim()
         try:
             result = self._observer(self._envelope)
             if hasattr(result, "__await__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 
@@ -104,7 +105,12 @@ def state_directory() -> str:
 
 
 def make_private_directory(path: str) -> None:
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    """With every parent that is ours: makedirs gives its mode to the last one only."""
+    home = state_directory()
+    os.makedirs(os.path.dirname(home), exist_ok=True)
+    for folder in (home, path):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
 
 
 def spill_path(name: str) -> str:

@@ -65,6 +65,13 @@ class Cgroup:
             os.rmdir(path)
         return None
 
+    @classmethod
+    def left_by(cls, pid: int) -> Cgroup | None:
+        """The one that a supervisor, killed itself, can no longer remove: kill it, wait for the dead, remove it."""
+        home = home_directory()
+        path = os.path.join(home, f"{_PREFIX}{pid}") if home is not None else ""
+        return cls(path) if path and os.path.isdir(path) else None
+
     def fork(self) -> int:
         """Like os.fork, but the child is in the cgroup from its first instruction. Only for a child that execs.
 
@@ -107,16 +114,6 @@ def _remove(path: str) -> None:
             if entry.is_dir(follow_symlinks=False):
                 _remove(entry.path)
         os.rmdir(path)
-
-
-def remove_left_by(pid: int) -> None:
-    """After a supervisor was killed: kill what is left in its cgroup, and remove it."""
-    home = home_directory()
-    if home is not None:
-        cgroup = Cgroup(os.path.join(home, f"{_PREFIX}{pid}"))
-        if os.path.isdir(cgroup._path):
-            cgroup.kill()
-            cgroup.remove()
 
 
 def home_directory() -> str | None:

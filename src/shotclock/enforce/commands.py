@@ -69,7 +69,7 @@ def assign(
     variables = {**os.environ, **QUIET, TRACE_VARIABLE: admission.trace_id, **(env or {})}
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
         variables.pop(name, None)
-    if bound.bell is not None:
+    if bound.bell is not None and not leave_children:  # what may outlive the deadline is not told of it
         variables[REMAINING_VARIABLE] = str(bound.bell.remaining_ms(clock.monotonic_ns()))
         variables[DEADLINE_VARIABLE] = str(bound.bell.at_ns)
     return Assignment(
@@ -102,7 +102,7 @@ def judge(admission: Admission, task: Assignment, report: Report) -> Outcome:
         warnings.append(
             warning(
                 "DESCENDANTS_STOPPED",
-                f"{len(report.leaked)} processes outlived the command and were stopped: {names}",
+                f"{count_processes(report.leaked)} outlived the command, stopped now: {names}",
                 processes=report.leaked[:50],
             )
         )
@@ -118,6 +118,10 @@ def judge(admission: Admission, task: Assignment, report: Report) -> Outcome:
     if report.soft_rang and problem is None:
         warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
     return Outcome(ending, problem, data, warnings=warnings, survivors=report.survivors)
+
+
+def count_processes(processes: list[dict[str, object]]) -> str:
+    return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
 def _verdict(admission: Admission, report: Report) -> tuple[Problem | None, Ending]:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from . import clock
+
+Progress = Callable[[int, int | None, str | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The call that code runs inside of; further calls find it and nest."""
+
+    deadline: Deadline | None
+    depth: int
+    name: str
+    trace_id: str
 
 
 class Stopped(BaseException):
@@ -30,7 +43,7 @@ class Context:
         request_id: str,
         deadline: Deadline | None,
         depth: int,
-        on_progress: Callable[[int, int | None, str | None], None],
+        on_progress: Progress,
         on_call: Callable[[str, Mapping[str, object], Clocks], Any],
         is_stopping: Callable[[], bool],
     ) -> None:

@@ -10,7 +10,8 @@ import socket
 from types import FrameType
 
 from ..core.deadlines import NS_PER_MS
-from . import cgroups, kernel, wire
+from . import kernel, wire
+from .cgroups import Cgroup
 from .clock import monotonic_ns, pause
 from .supervisor import LONGEST_WAIT_MS, VERIFY_LIMIT_MS, Assignment, Report, Supervisor, kill_below
 
@@ -148,6 +149,10 @@ def _lost_supervisor(pid: int, signals: Signals) -> Report:
             except ChildProcessError:
                 return True
 
-    cgroups.remove_left_by(pid)
+    cgroup = Cgroup.left_by(pid)
+    if cgroup is not None:
+        cgroup.kill()
     left = kill_below(reap, lambda wait_ms: pause(wait_ms / 1000))
+    if cgroup is not None:
+        cgroup.remove()
     return Report(survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.first)

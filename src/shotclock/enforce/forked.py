@@ -24,8 +24,9 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Problem
-from . import cgroups, kernel
+from . import kernel
 from .admission import Admission, Outcome
+from .cgroups import Cgroup
 from .clock import monotonic_ns
 from .supervisor import LONGEST_WAIT_MS, kill_below
 
@@ -223,5 +224,6 @@ def _end_everything(wake: int) -> list[int]:
     below = kernel.descendants(os.getpid())
     left = kill_below(reap, pause)
     for pid in below:  # a supervisor among them can no longer tidy up itself
-        cgroups.remove_left_by(pid)
+        if (cgroup := Cgroup.left_by(pid)) is not None:
+            cgroup.remove()
     return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,7 +67,9 @@ async def run_guards(guards: tuple[Any, ...], operation: Operation, arguments: M
         except Failure as failure:
             outcome = failure_outcome(failure)
             return Outcome(Ending.NOT_STARTED, outcome.problem, outcome.data)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             name = getattr(guard, "__name__", type(guard).__name__)
             message = f"refused by {name}: {str(error) or type(error).__name__}"
             context: dict[str, object] = {"guard": name, "exception": type(error).__name__}

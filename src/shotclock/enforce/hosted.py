@@ -7,11 +7,12 @@ transitions happen on the caller's loop, so a result and a bell can never both w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context as Variables
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending
@@ -20,14 +21,11 @@ from ..core.operation import Guard, Operation
 from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
-from .context import Context
+from .context import Context, Progress, Scope
 from .handlers import bind, raised, returned, run_guards
 from .loops import Hosts, Mailbox, Ticket
 from .outcomes import stalled_problem, timeout_problem
 from .processes import shielded
-
-if TYPE_CHECKING:
-    from .call import Progress, Scope
 
 # How long a loop may take to hear a cancellation before it counts as blocked. A healthy one takes microseconds.
 HEARD_LIMIT_S = 0.05
@@ -75,7 +73,6 @@ class SharedLoopCarrier:
         self._loop = loop
 
     def submit(self, ticket: Ticket) -> None:
-        ticket.claim()
         ticket.task = self._loop.create_task(ticket.run(), context=ticket.context)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -94,13 +91,9 @@ class ThreadCarrier:
         threading.Thread(target=self._run, args=(ticket,), name="shotclock-thread", daemon=True).start()
 
     def _run(self, ticket: Ticket) -> None:
-        if ticket.claim():
-            # The coroutine never awaits: driving it once runs it to its end in this thread.
-            coroutine = ticket.run()
-            try:
-                ticket.context.run(coroutine.send, None)
-            except StopIteration:
-                pass
+        # The coroutine never awaits: driving it once runs it to its end in this thread.
+        with contextlib.suppress(StopIteration):
+            ticket.context.run(ticket.run().send, None)
 
     def cancel(self, ticket: Ticket) -> None:
         ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
@@ -225,6 +218,8 @@ class HostedCall(Ticket):
     # --- where the handler runs ---------------------------------------------------------------------------
 
     async def run(self) -> None:
+        if not self.claim():  # called off, or moved to another loop, before this one came to it
+            return
         result: object  # an outcome, or what was raised
         operation = self._operation
         try:
@@ -233,6 +228,8 @@ class HostedCall(Ticket):
             if result is None and self._guards_only:
                 result = Outcome(Ending.FINISHED)
             if result is None:
+                if self._fired is not None:  # a guard held us up for so long that the caller has its answer
+                    raise asyncio.CancelledError
                 bound = bind(operation, self._arguments, self._context)
                 if isinstance(bound, Outcome):
                     result = bound
@@ -360,7 +357,7 @@ class HostedCall(Ticket):
         if isinstance(result, Outcome):
             outcome = result
         elif isinstance(result, asyncio.CancelledError):
-            outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} cancelled itself"))
+            outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
         else:
             assert isinstance(result, BaseException)
             outcome = raised(result)

@@ -167,7 +167,10 @@ def describe(pid: int) -> dict[str, object]:
             words = file.read(400).replace(b"\0", b" ").strip()
     except OSError:
         words = b""
-    return {"pid": pid, "command": words.decode(errors="replace")[:200] or "?"}
+    text = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words.decode(errors="replace")
+    )
+    return {"pid": pid, "command": text[:200] or "?"}  # a process may call itself anything, escape sequences included
 
 
 class _Timespec(ctypes.Structure):

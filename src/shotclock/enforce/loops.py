@@ -90,7 +90,7 @@ class Mailbox:
 
 
 class Ticket:
-    """Work on its way to a loop: picked up once, cancelled on request. What it does is `run`."""
+    """Work on its way to a loop: started once, cancelled on request. What it does is `run`, which claims it first."""
 
     __slots__ = ("_claim", "cancel_heard", "context", "finished_ns", "host", "posted_ns", "task")
 
@@ -159,6 +159,12 @@ class Host:
     def has_unclaimed(self) -> bool:
         return bool(self._unclaimed)
 
+    @property
+    def backlog(self) -> int:
+        """How many are not yet started."""
+        self.is_blocked(monotonic_ns())  # forgets those that are
+        return len(self._unclaimed)
+
     def stop(self) -> None:
         self._retired = True
         self._mailbox.post(self._stop_now)
@@ -176,8 +182,9 @@ class Host:
             self.loop.close()
 
     def _start(self, ticket: Ticket) -> None:
-        if not ticket.claim():
+        if ticket.claimed:
             return
+        # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
         self._running += 1
         ticket.task = self.loop.create_task(ticket.run(), context=ticket.context)
         ticket.task.add_done_callback(self._done)
@@ -221,6 +228,16 @@ class Hosts:
             host = self._replace(level, host)
         host.submit(ticket)
         return host
+
+    def submit_in_order(self, ticket: Ticket) -> None:
+        """To the one host, however long it takes: for work that nobody waits for."""
+        host = self._levels.get(0) or self._replace(0, None)
+        host.submit(ticket)
+
+    @property
+    def backlog(self) -> int:
+        host = self._levels.get(0)
+        return 0 if host is None else host.backlog
 
     def relieve(self, host: Host | None) -> None:
         """Called when a loop did not react: whatever it has not picked up goes to a fresh one."""

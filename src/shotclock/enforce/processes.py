@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.deadlines import NS_PER_MS
@@ -18,30 +19,53 @@ from .zygote import COMMAND
 REPORT_MARGIN_MS = 2_000
 # Between two tries to reach a zygote that is behind; it forks a supervisor in about a millisecond.
 BEHIND_PAUSE_S = 0.005
+# How long a cancelled command that has not been reported as started is waited for.
+CALL_OFF_S = 0.5
+# How long closing waits for the commands it kills: a kill and its verification.
+STOP_ALL_S = 3.0
 
 
-async def run_command(request_fork: Callable[[bytes, list[int]], None], task: Assignment) -> Report:
-    """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
-    loop = asyncio.get_running_loop()
-    control, theirs = socket.socketpair()
-    control.setblocking(False)
-    ended: asyncio.Future[Report] = loop.create_future()
-    inbox = wire.Inbox(control)
+@dataclass(eq=False, slots=True)
+class Running:
+    """A command's supervisor, seen from the loop that waits for it."""
 
-    def on_message() -> None:
+    control: socket.socket
+    ended: asyncio.Future[Report]
+    started: bool = False
+
+    def order(self, order: str, why: str) -> None:
+        with contextlib.suppress(wire.Broken, BlockingIOError):
+            wire.send(self.control, (order, why))
+
+    def receive(self, inbox: wire.Inbox) -> None:
         try:
             messages = inbox.receive()
         except BlockingIOError:
             return
         except wire.Broken:
-            loop.remove_reader(control)
-            if not ended.done():
-                ended.set_result(Report())  # the supervisor was killed; its zygote kills what it guarded
+            self.ended.get_loop().remove_reader(self.control)
+            self._end(Report())  # the supervisor was killed; its zygote kills what it guarded
             return
         for message in messages:
-            if message[0] == "ended" and not ended.done():
-                ended.set_result(Report.unpack(message[1]))
+            if message[0] == "started":
+                self.started = True
+            elif message[0] == "ended":
+                self._end(Report.unpack(message[1]))
 
+    def _end(self, report: Report) -> None:
+        if not self.ended.done():
+            self.ended.set_result(report)
+
+
+async def run_command(
+    request_fork: Callable[[bytes, list[int]], None], task: Assignment, all_running: set[Running]
+) -> Report:
+    """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
+    loop = asyncio.get_running_loop()
+    control, theirs = socket.socketpair()
+    control.setblocking(False)
+    running = Running(control, loop.create_future())
+    all_running.add(running)
     try:
         with theirs:
             while True:
@@ -52,24 +76,32 @@ async def run_command(request_fork: Callable[[bytes, list[int]], None], task: As
                     if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
                         raise
                     await asyncio.sleep(BEHIND_PAUSE_S)
+        loop.add_reader(control, running.receive, wire.Inbox(control))
         await loop.sock_sendall(control, wire.frame((task.pack(),)))
-        loop.add_reader(control, on_message)
         limit_s = None
         if task.kill_ns is not None:
             late_ns = task.kill_ns - monotonic_ns() + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
             limit_s = max(0.0, late_ns / 1e9)
-        try:
-            await asyncio.wait([ended], timeout=limit_s)
-        except asyncio.CancelledError:
-            with contextlib.suppress(wire.Broken):
-                wire.send(control, ("stop", "cancelled"))
-            stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
-            await shielded(asyncio.wait([ended], timeout=stop_s))
-            raise
-        return ended.result() if ended.done() else Report()
+        await asyncio.wait([running.ended], timeout=limit_s)
+        return running.ended.result() if running.ended.done() else Report()
+    except asyncio.CancelledError:
+        running.order("stop", "cancelled")
+        # What has not started is called off by that, and there is nothing to wait for.
+        stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if running.started else CALL_OFF_S
+        await shielded(asyncio.wait([running.ended], timeout=stop_s))
+        raise
     finally:
+        all_running.discard(running)
         loop.remove_reader(control)
         control.close()  # if anything is still there, its supervisor now kills it
+
+
+async def stop_all(all_running: set[Running]) -> None:
+    """Kill every command and wait, bounded, for the reports."""
+    for running in list(all_running):
+        running.order("kill", "closing")
+    if all_running:
+        await asyncio.wait([running.ended for running in all_running], timeout=STOP_ALL_S)
 
 
 async def shielded(waiting: Coroutine[Any, Any, object]) -> None:

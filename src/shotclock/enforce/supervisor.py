@@ -505,11 +505,23 @@ class Supervisor:
         if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
             return
         self._begin_stopping(self._grace_ms)
-        if self._grace_ms:
-            self._signal_group(signal.SIGTERM)
-            self._signal_group(signal.SIGCONT)
-        else:
+        if not self._grace_ms:
             self._kill()
+            return
+        self._signal_group(signal.SIGTERM)
+        self._signal_group(signal.SIGCONT)
+        for pid in self._outside_the_group():
+            _signal(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGCONT)
+
+    def _outside_the_group(self) -> list[int]:
+        """Descendants that the group's signal does not reach. What another supervisor guards is asked by it."""
+        below = kernel.descendants(os.getpid())
+        guarded: set[int] = set()
+        for pid in below:
+            if pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
+                guarded.update((pid, *kernel.descendants(pid)))
+        return [pid for pid in below if pid not in guarded and _group_of(pid) != self._group]
 
     def _begin_stopping(self, grace_ms: int) -> None:
         self._stage = _Stage.STOPPING

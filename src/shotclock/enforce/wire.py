@@ -80,6 +80,10 @@ class Inbox:
         """Whether `next` would give a message that has already come."""
         return bool(self._unread)
 
+    def put_back(self, messages: list[Message]) -> None:
+        """Messages that were taken out too early, in their order."""
+        self._unread[:0] = messages
+
     def next(self) -> Message:
         """The next message, waiting for it as long as the socket's timeout allows."""
         while not self._unread:

@@ -30,6 +30,9 @@ from . import kernel, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
 
+MAIN_ALIAS = "__shotclock_main__"
+main_import_error = ""
+"""Why the main program could not be imported here, if so."""
 inside_worker = False
 """True in a worker and in the zygote that preloads for it: no runtime may be started there."""
 
@@ -37,8 +40,8 @@ inside_worker = False
 _LEAKED_NAMED = 50
 # How long a worker watches for its next call before it falls asleep.
 AWAKE_NS = 150_000
-# Where in a message the call's bell is.
-_BELL = 6
+# Where in a message the call's name tag and its bell are.
+_REQUEST_ID, _BELL = 5, 6
 # How deep a chain of exceptions is told; a cyclic one would have no end.
 _TRACEBACK_LIMIT = 40
 
@@ -46,17 +49,18 @@ _TRACEBACK_LIMIT = 40
 class _Call:
     """The call being run, seen from inside the worker."""
 
-    def __init__(self, sock: socket.socket, inbox: wire.Inbox) -> None:
+    def __init__(self, sock: socket.socket, inbox: wire.Inbox, request_id: str) -> None:
         self._sock = sock
         self._inbox = inbox
+        self._request_id = request_id
         self.stopping = False
+        self.behind: list[wire.Message] = []
 
     def progress(self, done: int, total: int | None, unit: str | None) -> None:
         wire.send(self._sock, ("progress", done, total, unit))
 
     def is_stopping(self) -> bool:
-        # Only the word "stopping" can be waiting: an answer to ctx.call is always read by the one who asked.
-        while not self.stopping and select.select([self._sock], [], [], 0)[0]:
+        while not self.stopping and (self._inbox.has_unread or select.select([self._sock], [], [], 0)[0]):
             self._take(self._inbox.next())
         return self.stopping
 
@@ -71,10 +75,13 @@ class _Call:
                 return pickle.loads(answer)  # type: ignore[no-any-return]
 
     def _take(self, message: wire.Message) -> bytes | None:
-        if message[0] == "answer":
-            answer: bytes = message[1]
-            return answer
-        self.stopping = True
+        match message:
+            case ("answer", bytes(answer)):
+                return answer
+            case ("stopping", request_id):
+                self.stopping = self.stopping or request_id == self._request_id
+            case _:
+                self.behind.append(message)  # the calls behind this one
         return None
 
 
@@ -114,7 +121,7 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         if not _take_token(tokens):
             _reply_or_leave(sock, ("skipped",))
             continue
-        call = _Call(sock, inbox)
+        call = _Call(sock, inbox, message[_REQUEST_ID])
         try:
             if bell_ns := message[_BELL]:
                 bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
@@ -129,6 +136,7 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
             os._exit(0)
         _flush()
         leaked = _leaked() if kernel.has_children() else []
+        inbox.put_back(call.behind)
         _reply_or_leave(sock, ("done", *reply, leaked))
 
 
@@ -183,7 +191,8 @@ def _perform(
     except Stopped:
         raise
     except BaseException as error:
-        return "unimportable", f"{module}:{qualname}: {type(error).__name__}: {error}"
+        why = main_import_error if module == MAIN_ALIAS and main_import_error else f"{type(error).__name__}: {error}"
+        return "unimportable", f"{module}:{qualname}: {why}"
     try:
         signature = signature_of(function)
         arguments, problems = signature.check(pickle.loads(payload))

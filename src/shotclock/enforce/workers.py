@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 from ..core.clocks import ClockKind, Clocks
@@ -26,13 +27,15 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.operation import Handler
 from . import wire
 from .admission import Admission, Outcome
-from .alarms import Alarms
+from .alarms import NOT_YET, Alarms
 from .clock import monotonic_ns
+from .commands import count_processes
 from .kernel import Bell
 from .outcomes import crash_outcome, stalled_problem, timeout_problem, worker_outcome
 from .processes import REPORT_MARGIN_MS, shielded
 from .supervisor import VERIFY_LIMIT_MS, Report
-from .zygote import MAIN_ALIAS, PRELOADED, WORKER
+from .worker import MAIN_ALIAS
+from .zygote import PRELOADED, WORKER
 
 # How long closing waits for supervisors to report that their workers are gone.
 CLOSE_LIMIT_S = 3.0
@@ -193,6 +196,11 @@ class Worker:
             sent = 0
         except OSError:
             return  # it is dying; its supervisor will report
+        for task in tasks:
+            if task.alarms is not None:
+                task.alarms.sign_of_life()
+                if task.alarms.soft_rang:
+                    self.ask_to_wind_down(task)
         if sent < len(message):  # larger than the socket's buffer: the loop sends the rest as the worker reads
             self._sending = True
             rest = self._loop.create_task(self._send_rest(message[sent:]))
@@ -215,9 +223,9 @@ class Worker:
             task.worker = None
         return taken[::-1]
 
-    def ask_to_wind_down(self) -> None:
+    def ask_to_wind_down(self, task: Task) -> None:
         with contextlib.suppress(wire.Broken, BlockingIOError):
-            wire.send(self._calls, ("stopping",))
+            wire.send(self._calls, ("stopping", task.admission.request_id))
 
     def stop(self, why: str) -> None:
         """The polite ladder, run by the supervisor: TERM, grace, KILL."""
@@ -283,7 +291,7 @@ class Worker:
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
-            message = f"{len(leaked)} processes outlived the function and were stopped: {names}"
+            message = f"{count_processes(leaked)} outlived the function, stopped now: {names}"
             outcome.warnings.append(warning("DESCENDANTS_STOPPED", message, processes=leaked))
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
@@ -461,10 +469,14 @@ class Pool:
             problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
         task.resolve(Outcome(Ending.NOT_STARTED, problem))
 
-    def _stall(self, task: Task) -> None:
+    def _stall(self, task: Task) -> object:
+        if task.worker is None or task.worker.task is not task:
+            assert task.alarms is not None
+            task.alarms.sign_of_life()  # the clock of silence starts with the work
+            return NOT_YET
         task.stalled = True
-        if task.worker is not None:
-            task.worker.stop(ClockKind.IDLE.value)
+        task.worker.stop(ClockKind.IDLE.value)
+        return None
 
     async def _stop(self, task: Task) -> None:
         """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
@@ -619,9 +631,24 @@ class Pool:
         self._close_zygote()
 
 
+@lru_cache(maxsize=1024)
+def unfindable(handler: Handler) -> str | None:
+    """Why a worker could not find this very function by its name, if so."""
+    name = getattr(handler, "__qualname__", None)
+    module = sys.modules.get(getattr(handler, "__module__", None) or "")
+    if name is None or module is None:
+        return f"{handler!r} has no name to import it by"
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is handler or getattr(found, "__shotclock_handler__", None) is handler:
+        return None
+    return f"{module.__name__}.{name} cannot be imported, or is not this function"
+
+
 def _wind_down(task: Task) -> None:
     if task.worker is not None:
-        task.worker.ask_to_wind_down()
+        task.worker.ask_to_wind_down(task)
 
 
 def _main_program() -> tuple[str | None, str | None]:

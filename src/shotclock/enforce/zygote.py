@@ -22,14 +22,14 @@ import signal
 import socket
 import sys
 
-from . import cgroups, kernel, wire
+from . import kernel, wire
+from .cgroups import Cgroup
 from .clock import pause
 from .kernel import Bell
 from .supervisor import SUPERVISOR_NAME, Assignment, Report, Supervisor, kill_below
 
 COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
 
-MAIN_ALIAS = "__shotclock_main__"
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
 _REQUEST_LIMIT_S = 10.0
 # How long the supervisors may take to clean up after the runtime is gone: a kill and its verification.
@@ -142,19 +142,24 @@ def _tell_unstartable(fds: list[int], error: OSError) -> None:
 def _reap(forked: set[int]) -> None:
     """Collect the dead. A supervisor that was killed leaves orphans to us, and nobody else is left to kill them."""
     killed = False
+    cgroups: list[Cgroup] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            break
         if pid == 0:
             break
         forked.discard(pid)
         if os.WIFSIGNALED(status):
             killed = True
-            cgroups.remove_left_by(pid)
+            if (cgroup := Cgroup.left_by(pid)) is not None:
+                cgroup.kill()
+                cgroups.append(cgroup)
     if killed:
         _kill_strays(forked)
+    for cgroup in cgroups:
+        cgroup.remove()
 
 
 def _guards(forked: set[int]) -> set[int]:
@@ -187,6 +192,8 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         control.settimeout(_REQUEST_LIMIT_S)
         message = wire.receive_one(control)
         control.settimeout(None)
+        if _called_off(control):
+            return
         Supervisor(control).run_command(Assignment(**message[0]))
     elif note == PRELOADED:
         requests = socket.socket(fileno=fds[1])
@@ -206,6 +213,15 @@ def _supervise(note: bytes, fds: list[int]) -> None:
             os.close(fds[3])
 
         supervisor.run_worker(serve, release=release)
+
+
+def _called_off(control: socket.socket) -> bool:
+    """Whether the caller has left, or said something, before we began: that can only be "stop"."""
+    try:
+        control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
@@ -235,8 +251,10 @@ def _prepare(_: str, path: list[str], modules: list[str], main_module: str | Non
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    with contextlib.suppress(Exception):
+    try:
         _import_main(main_module, main_file)
+    except Exception as error:
+        worker.main_import_error = f"{type(error).__name__}: {error}"
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     gc.collect()
     gc.freeze()
@@ -246,6 +264,8 @@ def _import_main(main_module: str | None, main_file: str | None) -> None:
     """The runtime's main program under another name, so that its functions can be found here as well."""
     import runpy
     import types
+
+    from .worker import MAIN_ALIAS
 
     if main_module is None and main_file is None:
         return
