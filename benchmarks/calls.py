@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from shotclock import Clocks, Operation, Runtime
 from shotclock.enforce.admission import admit
-from shotclock.enforce.call import Scope
+from shotclock.enforce.context import Scope
 from shotclock.enforce.hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier
 from shotclock.enforce.loops import Hosts
 

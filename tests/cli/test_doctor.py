@@ -227,9 +227,9 @@ def test_what_is_of_another_trace_is_left_alone(shotclock: Any, leave: Start, tr
 
 def test_what_a_supervisor_is_stopping_is_no_leftover(shotclock: Any, start: Any, trace: str):
     command = ("--", sys.executable, "-c", DEAF)
-    running = start("exec", "--timeout", "100ms", "--grace", "20s", *command, env={"SHOTCLOCK_TRACE_ID": trace})
+    running = start("exec", "--timeout", "1s", "--grace", "20s", *command, env={"SHOTCLOCK_TRACE_ID": trace})
     running.said(b"ready")
-    time.sleep(1.5)  # overdue by more than a leftover would have to be: that is the case under test
+    time.sleep(2.5)  # overdue by more than a leftover would have to be: that is the case under test
     assert pids(shotclock("doctor", "--sweep", "--trace", trace).json()) == []
     assert running.process.poll() is None
     running.signal(signal.SIGKILL)

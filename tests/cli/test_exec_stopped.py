@@ -163,12 +163,12 @@ def closed_pipe() -> int:
     return ours
 
 
-@pytest.mark.parametrize(("command", "code"), [("true", 0), ("echo x", 0), ("exit 3", 1)])
-def test_an_envelope_that_nobody_reads_is_no_reason_to_complain(command: str, code: int, start: Any):
+@pytest.mark.parametrize("command", ["true", "echo x", "exit 3"])
+def test_an_envelope_that_nobody_reads_is_no_reason_to_complain(command: str, start: Any):
     pipe = closed_pipe()
     running = start("exec", "--json", "--", "sh", "-c", command, stdout=pipe)
     os.close(pipe)
-    assert running.ends() == code
+    assert running.ends() == 0  # F-014, whatever the command's own code was
     assert running.stderr == b""
 
 

@@ -26,9 +26,9 @@ from tests.enforce.bounds import OVERSHOOT_MS, ROOT, WrongFoot, eventually, mark
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
-TIMEOUT_MS = 300
-COMMAND_TIMEOUT_MS = 700  # Python has to start first
-GRACE_MS = 300
+TIMEOUT_MS = 200
+COMMAND_TIMEOUT_MS = 500  # Python has to start first
+GRACE_MS = 200
 # How long after the SIGKILL of its guardian a tree may live.
 DEAD_WITHIN_S = 2.0
 
@@ -63,7 +63,7 @@ KILLABLE = [
     ("waits_for_a_lock", False),
     ("has_a_child_that_ignores_term", True),
     ("reads_what_a_grandchild_holds_open", False),
-    ("daemonises", True),  # the daemon left the group, so it is never asked
+    ("daemonises", False),
     ("daemonises_without_a_trace", True),
     ("hops_from_pid_to_pid", True),
     ("stops_itself", False),
@@ -164,6 +164,7 @@ def test_a_clock_that_fired_never_says_that_less_time_passed_than_its_limit(
 def test_the_c_call_of_these_tests_really_holds_the_gil(tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=["tests.enforce.work"]) as runtime:
+            await works_again(runtime, NOOP)
             operation = Operation("gil", work.holds_the_gil_before_a_witness)
             return await runtime.call(operation, {"folder": str(tmp_path)}, Clocks.of("1s", grace="0ms"))
 
@@ -422,14 +423,19 @@ ROUNDS = 100
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grace_ms", [0, 60], ids=["killed at once", "with grace"])
 @pytest.mark.parametrize(
-    ("place", "edge_ms", "spread_ms"),
-    [("process", 30, 10), ("loop", 30, 10), ("thread", 30, 10), ("command", 70, 50)],  # a command has to start first
-    ids=["process", "loop", "thread", "command"],
+    ("place", "grace_ms", "edge_ms", "spread_ms"),
+    [
+        ("process", 0, 30, 10),
+        ("process", 60, 30, 10),
+        ("loop", 60, 30, 10),
+        ("thread", 60, 30, 10),
+        ("command", 60, 50, 40),  # it has to start first
+    ],
+    ids=["process-killed at once", "process-with grace", "loop", "thread", "command"],
 )
 def test_a_result_that_arrives_right_at_the_deadline_is_answered_once_and_truthfully(
-    place: Any, edge_ms: int, spread_ms: int, grace_ms: int, tmp_path: Path, validate_envelope: Validate
+    place: Any, grace_ms: int, edge_ms: int, spread_ms: int, tmp_path: Path, validate_envelope: Validate
 ) -> None:
     notes = tmp_path / "notes"
     notes.touch()
@@ -524,7 +530,7 @@ def running(*argv: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--idle", "30s")], ids=["inherit", "capture", "relay"])
-@pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "swallows_everything", "has_fifty_children"])
+@pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])
 def test_when_exec_is_killed_everything_below_it_dies(
     adversary: str, options: tuple[str, ...], tmp_path: Path, no_survivors: Any
 ) -> None:
@@ -560,7 +566,7 @@ def supervisor_of(process: psutil.Process) -> psutil.Process:
     return parent
 
 
-@pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "swallows_everything", "has_fifty_children"])
+@pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])
 @pytest.mark.parametrize("surface", ["worker", "run"])
 def test_when_a_supervisor_is_killed_what_it_guarded_dies_and_the_caller_is_told(
     surface: str, adversary: str, tmp_path: Path, validate_envelope: Validate
@@ -588,7 +594,7 @@ def test_when_a_supervisor_is_killed_what_it_guarded_dies_and_the_caller_is_told
     assert envelope.meta["side_effects"] == "unknown"
 
 
-@pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "swallows_everything", "has_fifty_children"])
+@pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])
 @pytest.mark.parametrize("options", [("--json",), ()], ids=["capture", "inherit"])
 def test_when_the_supervisor_of_exec_is_killed_the_tree_dies_and_an_envelope_says_so(
     options: tuple[str, ...], adversary: str, tmp_path: Path, validate_envelope: Validate
@@ -606,6 +612,13 @@ def test_when_the_supervisor_of_exec_is_killed_the_tree_dies_and_an_envelope_say
     assert envelope["error"]["code"] == "SUPERVISOR_LOST"
     assert envelope["meta"]["ending"] == "killed"
     assert code == envelope["meta"]["exit_code"] == 1
+
+
+def is_dead(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 # The worker's ancestors, counted from the worker: its supervisor, the preloaded zygote, that one's supervisor,
@@ -629,6 +642,7 @@ def test_when_zygotes_are_killed_the_next_calls_work(victims: tuple[int, ...], w
             assert chain[CLEAN + 1].pid == os.getpid()
             for victim in victims:
                 chain[victim].kill()
+            await soon(lambda: all(is_dead(chain[victim]) for victim in victims))
             if worker_too:  # so that a new one has to be forked, by a zygote that is not there
                 crash = await runtime.call(Operation("crashes", operations.crashes), {"how": "SIGKILL"}, NEXT_CALL)
                 assert crash.code in ("WORKER_CRASHED", "SUPERVISOR_LOST")
@@ -645,7 +659,7 @@ def test_when_zygotes_are_killed_running_work_goes_on_and_is_still_bounded(
 ) -> None:
     async def scenario() -> list[Envelope]:
         async with Runtime(preload=["tests.enforce.work", "tests.enforce.operations"]) as runtime:
-            clocks = Clocks.of("2s", grace="0ms")
+            clocks = Clocks.of("1500ms", grace="0ms")
             (tmp_path / "worker").mkdir()
             (tmp_path / "command").mkdir()
             call = runtime.call(Operation("sleeps", work.sleeps), {"folder": str(tmp_path / "worker")}, clocks)

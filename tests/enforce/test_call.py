@@ -436,12 +436,12 @@ def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
-    answer = ask(parent, silent, Clocks.of("1500ms"), arguments={"ms": 9000}, child_clocks={"timeout": "60s"})
+    answer = ask(parent, silent, Clocks.of("1200ms"), arguments={"ms": 9000}, child_clocks={"timeout": "60s"})
     assert answer.ok, answer
     envelope = answer.value["envelope"]
     assert envelope["error"]["code"] == "TIMEOUT"
     assert envelope["error"]["context"]["clock"]["owner"] == "parent"
-    assert answer.meta["duration_ms"] < 1500
+    assert answer.meta["duration_ms"] < 1200
 
 
 @pytest.mark.parametrize("parent", PLACES)
@@ -881,7 +881,7 @@ def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
 def test_a_deadline_inherited_through_the_environment_caps_every_call(
     surface: Any, monkeypatch: pytest.MonkeyPatch, validate_envelope: Validate
 ) -> None:
-    monkeypatch.setenv("SHOTCLOCK_REMAINING_MS", "1500")
+    monkeypatch.setenv("SHOTCLOCK_REMAINING_MS", "1000")
 
     async def sleeps(ms: int) -> None:
         await asyncio.sleep(ms / 1000)
@@ -902,8 +902,8 @@ def test_a_deadline_inherited_through_the_environment_caps_every_call(
     validate_envelope(first.to_dict())
     assert first.code == "TIMEOUT"
     assert first.error["context"]["clock"]["owner"] == "caller"
-    assert first.meta["timeout_ms"] < 1500
-    assert first.meta["duration_ms"] <= 1500
+    assert first.meta["timeout_ms"] < 1000
+    assert first.meta["duration_ms"] <= 1000
     assert "DEADLINE_INHERITED" in [warning["code"] for warning in first.warnings]
     if surface != "command":
         validate_envelope(second.to_dict())
@@ -1172,7 +1172,7 @@ def test_the_pool_grows_around_workers_that_hang(tmp_path: Path) -> None:
             for number in range(4):
                 folder = tmp_path / str(number)
                 folder.mkdir()
-                call = runtime.call(Operation("sleeps", work.sleeps), {"folder": str(folder)}, Clocks.of("4s", grace=0))
+                call = runtime.call(Operation("sleeps", work.sleeps), {"folder": str(folder)}, Clocks.of("8s", grace=0))
                 hanging.append(asyncio.create_task(call))
             noop, took_ms = await timed(runtime.call(Operation("noop", operations.noop), clocks=SOON))
             assert noop.ok
@@ -1209,7 +1209,7 @@ def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_pa
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, workers=workers) as runtime:
             await make_quick(runtime)
-            clocks = Clocks.of("3s", grace=0)
+            clocks = Clocks.of("2s", grace=0)
             echo = Operation("echo", operations.echo)
             calls = []
             for number in range(40):
@@ -1221,7 +1221,7 @@ def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_pa
             hanging = tasks.pop(3)
             _, took_ms = await timed(asyncio.wait(tasks, timeout=10))
             assert [task.result().value for task in tasks] == list(range(40))
-            assert took_ms < 1500
+            assert took_ms < 1000
             assert not hanging.done()
             assert (await hanging).code == "TIMEOUT"
             await make_quick(runtime)
@@ -1296,7 +1296,7 @@ def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_it
         async with Runtime(preload=PRELOAD, workers=2) as runtime:
             note, noop = Operation("note", operations.note), Operation("noop", operations.noop)
             edge = Clocks(timeout_ms=20, grace_ms=60)
-            for number in range(200):
+            for number in range(120):
                 arguments = {"path": os.devnull, "number": number, "nap_ms": 18 + number % 20 * 0.1}
                 assert (await runtime.call(note, arguments, edge)).code in (None, "TIMEOUT")
                 after = await runtime.call(noop, clocks=SOON)
@@ -1309,11 +1309,14 @@ def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, 
     (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(40)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    async def scenario() -> Envelope:
+    async def scenario() -> tuple[Envelope, float]:
         async with Runtime(preload=["hangs_on_import"]) as runtime:
-            return await runtime.call(Operation("noop", operations.noop), clocks=Clocks.of("600ms", grace="0ms"))
+            envelope = await runtime.call(Operation("noop", operations.noop), clocks=Clocks.of("600ms", grace="0ms"))
+            _, closing_ms = await timed(runtime.close())
+            return envelope, closing_ms
 
-    envelope = run(scenario())
+    envelope, closing_ms = run(scenario())
+    assert closing_ms < 1500, "nothing that hangs is waited for where it can be killed"
     assert (envelope.code, envelope.ending) == ("TIMEOUT", "not_started")
     assert envelope.meta["duration_ms"] < 1000
 
@@ -1373,6 +1376,6 @@ def test_a_runtime_leaves_no_thread_and_no_descriptor_behind() -> None:
 
 def test_a_coroutine_function_may_be_isolated_in_a_process_to_make_it_killable(tmp_path: Path) -> None:
     operation = Operation("sleeps", work.sleeps_async, isolation="process")
-    envelope = one_call(operation, {"folder": str(tmp_path)}, Clocks.of("2s", grace="500ms"))
+    envelope = one_call(operation, {"folder": str(tmp_path)}, Clocks.of("1s", grace="500ms"))
     assert (envelope.code, envelope.ending) == ("TIMEOUT", "killed")
     assert not marked(tmp_path)

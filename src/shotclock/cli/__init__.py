@@ -9,6 +9,10 @@ def run() -> None:
     """The console script. Everything is flushed by then, and tearing the interpreter down takes as long as a
     short command, so it is left out."""
     import os
+    import signal
+
+    # Until somebody listens, Ctrl-C just ends us: half of our imports make no traceback worth reading.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     from ..enforce.foreground import fill_standard_descriptors
 

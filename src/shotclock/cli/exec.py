@@ -102,7 +102,7 @@ def main(words: list[str]) -> int:
     if not request.json:
         outcome = _passed_through(outcome)
     envelope = answer(admission, outcome)
-    return _deliver(envelope, as_json=request.json)
+    return _deliver(envelope, signals, as_json=request.json)
 
 
 def parse(words: list[str]) -> Request:
@@ -244,12 +244,12 @@ def _passed_through(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _deliver(envelope: Envelope, *, as_json: bool) -> int:
+def _deliver(envelope: Envelope, signals: foreground.Signals, *, as_json: bool) -> int:
     if as_json:
-        return emit(envelope)
+        return emit(envelope, signals.heard)
     flush_quietly(sys.stdout)
     if is_terminal(sys.stderr):
         say_line(summary_line(envelope))
     else:
-        say_line(envelope.to_json(), after_child=True)
+        say_line(envelope.to_json(), after_child=True, heard=signals.heard)
     return envelope.exit_code

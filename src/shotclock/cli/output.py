@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import sys
+from collections.abc import Sized
 
 from ..core.durations import format_duration
 from ..core.envelope import Envelope
@@ -20,19 +22,24 @@ def wants_json(asked: bool) -> bool:
 
 
 EX_IOERR = 74
+# How long we wait for somebody to take our answer, in slices between which a signal is noticed.
+SLICE_MS = 100
+ANSWER_SLICES = 100
+# What a pipe that says it can be written to has room for.
+PIPE_ROOM = 4096
 
 
 def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def emit(envelope: Envelope) -> int:
+def emit(envelope: Envelope, heard: Sized = ()) -> int:
     """The envelope alone on stdout, and the exit code. A reader that left early is not our failure; a full disk is."""
-    trouble = write_quietly(sys.stdout, envelope.to_json() + "\n")
+    trouble = write_quietly(sys.stdout, envelope.to_json() + "\n", heard)
     if isinstance(trouble, BrokenPipeError):
         return 0
     if trouble is not None:
-        say_line(f"shotclock: the answer could not be written: {trouble}")
+        say_line(f"shotclock: the answer could not be written: {trouble}", heard=heard)
         return envelope.exit_code or EX_IOERR
     return envelope.exit_code
 
@@ -42,26 +49,43 @@ def emit_help(text: str) -> None:
     write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
-def say_line(text: str, *, after_child: bool = False) -> None:
+def say_line(text: str, *, after_child: bool = False, heard: Sized = ()) -> None:
     """A line on stderr. After a child that may have left its last line open, it starts on a new one."""
     opening = "\n" if after_child and not _stderr_at_line_start() else ""
-    write_quietly(sys.stderr, f"{opening}{text}\n")
+    write_quietly(sys.stderr, f"{opening}{text}\n", heard)
 
 
-def write_quietly(stream: TextIO | None, text: str) -> Exception | None:
-    """Write and flush. What went wrong is returned, not raised."""
+def write_quietly(stream: TextIO | None, text: str, heard: Sized = ()) -> Exception | None:
+    """Write it all. What went wrong is returned, not raised.
+
+    Somebody who holds the pipe and does not read must not hold us: without progress we wait no longer than
+    ANSWER_SLICES, and a signal (a longer `heard`) ends the wait at once.
+    """
     if stream is None:
         return None
     try:
-        try:
-            stream.write(text)
-        except UnicodeEncodeError:  # a terminal that cannot show it all still shows the rest
-            stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
+        # A terminal that cannot show it all still shows the rest.
+        _write_all(stream.fileno(), text.encode(stream.encoding or "utf-8", "replace"), heard)
     except (OSError, ValueError) as error:
         _point_to_null(stream)
         return error
     return None
+
+
+def _write_all(fd: int, data: bytes, heard: Sized) -> None:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    signals, waited = len(heard), 0
+    rest = memoryview(data)
+    while rest:
+        if not poller.poll(SLICE_MS):
+            waited += 1
+            if waited >= ANSWER_SLICES or len(heard) > signals:
+                raise TimeoutError("nobody takes it")
+            continue
+        waited = 0
+        rest = rest[os.write(fd, rest[:PIPE_ROOM]) :]
 
 
 def flush_quietly(stream: TextIO | None) -> None:

@@ -56,8 +56,9 @@ class Envelope:
         return envelope
 
     def _rendered(self) -> None:
-        if self._render is not None:
-            whole = self._render()
+        render = self._render  # taken once: two threads may look at the same moment
+        if render is not None:
+            whole = render()
             self._error, self._meta, self._render = whole._error, whole._meta, None
 
     @property

@@ -15,6 +15,7 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
+from ..core.errors import error_entry
 from ..core.records import made, record, value
 from . import clock
 
@@ -180,6 +181,8 @@ def no_time_left(admission: Admission) -> Outcome:
 def answer(admission: Admission, outcome: Outcome) -> Envelope:
     """The one envelope of a call. What happened is fixed here and now; its text is made when it is read."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
+    if isinstance(outcome.problem, Problem):
+        error_entry(outcome.problem.code)  # an unregistered code is found here, not by whoever reads the envelope
     warnings = admission.warnings + outcome.warnings
     return Envelope.rendered_later(
         outcome.data,

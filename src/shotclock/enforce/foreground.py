@@ -32,7 +32,8 @@ class Signals:
         for fd in (self.fd, self._fd_in):
             os.set_blocking(fd, False)
         for number in _STOP_SIGNALS:
-            signal.signal(number, self._hear)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._hear)
         signal.set_wakeup_fd(self._fd_in, warn_on_full_buffer=False)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

@@ -169,6 +169,8 @@ class _Stream:
         return True
 
     def write(self) -> None:
+        if not _takes_more(self.relay_to):  # both streams may be the same pipe, and the other was faster
+            return
         try:
             written = os.write(self.relay_to, self.held[:RELAY_WRITE])
         except OSError:  # nobody reads any more: let the work find out the way it would without us
@@ -212,8 +214,8 @@ class Supervisor:
         os.set_blocking(self._child_signal, False)
         os.set_blocking(self._child_signal_in, False)
         # Handlers, not SIG_IGN: ignored signals stay ignored across exec and would reach the work.
-        for number in _OUR_SIGNALS:
-            signal.signal(number, _do_nothing)
+        # Except that what `nohup` had ignored stays ignored for the work.
+        self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
         signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
         os.setsid()
         kernel.become_subreaper()
@@ -278,7 +280,7 @@ class Supervisor:
                 os.setpgid(0, 0)
                 signal.set_wakeup_fd(-1)
                 for number in _OUR_SIGNALS:
-                    signal.signal(number, signal.SIG_DFL)
+                    signal.signal(number, signal.SIG_IGN if number in self._ignored else signal.SIG_DFL)
                 if not execs:
                     os.close(error_in)
                 become()
@@ -642,6 +644,12 @@ def _group_of(pid: int) -> int:
         return os.getpgid(pid)
     except OSError:
         return 0
+
+
+def _takes_more(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))
 
 
 def _has_rung(bell_fd: int) -> bool:
