@@ -24,6 +24,8 @@ from .clock import monotonic_ns
 PICKUP_LIMIT_NS = 100_000_000
 # Letters that follow a wake-up this closely are a burst.
 BURST_NS = 1_000_000
+# How long work that nobody waits for may wait to be sent on together with more.
+LATER_S = 0.002
 # How long closing waits for a loop's thread. A blocked one is left behind; the thread is a daemon.
 JOIN_LIMIT_S = 0.5
 # How long closing waits for observers to be told what they have not been told yet.
@@ -59,12 +61,28 @@ class Mailbox:
         else:
             self._wake(now_ns)
 
+    def post_later(self, then: Callable[..., None], *arguments: Any) -> None:
+        """For what nobody waits for: within a few milliseconds, together with whatever else comes until then."""
+        self._posted.append((then, arguments))
+        if self._waking or self._deferring:
+            return
+        sender = asyncio._get_running_loop()
+        if sender is None:
+            self._wake(monotonic_ns())
+        else:
+            self._deferring = True
+            sender.call_later(LATER_S, self._wake_now)
+
     def deliver_deferred(self) -> bool:
         """On the loop itself: look for letters whose sender was blocked before it could wake us."""
         self._deferring = False
         if self._posted:
             self._deliver()
         return bool(self._posted)
+
+    def wake(self) -> None:
+        """At once, whatever was put off: the loop that put it off may be ending."""
+        self._wake(monotonic_ns())
 
     def _wake_now(self) -> None:
         self._deferring = False
@@ -135,6 +153,10 @@ class Host:
         self._unclaimed.append(ticket)
         self._mailbox.post(self._start, ticket)
 
+    def submit_later(self, ticket: Ticket) -> None:
+        self._unclaimed.append(ticket)
+        self._mailbox.post_later(self._start, ticket)
+
     def cancel(self, ticket: Ticket) -> None:
         self._mailbox.post(self._cancel, ticket)
 
@@ -153,6 +175,7 @@ class Host:
             left = [ticket for ticket in self._unclaimed if not ticket.claimed]
             self._unclaimed.clear()
         self._mailbox.post(self._stop_if_idle)
+        self._mailbox.wake()
         return left
 
     @property
@@ -168,6 +191,7 @@ class Host:
     def stop(self) -> None:
         self._retired = True
         self._mailbox.post(self._stop_now)
+        self._mailbox.wake()
 
     def join(self, within_s: float) -> bool:
         """False if the thread is stuck in somebody's code and is left behind."""
@@ -232,7 +256,7 @@ class Hosts:
     def submit_in_order(self, ticket: Ticket) -> None:
         """To the one host, however long it takes: for work that nobody waits for."""
         host = self._levels.get(0) or self._replace(0, None)
-        host.submit(ticket)
+        host.submit_later(ticket)
 
     @property
     def backlog(self) -> int:
