@@ -38,7 +38,8 @@ WHY = {
     "and the observer's thread is woken for each call.",
     "guard alone, own loop": "The two thread wake-ups alone are more than the bar; concurrent calls share them.",
     "guard alone, shared loop": "A task of its own and a future beside the timer, so two turns of the loop.",
-}WHY_CONCURRENT = "Two tasks, two letters between two loops and one GIL for each call, where the peer has one task."
+}
+WHY_CONCURRENT = "Two tasks, two letters between two loops and one GIL for each call, where the peer has one task."
 
 Call = Callable[[], Awaitable[object]]
 
@@ -109,9 +110,7 @@ async def _measure(rounds: int) -> Table:
         for manner, figure in figures.items():
             why = WHY[name] if manner == SEQUENTIAL else WHY_CONCURRENT
             rows.append(
-                compared(
-                    f"{name}, {manner}", figure[name], "asyncio.timeout", figure["bare"], "{:.1f} µs", bar, WHY[name]
-                )
+                compared(f"{name}, {manner}", figure[name], "asyncio.timeout", figure["bare"], "{:.1f} µs", bar, why)
             )
     return Table(TITLE, NOTE, rows)
 

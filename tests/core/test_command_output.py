@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import Clocks
 from shotclock.enforce.admission import admit
+from shotclock.enforce.assignment import Report
 from shotclock.enforce.capture import Capture, Captured
 from shotclock.enforce.commands import assign, judge
-from shotclock.enforce.supervisor import Report
 
 GAP = re.compile(r"\n\[… (\d+) bytes left out …\]\n")
 

@@ -130,6 +130,21 @@ def leaves_a_late_word(seconds: float) -> str:
     return "answered"
 
 
+def returns_although_its_bell_has_rung(ctx: Context) -> str:
+    """Keeps the polite stop from being delivered until somebody lets it in, as a busy machine may."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    give_up_at = time.monotonic() + FOREVER_S
+    while signal.SIGTERM not in signal.sigpending() and time.monotonic() < give_up_at:
+        time.sleep(0.001)
+    return "too late"
+
+
+def lets_signals_in() -> str:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    time.sleep(0.05)
+    return "not stopped"
+
+
 # --- failing --------------------------------------------------------------------------------------
 
 register_error("TEST_OUT_OF_STOCK", summary="None left.", hint="order more", exit_code=79)

@@ -1305,6 +1305,21 @@ def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_it
     run(scenario(), within=60)
 
 
+def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:
+    """The race of the test above, held still: the answer is out, the stop is on its way, the next call is there."""
+
+    async def scenario() -> tuple[Envelope, Envelope]:
+        async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok
+            late = Operation("late", operations.returns_although_its_bell_has_rung)
+            first = await runtime.call(late, clocks=Clocks.of("200ms", grace="2s"))
+            return first, await runtime.call(Operation("next", operations.lets_signals_in), clocks=SOON)
+
+    first, second = run(scenario())
+    assert first.code in (None, "TIMEOUT")
+    assert second.value == "not stopped", second
+
+
 def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(40)\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -17,10 +17,10 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.records import changed, made, record
 from ..enforce import foreground
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
+from ..enforce.assignment import Output
 from ..enforce.capture import DEFAULT_OUTPUT_LIMIT
 from ..enforce.clock import monotonic_ns
 from ..enforce.commands import assign, judge, problems_with
-from ..enforce.supervisor import Output
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)

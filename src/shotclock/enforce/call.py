@@ -29,8 +29,9 @@ from .context import Progress, Scope
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .loops import Hosts, Ticket
+from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .processes import Running, run_command, stop_all
-from .workers import DEFAULT_MOST, DEFAULT_WARM, Pool, Task, unfindable
+from .workers import Task, unfindable
 from .zygote import start_clean_zygote
 
 MAX_DEPTH = 16

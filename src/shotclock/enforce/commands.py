@@ -14,8 +14,8 @@ from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from . import clock
 from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, TRACE_VARIABLE, Admission, Outcome
+from .assignment import Assignment, Output, Report
 from .capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
-from .supervisor import Assignment, Output, Report
 
 # So that a child neither waits for a keypress nor paints: nobody is there to press, and output is data.
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}

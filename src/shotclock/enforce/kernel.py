@@ -190,7 +190,9 @@ class Bell:
     __slots__ = ("_reference", "_setting", "fd")
 
     def __init__(self, fd: int | None = None) -> None:
-        assert _libc is not None
+        if _libc is None:  # no such timer: whoever waits for the work has to ring
+            self.fd = os.open(os.devnull, os.O_RDONLY) if fd is None else fd
+            return
         self.fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC) if fd is None else fd
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -198,14 +200,18 @@ class Bell:
         self._reference = ctypes.byref(self._setting)
 
     def arm(self, at_ns: int) -> None:
+        if _libc is None:
+            return
         value = self._setting.value
         value.seconds, value.nanoseconds = divmod(max(1, at_ns), 1_000_000_000)
-        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)  # type: ignore[union-attr]
+        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)
 
     def disarm(self) -> None:
+        if _libc is None:
+            return
         value = self._setting.value
         value.seconds = value.nanoseconds = 0
-        _libc.timerfd_settime(self.fd, 0, self._reference, None)  # type: ignore[union-attr]
+        _libc.timerfd_settime(self.fd, 0, self._reference, None)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -12,9 +12,9 @@ from ..core.effects import Ending
 from ..core.envelope import Problem, as_data
 from ..core.errors import Failure, is_registered
 from .admission import Admission, Outcome
+from .assignment import Report
 from .clock import monotonic_ns
 from .commands import signal_name
-from .supervisor import Report
 
 
 def worker_outcome(kind: str, payload: Any) -> Outcome:

@@ -125,7 +125,7 @@ def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
 def receive_fds(sock: socket.socket, limit: int = 8) -> tuple[bytes, list[int]]:
     """One byte of note and the descriptors that came with it; an empty note when the other side is gone."""
     room = socket.CMSG_SPACE(limit * array.array("i").itemsize)
-    note, ancillary, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+    note, ancillary, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -23,10 +23,11 @@ import socket
 import sys
 
 from . import kernel, wire
+from .assignment import Assignment, Report
 from .cgroups import Cgroup
 from .clock import pause
 from .kernel import Bell
-from .supervisor import SUPERVISOR_NAME, Assignment, Report, Supervisor, kill_below
+from .supervisor import SUPERVISOR_NAME, Supervisor, kill_below
 
 COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
 

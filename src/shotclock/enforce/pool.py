@@ -1,0 +1,348 @@
+"""The pool: how a call gets a warm worker, and what becomes of calls that wait. Runs on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..core.effects import Ending
+from ..core.envelope import Problem, warning
+from . import wire
+from .admission import Outcome
+from .alarms import NOT_YET, Alarms
+from .clock import monotonic_ns
+from .outcomes import stalled_problem, timeout_problem
+from .processes import REPORT_MARGIN_MS, shielded
+from .supervisor import VERIFY_LIMIT_MS
+from .workers import Task, Worker
+from .zygote import PRELOADED
+
+# How long closing waits for supervisors to report that their workers are gone.
+CLOSE_LIMIT_S = 3.0
+DEFAULT_WARM = max(2, min(8, os.cpu_count() or 2))
+DEFAULT_MOST = 64
+# A burst of short calls waits for the warm workers, because forking competes with the very work that is being
+# waited for. A worker that is busy with one call for longer than this is replaced in the count.
+GROW_AFTER_S = 0.05
+# How long the imports of the preloaded zygote may take. A call does not wait longer than its own clocks; this is
+# when the zygote is taken for hung and started anew by the next call.
+IMPORT_LIMIT_NS = 60_000_000_000
+# After a worker that died before it came up.
+RESPAWN_PAUSE_S = 0.25
+# Workers beyond the warm ones are kept this long in case the load comes back.
+IDLE_KEPT_S = 10.0
+# Between two looks at whether the workers are up.
+WARM_UP_PAUSE_S = 0.005
+# How often the calls of the pool are looked at. Only for those that wait for a worker is this their precision.
+SWEEP_S = 0.01
+# Calls that wait in a worker's socket are taken back if the one before them runs for longer than this.
+HELD_UP_NS = 5_000_000
+# The supervisor hears the bell by itself; this is for a worker that was stuck before it could arm it.
+LATE_BELL_NS = 30_000_000
+
+
+class Pool:
+    """Keeps `warm` workers ready, grows to `most` while calls hang, and refills as soon as one is killed."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        request_fork: Callable[[bytes, list[int]], None],
+        *,
+        warm: int = DEFAULT_WARM,
+        most: int = DEFAULT_MOST,
+        preload: tuple[str, ...] = (),
+    ) -> None:
+        self.loop = loop
+        self.warm, self.most = warm, max(warm, most)
+        self._request_fork = request_fork
+        self._preload = preload
+        self.zygote: socket.socket
+        self._zygote_control: socket.socket | None = None
+        self._zygote_started_ns = 0
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._waiting: deque[Task] = deque()
+        self._growth: asyncio.TimerHandle | None = None
+        self._trim: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
+        self._closing = False
+
+    @property
+    def size(self) -> int:
+        return len(self._all)
+
+    async def warm_up(self, within_s: float) -> bool:
+        """Start the warm workers and wait for them. False if they are not all up in time."""
+        self.refill()
+        give_up_ns = monotonic_ns() + int(within_s * 1e9)
+        while sum(worker.started for worker in self._all) < self.warm:
+            if monotonic_ns() >= give_up_ns:
+                return False
+            await asyncio.sleep(WARM_UP_PAUSE_S)
+        return True
+
+    async def run(self, task: Task) -> Outcome:
+        """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
+        task.done = self.loop.create_future()
+        try:
+            task.message = task.pack()
+        except Exception as error:
+            problem = {"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}
+            return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", problem["message"], "validation", errors=[problem]))
+        clocks = task.admission.clocks
+        if clocks.soft_ms or clocks.idle_ms:
+            task.alarms = Alarms(
+                self.loop, task.admission, on_soft=lambda: _wind_down(task), on_idle=lambda: self._stall(task)
+            )
+        self._watch()
+        try:
+            self._submit(task)
+            outcome = await task.done
+        except asyncio.CancelledError:
+            await self._stop(task)
+            raise
+        except (wire.Broken, OSError) as error:
+            self._leave_queue(task)
+            return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
+        finally:
+            if task.alarms is not None:
+                task.alarms.cancel()
+        if task.stalled and outcome.ending is Ending.KILLED:
+            outcome.problem = stalled_problem(task.admission)
+        elif task.alarms is not None and task.alarms.soft_rang:
+            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=clocks.soft_ms))
+        return outcome
+
+    # --- clocks: the supervisors' are the ones that count, this looks after what they cannot see ------------
+
+    def _watch(self) -> None:
+        """One timer for all calls: as long as there are any, look at them every few milliseconds."""
+        if self._sweep is None:
+            self._sweep = self.loop.call_later(SWEEP_S, self._look, context=self._context)
+
+    def _look(self) -> None:
+        self._sweep = None
+        now_ns = monotonic_ns()
+        for worker in self._all:
+            if len(worker.assigned) > 1 and now_ns - worker.began_ns > HELD_UP_NS:
+                self._put_first(worker.take_back())
+        for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
+            self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+        for worker in [worker for worker in self._all if worker.task is not None]:
+            self._look_at(worker, now_ns)
+        if self._waiting or any(worker.task is not None for worker in self._all):
+            self._watch()
+
+    def _look_at(self, worker: Worker, now_ns: int) -> None:
+        """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
+        assert worker.task is not None
+        bound = worker.task.admission.bound
+        if bound.bell is None or bound.kill is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
+            return
+        if not worker.stopping:
+            worker.stop(ClockKind.TIMEOUT.value)
+        elif now_ns > bound.kill.at_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
+            worker.end(None)
+
+    def _turn_away(self, task: Task, kind: ClockKind) -> None:
+        """No worker in time: it never started."""
+        admission = task.admission
+        self._leave_queue(task)
+        elapsed_ns = monotonic_ns() - admission.started_ns
+        message = "no worker came free in time"
+        if not any(worker.started for worker in self._all):
+            message = "no worker came up in time; importing the modules it needs takes too long"
+            if monotonic_ns() - self._zygote_started_ns > IMPORT_LIMIT_NS:
+                self._close_zygote()  # its supervisor kills it, and whatever its imports hang in
+        if kind is ClockKind.QUEUE:
+            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
+        else:
+            late = timeout_problem(admission, elapsed_ns)
+            problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
+        task.resolve(Outcome(Ending.NOT_STARTED, problem))
+
+    def _stall(self, task: Task) -> object:
+        if task.worker is None or task.worker.task is not task:
+            assert task.alarms is not None
+            task.alarms.sign_of_life()  # the clock of silence starts with the work
+            return NOT_YET
+        task.stalled = True
+        task.worker.stop(ClockKind.IDLE.value)
+        return None
+
+    async def _stop(self, task: Task) -> None:
+        """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
+        worker = task.worker
+        if worker is not None and worker.task is not task:
+            taken = worker.take_back()
+            self._put_first([other for other in taken if other is not task])
+            worker = None if task in taken else worker
+        if worker is None:
+            self._leave_queue(task)
+        elif not task.done.done() or task.done.cancelled():
+            worker.stop("cancelled")
+            limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            await shielded(worker.wait_gone(limit_s))
+
+    # --- places -------------------------------------------------------------------------------------------
+
+    def _submit(self, task: Task) -> None:
+        self._waiting.append(task)
+        if self._idle:
+            self.give_back(self._idle.pop())
+            return
+        self.refill()
+        # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
+        if task.depth and not self._coming():
+            self._spawn()
+        self._plan_growth()
+
+    def _put_first(self, tasks: list[Task]) -> None:
+        """Calls that were held up go before all others, and to whoever is free now."""
+        self._waiting.extendleft(reversed(tasks))
+        while self._waiting and self._idle:
+            self.give_back(self._idle.pop())
+        if self._waiting:
+            self._plan_growth()
+
+    def _leave_queue(self, task: Task) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(task)
+
+    def give_back(self, worker: Worker) -> None:
+        if self._closing or worker.gone.done():
+            return
+        tasks: list[Task] = []
+        for _ in range(min(worker.room, len(self._waiting))):
+            # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
+            if worker.is_idle and not tasks:
+                worker.set_grace(self._waiting[0].grace_ms)
+            elif self._waiting[0].grace_ms != worker.grace_ms:
+                break
+            tasks.append(self._waiting.popleft())
+        if tasks:
+            worker.begin(*tasks)
+        if not worker.is_idle:
+            return
+        self._idle.append(worker)
+        if len(self._idle) > self.warm and self._trim is None:
+            self._trim = self.loop.call_later(IDLE_KEPT_S, self._trim_idle)
+
+    def _trim_idle(self) -> None:
+        self._trim = None
+        while len(self._idle) > self.warm:
+            self._idle.pop(0).kill("not needed")
+
+    def _plan_growth(self) -> None:
+        if self._growth is None:
+            self._growth = self.loop.call_later(GROW_AFTER_S, self._grow)
+
+    def _grow(self) -> None:
+        """Calls wait. Workers busy with one call for long are as good as missing: make up for them."""
+        self._growth = None
+        if not self._waiting or self._closing:
+            return
+        long_ago = monotonic_ns() - int(GROW_AFTER_S * 1e9)
+        stuck = sum(worker.task is not None and worker.began_ns < long_ago for worker in self._all)
+        wanted = 2 * stuck if stuck == len(self._all) else self.warm + stuck
+        with contextlib.suppress(wire.Broken, OSError):
+            while len(self._all) < min(wanted, stuck + len(self._waiting), self.most):
+                self._spawn()
+        self._plan_growth()
+
+    def lost(self, worker: Worker, unstarted: list[Task]) -> None:
+        self._all.discard(worker)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(worker)
+        self._put_first(unstarted)
+        if self._closing:
+            return
+        if worker.started:
+            self._refill_quietly()
+        else:  # it could not even start: the machine is full, or the imports kill it. Not again at once.
+            self.loop.call_later(RESPAWN_PAUSE_S, self._refill_quietly)
+
+    def _refill_quietly(self) -> None:
+        if not self._closing:
+            with contextlib.suppress(wire.Broken, OSError):
+                self.refill()
+
+    def refill(self) -> None:
+        """At least `warm` workers, running or on their way."""
+        while len(self._all) < self.warm:
+            self._spawn()
+
+    def _coming(self) -> bool:
+        return any(not worker.started for worker in self._all)
+
+    def _spawn(self) -> None:
+        if self._zygote_control is None:
+            self._start_preloaded()
+        try:
+            self._all.add(Worker(self))
+        except wire.Broken:
+            self._start_preloaded()  # it was killed under us; once more with a new one
+            self._all.add(Worker(self))
+
+    def _start_preloaded(self) -> None:
+        """Ask the clean zygote for one that has imported what the workers need."""
+        self._close_zygote()
+        control, their_control = socket.socketpair()
+        self.zygote, theirs = socket.socketpair()
+        self.zygote.setblocking(False)
+        with their_control, theirs:
+            self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
+        self._zygote_control = control
+        self._zygote_started_ns = monotonic_ns()
+        wire.send(self.zygote, ("prepare", list(sys.path), list(self._preload), *_main_program()))
+
+    def _close_zygote(self) -> None:
+        if self._zygote_control is not None:
+            self._zygote_control.close()
+            self.zygote.close()
+            self._zygote_control = None
+
+    async def close(self) -> None:
+        """Kill every worker and wait, bounded, until each tree is reported gone."""
+        self._closing = True
+        for handle in (self._growth, self._trim, self._sweep):
+            if handle is not None:
+                handle.cancel()
+        workers = list(self._all)
+        for worker in workers:
+            self._waiting += worker.take_back()
+        for task in list(self._waiting):
+            task.resolve(Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing")))
+        self._waiting.clear()
+        for worker in workers:
+            worker.kill("closing")
+        if workers:
+            await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
+        for worker in workers:
+            worker.end(None)
+        self._close_zygote()
+
+
+def _wind_down(task: Task) -> None:
+    if task.worker is not None:
+        task.worker.ask_to_wind_down(task)
+
+
+def _main_program() -> tuple[str | None, str | None]:
+    """How the workers can import the program that runs here: by name, by file, or not at all (a REPL)."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return spec.name, None
+    file = getattr(main, "__file__", None)
+    return None, os.path.abspath(file) if file else None
