@@ -47,7 +47,7 @@ def wall_time(argv: list[str]) -> float:
 def measure(quick: bool) -> Table:
     compileall.compile_dir(str(Path(shotclock.__file__).parent), quiet=2)
     sides = {name: lambda a=argv: wall_time(a) for name, argv in COMMANDS.items()}
-    taken = {name: s * 1e3 for name, s in asyncio.run(take_turns(sides, 10 if quick else 50)).items()}
+    taken = {name: s * 1e3 for name, s in asyncio.run(take_turns(sides, 10 if quick else 40)).items()}
     shown = "{:.1f} ms"
     what = "`exec -- true`"
     return Table(

@@ -120,7 +120,7 @@ def measure(quick: bool) -> Table:
             "billiard": lambda: start_with_pool(billiard_pool),
             "multiprocessing": lambda: start_with_pool(fork_pool),
         }
-        return asyncio.run(_measure(peers, 3 if quick else 9, 1_000 if quick else 2_000))
+        return asyncio.run(_measure(peers, 3 if quick else 7, 1_000 if quick else 2_000))
     finally:
         pebble_pool.stop()
         billiard_pool.terminate()

@@ -39,7 +39,7 @@ inside_worker = False
 # Names of leaked processes that travel back; there may be thousands, a person reads a few.
 _LEAKED_NAMED = 50
 # How long a worker watches for its next call before it falls asleep.
-AWAKE_NS = 150_000
+AWAKE_NS = 300_000
 # Where in a message the call's name tag and its bell are.
 _REQUEST_ID, _BELL = 5, 6
 # How deep a chain of exceptions is told; a cyclic one would have no end.
