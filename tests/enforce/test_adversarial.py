@@ -545,8 +545,15 @@ def test_when_exec_is_killed_everything_below_it_dies(
         assert no_survivors.wait_until_alone(DEAD_WITHIN_S) == []
 
 
+def supervisor_of(process: psutil.Process) -> psutil.Process:
+    parent = process.parent()
+    assert parent is not None and parent.name() == "shotclock-sup", parent
+    return parent
+
+
+@pytest.mark.parametrize("supervisors_too", [False, True], ids=["alone", "with the supervisors"])
 def test_when_a_program_with_a_runtime_is_killed_its_workers_and_commands_die(
-    tmp_path: Path, no_survivors: Any
+    supervisors_too: bool, tmp_path: Path, no_survivors: Any
 ) -> None:
     worker, child = tmp_path / "worker", tmp_path / "command"
     worker.mkdir()
@@ -554,16 +561,13 @@ def test_when_a_program_with_a_runtime_is_killed_its_workers_and_commands_die(
     with running(sys.executable, "-m", "tests.enforce.victim", str(worker), str(child), folder=tmp_path) as process:
         eventually(lambda: mark_of(worker, "ready") and mark_of(child, "ready"), within=15)
         assert {"ready", "daemon"} <= marked(worker).keys() & marked(child).keys()
+        guards = [supervisor_of(marked(folder)["ready"]) for folder in (worker, child)] if supervisors_too else []
         process.kill()
+        for guard in guards:
+            guard.kill()
         eventually(lambda: not marked(worker) and not marked(child), within=DEAD_WITHIN_S)
         process.wait(5)
         assert no_survivors.wait_until_alone(DEAD_WITHIN_S) == []
-
-
-def supervisor_of(process: psutil.Process) -> psutil.Process:
-    parent = process.parent()
-    assert parent is not None and parent.name() == "shotclock-sup", parent
-    return parent
 
 
 @pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])

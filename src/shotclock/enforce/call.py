@@ -24,7 +24,7 @@ from ..core.operation import Guard, Operation
 from . import commands, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
-from .clock import monotonic_ns, pause
+from .clock import monotonic_ns
 from .context import Progress, Scope
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
@@ -42,6 +42,7 @@ PICKUP_CHECK_S = 0.12
 OBSERVER_BACKLOG = 10_000
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
+ZYGOTE_PAUSE_S = 0.005
 
 Observer = Callable[[Envelope], Any]
 
@@ -96,7 +97,8 @@ class Runtime:
         self._defaults: dict[Operation, Clocks] = {}
         self._home: asyncio.AbstractEventLoop | None = None
         self._pool: Pool | None = None
-        self._zygote: tuple[socket.socket, int] | None = None
+        self._zygote: socket.socket | None = None
+        self._zygote_pids: list[int] = []
         self._pickup_check: asyncio.TimerHandle | None = None
         self._commands: set[Running] = set()
         self._closed = False
@@ -416,8 +418,9 @@ class Runtime:
 
     def _clean_zygote(self) -> socket.socket:
         if self._zygote is None:
-            self._zygote = start_clean_zygote()
-        return self._zygote[0]
+            self._zygote, pid = start_clean_zygote()
+            self._zygote_pids.append(pid)
+        return self._zygote
 
     def _request_fork(self, note: bytes, fds: list[int]) -> None:
         try:
@@ -428,10 +431,10 @@ class Runtime:
 
     def _drop_zygote(self) -> None:
         if self._zygote is not None:
-            self._zygote[0].close()
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._zygote[1], os.WNOHANG)
+            self._zygote.close()
             self._zygote = None
+        # One that was killed may still be dying; it is collected the next time, or at the end.
+        self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]
 
     async def close(self) -> None:
         """Stop everything that can be stopped, and wait, bounded, until it is gone."""
@@ -443,11 +446,12 @@ class Runtime:
         await stop_all(self._commands)
         if self._pool is not None:
             await self._pool.close()
-        if self._zygote is not None:
-            sock, pid = self._zygote
-            sock.close()
-            await asyncio.to_thread(_wait_for, pid, ZYGOTE_LIMIT_S)
-            self._zygote = None
+        self._drop_zygote()
+        for _ in range(int(ZYGOTE_LIMIT_S / ZYGOTE_PAUSE_S)):
+            self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]
+            if not self._zygote_pids:
+                break
+            await asyncio.sleep(ZYGOTE_PAUSE_S)
         await asyncio.to_thread(self._hosts.close)
         for hosts in self._observer_hosts:
             await asyncio.to_thread(hosts.finish)
@@ -481,14 +485,11 @@ async def _within(scope: Scope, call: Any) -> Any:
         current_scope.reset(token)
 
 
-def _wait_for(pid: int, within_s: float) -> None:
-    for _ in range(int(within_s / 0.005)):
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                return
-        except ChildProcessError:
-            return
-        pause(0.005)
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _no_progress(done: int, total: int | None, unit: str | None) -> None:

@@ -62,6 +62,19 @@ async def run_command(
     request_fork: Callable[[bytes, list[int]], None], task: Assignment, all_running: set[Running]
 ) -> Report:
     """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
+    try:
+        return await _run_once(request_fork, task, all_running)
+    except NeverTold:  # its zygote was killed with the request in its hands; nothing began
+        return await _run_once(request_fork, task, all_running)
+
+
+class NeverTold(OSError):
+    """No supervisor took the assignment."""
+
+
+async def _run_once(
+    request_fork: Callable[[bytes, list[int]], None], task: Assignment, all_running: set[Running]
+) -> Report:
     loop = asyncio.get_running_loop()
     control, theirs = socket.socketpair()
     control.setblocking(False)
@@ -69,16 +82,12 @@ async def run_command(
     all_running.add(running)
     try:
         with theirs:
-            while True:
-                try:
-                    request_fork(COMMAND, [theirs.fileno()])
-                    break
-                except BlockingIOError:  # hundreds at once: the zygote is behind
-                    if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
-                        raise
-                    await asyncio.sleep(BEHIND_PAUSE_S)
+            await _request(request_fork, theirs, task)
+        try:
+            await loop.sock_sendall(control, wire.frame((task.pack(),)))
+        except OSError as error:
+            raise NeverTold(*error.args) from error
         loop.add_reader(control, running.receive, wire.Inbox(control))
-        await loop.sock_sendall(control, wire.frame((task.pack(),)))
         limit_s = None
         if task.kill_ns is not None:
             late_ns = task.kill_ns - monotonic_ns() + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
@@ -95,6 +104,17 @@ async def run_command(
         all_running.discard(running)
         loop.remove_reader(control)
         control.close()  # if anything is still there, its supervisor now kills it
+
+
+async def _request(request_fork: Callable[[bytes, list[int]], None], theirs: socket.socket, task: Assignment) -> None:
+    while True:
+        try:
+            request_fork(COMMAND, [theirs.fileno()])
+            return
+        except BlockingIOError:  # hundreds at once: the zygote is behind
+            if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
+                raise
+            await asyncio.sleep(BEHIND_PAUSE_S)
 
 
 async def stop_all(all_running: set[Running]) -> None:
