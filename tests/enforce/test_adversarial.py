@@ -27,7 +27,7 @@ from tests.enforce.bounds import OVERSHOOT_MS, ROOT, WrongFoot, eventually, mark
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
 TIMEOUT_MS = 200
-COMMAND_TIMEOUT_MS = 500  # Python has to start first
+COMMAND_TIMEOUT_MS = 400  # Python has to start first
 GRACE_MS = 200
 # How long after the SIGKILL of its guardian a tree may live.
 DEAD_WITHIN_S = 2.0
@@ -663,7 +663,7 @@ def test_when_zygotes_are_killed_running_work_goes_on_and_is_still_bounded(
 ) -> None:
     async def scenario() -> list[Envelope]:
         async with Runtime(preload=["tests.enforce.work", "tests.enforce.operations"]) as runtime:
-            clocks = Clocks.of("1500ms", grace="0ms")
+            clocks = Clocks.of("1200ms", grace="0ms")
             (tmp_path / "worker").mkdir()
             (tmp_path / "command").mkdir()
             call = runtime.call(Operation("sleeps", work.sleeps), {"folder": str(tmp_path / "worker")}, clocks)

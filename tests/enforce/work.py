@@ -173,6 +173,7 @@ def hops_from_pid_to_pid(folder: str) -> None:
     """A daemon that is somebody else every other millisecond: a list of pids is stale before it is read."""
 
     def hop() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         give_up_at = time.monotonic() + FOREVER_S
         while time.monotonic() < give_up_at:
             if os.fork():

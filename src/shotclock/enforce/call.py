@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Self
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
@@ -238,7 +239,7 @@ class Runtime:
             return no_time_left(admission)
         if len(self._orphans) >= self._orphan_limit and (known.place != "process" or known.guards or self._guards):
             message = f"{len(self._orphans)} abandoned calls are still running, which is the limit"
-            context: dict[str, object] = {"orphans": self.orphans[:20]}
+            context: dict[str, object] = {"orphans": [call.name for call in islice(self._orphans, 20)]}
             return Outcome(Ending.NOT_STARTED, Problem("ORPHANS_EXHAUSTED", message, "validation", context=context))
         return self._closed_refusal()
 
@@ -413,7 +414,18 @@ class Runtime:
     def _ensure_pool(self) -> Pool:
         if self._pool is None:
             assert self._home is not None
-            self._pool = Pool(self._home, self._request_fork, warm=self._warm, most=self._most, preload=self._preload)
+            handlers = [op.handler for op in self._operations.values() if op.place == "process"]
+            importable = [handler for handler in handlers if not unfindable(handler)]
+            self._pool = Pool(
+                self._home,
+                self._request_fork,
+                warm=self._warm,
+                most=self._most,
+                preload=self._preload,
+                handlers=[
+                    (handler.__module__, handler.__qualname__) for handler in handlers if not unfindable(handler)
+                ],
+            )
         return self._pool
 
     def _clean_zygote(self) -> socket.socket:
@@ -467,7 +479,6 @@ class _Observation(Ticket):
         self._runtime, self._observer, self._envelope = runtime, observer, envelope
 
     async def run(self) -> None:
-        self.claim()
         try:
             result = self._observer(self._envelope)
             if hasattr(result, "__await__"):

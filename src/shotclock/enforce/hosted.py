@@ -73,6 +73,7 @@ class SharedLoopCarrier:
         self._loop = loop
 
     def submit(self, ticket: Ticket) -> None:
+        ticket.claim()
         ticket.task = self._loop.create_task(ticket.run(), context=ticket.context)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -92,8 +93,9 @@ class ThreadCarrier:
 
     def _run(self, ticket: Ticket) -> None:
         # The coroutine never awaits: driving it once runs it to its end in this thread.
-        with contextlib.suppress(StopIteration):
-            ticket.context.run(ticket.run().send, None)
+        if ticket.claim():
+            with contextlib.suppress(StopIteration):
+                ticket.context.run(ticket.run().send, None)
 
     def cancel(self, ticket: Ticket) -> None:
         ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
@@ -136,7 +138,7 @@ class Bells:
                 continue
             if call.cancel_heard:
                 heard.setdefault(call.grace_ms, []).append(call)
-            elif starved:
+            elif starved or (call.is_on_a_living_loop and now < rang_at + call.grace_ms / 1000):
                 deaf.append(call)
             else:
                 call.abandon()
@@ -218,8 +220,6 @@ class HostedCall(Ticket):
     # --- where the handler runs ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        if not self.claim():  # called off, or moved to another loop, before this one came to it
-            return
         result: object  # an outcome, or what was raised
         operation = self._operation
         try:
@@ -320,6 +320,11 @@ class HostedCall(Ticket):
     @property
     def is_settled(self) -> bool:
         return self._done is not None and self._done.done()
+
+    @property
+    def is_on_a_living_loop(self) -> bool:
+        """Its loop has not come to the cancellation yet, but it is busy with others, not blocked."""
+        return self.host is not None and self.host.is_alive(monotonic_ns(), int(HEARD_LIMIT_S * 1e9))
 
     @property
     def grace_ms(self) -> int:

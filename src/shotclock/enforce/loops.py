@@ -51,15 +51,15 @@ class Mailbox:
     def post(self, then: Callable[..., None], *arguments: Any) -> None:
         """Nothing happens if the loop is closed: nobody will ever look."""
         self._posted.append((then, arguments))
-        if self._waking or self._deferring:
+        if self._waking:
             return
         now_ns = monotonic_ns()
         sender = asyncio._get_running_loop()
-        if sender is not None and now_ns - self._woken_ns < BURST_NS:
+        if sender is None or now_ns - self._woken_ns >= BURST_NS:
+            self._wake(now_ns)
+        elif not self._deferring:
             self._deferring = True
             sender.call_soon(self._wake_now)
-        else:
-            self._wake(now_ns)
 
     def post_later(self, then: Callable[..., None], *arguments: Any) -> None:
         """For what nobody waits for: within a few milliseconds, together with whatever else comes until then."""
@@ -108,7 +108,7 @@ class Mailbox:
 
 
 class Ticket:
-    """Work on its way to a loop: started once, cancelled on request. What it does is `run`, which claims it first."""
+    """Work on its way to a loop: claimed and started once, cancelled on request. What it does is `run`."""
 
     __slots__ = ("_claim", "cancel_heard", "context", "finished_ns", "host", "posted_ns", "task")
 
@@ -144,11 +144,11 @@ class Host:
         self._lock = threading.Lock()
         self._retired = False
         self._running = 0
+        self._sign_ns = monotonic_ns()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        ticket.host = self
         ticket.posted_ns = monotonic_ns()
         self._unclaimed.append(ticket)
         self._mailbox.post(self._start, ticket)
@@ -166,7 +166,12 @@ class Host:
             unclaimed = self._unclaimed
             while unclaimed and unclaimed[0].claimed:
                 unclaimed.popleft()
-            return bool(unclaimed) and now_ns - unclaimed[0].posted_ns > PICKUP_LIMIT_NS
+            waits = bool(unclaimed) and now_ns - unclaimed[0].posted_ns > PICKUP_LIMIT_NS
+        return waits and not self.is_alive(now_ns, PICKUP_LIMIT_NS)
+
+    def is_alive(self, now_ns: int, within_ns: int) -> bool:
+        """Whether it has begun or ended anything of late: then it is busy, not blocked."""
+        return now_ns - self._sign_ns <= within_ns
 
     def retire(self) -> list[Ticket]:
         """Take no more work; end when what runs here has ended. Gives back what was never picked up."""
@@ -212,10 +217,17 @@ class Host:
             return
         # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
         self._running += 1
-        ticket.task = self.loop.create_task(ticket.run(), context=ticket.context)
-        ticket.task.add_done_callback(self._done)
+        # A copy: a ticket that was moved may have a second task here that has not found out yet.
+        self.loop.create_task(self._run(ticket), context=ticket.context.copy()).add_done_callback(self._done)
+
+    async def _run(self, ticket: Ticket) -> None:
+        self._sign_ns = monotonic_ns()
+        if ticket.claim():
+            ticket.host, ticket.task = self, asyncio.current_task()
+            await ticket.run()
 
     def _done(self, task: asyncio.Task[None]) -> None:
+        self._sign_ns = monotonic_ns()
         self._running -= 1
         if not task.cancelled():
             task.exception()  # seen: run() answers for everything that can be answered for
@@ -286,7 +298,7 @@ class Hosts:
                 return current
             fresh = self._levels[level] = Host(f"{self._name}-{level}")
         if old is not None:
-            self._retired.append(old)
+            self._retired = [host for host in self._retired if not host.join(0)] + [old]
             for ticket in old.retire():
                 fresh.submit(ticket)
         return fresh

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
@@ -22,7 +22,7 @@ from .clock import monotonic_ns
 from .outcomes import stalled_problem, timeout_problem
 from .processes import REPORT_MARGIN_MS, shielded
 from .supervisor import VERIFY_LIMIT_MS
-from .workers import Task, Worker
+from .workers import Task, Worker, main_alias
 from .zygote import PRELOADED
 
 # How long closing waits for supervisors to report that their workers are gone.
@@ -32,6 +32,7 @@ DEFAULT_MOST = 64
 # A burst of short calls waits for the warm workers, because forking competes with the very work that is being
 # waited for. A worker that is busy with one call for longer than this is replaced in the count.
 GROW_AFTER_S = 0.05
+GROW_LATE_NS = 10_000_000
 # How long the imports of the preloaded zygote may take. A call does not wait longer than its own clocks; this is
 # when the zygote is taken for hung and started anew by the next call.
 IMPORT_LIMIT_NS = 60_000_000_000
@@ -60,11 +61,13 @@ class Pool:
         warm: int = DEFAULT_WARM,
         most: int = DEFAULT_MOST,
         preload: tuple[str, ...] = (),
+        handlers: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.loop = loop
         self.warm, self.most = warm, max(warm, most)
         self._request_fork = request_fork
         self._preload = preload
+        self._handlers = [(main_alias(module), name) for module, name in handlers]
         self.zygote: socket.socket
         self._zygote_control: socket.socket | None = None
         self._zygote_started_ns = 0
@@ -72,6 +75,7 @@ class Pool:
         self._all: set[Worker] = set()
         self._waiting: deque[Task] = deque()
         self._growth: asyncio.TimerHandle | None = None
+        self._growth_due_ns = 0
         self._trim: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
@@ -245,12 +249,16 @@ class Pool:
 
     def _plan_growth(self) -> None:
         if self._growth is None:
+            self._growth_due_ns = monotonic_ns() + int(GROW_AFTER_S * 1e9)
             self._growth = self.loop.call_later(GROW_AFTER_S, self._grow)
 
     def _grow(self) -> None:
         """Calls wait. Workers busy with one call for long are as good as missing: make up for them."""
         self._growth = None
         if not self._waiting or self._closing:
+            return
+        if monotonic_ns() - self._growth_due_ns > GROW_LATE_NS:  # our own loop was busy; the answers may lie unread
+            self._plan_growth()
             return
         long_ago = monotonic_ns() - int(GROW_AFTER_S * 1e9)
         stuck = sum(worker.task is not None and worker.began_ns < long_ago for worker in self._all)
@@ -304,7 +312,7 @@ class Pool:
             self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
         self._zygote_control = control
         self._zygote_started_ns = monotonic_ns()
-        wire.send(self.zygote, ("prepare", list(sys.path), list(self._preload), *_main_program()))
+        wire.send(self.zygote, ("prepare", list(sys.path), list(self._preload), self._handlers, *_main_program()))
 
     def _close_zygote(self) -> None:
         if self._zygote_control is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Message = tuple[Any, ...]
 
 _PREFIX = 4
-_CHUNK = 256 * 1024
+_CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came
 
 
 class Broken(Exception):

@@ -187,7 +187,7 @@ def _perform(
     depth: int,
 ) -> tuple[str, object]:
     try:
-        function = _find(module, qualname)
+        function = find(module, qualname)
     except Stopped:
         raise
     except BaseException as error:
@@ -237,7 +237,7 @@ def _perform(
 
 
 @lru_cache(maxsize=1024)
-def _find(module: str, qualname: str) -> Callable[..., Any]:
+def find(module: str, qualname: str) -> Callable[..., Any]:
     found: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in qualname.split("."):
         found = getattr(found, part)

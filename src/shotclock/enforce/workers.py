@@ -78,7 +78,7 @@ class Task:
         return wire.frame(
             (
                 "run",
-                MAIN_ALIAS if handler.__module__ == "__main__" else handler.__module__,
+                main_alias(handler.__module__),
                 handler.__qualname__,
                 pickle.dumps(dict(self.arguments)),
                 admission.name,
@@ -92,6 +92,11 @@ class Task:
     def grace_ms(self) -> int:
         bound = self.admission.bound
         return bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
+
+
+def main_alias(module: str) -> str:
+    """The name a worker knows a module by: the main program is imported there under another one."""
+    return MAIN_ALIAS if module == "__main__" else module
 
 
 class Owner(Protocol):

@@ -233,7 +233,14 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     os._exit(0)
 
 
-def _prepare(_: str, path: list[str], modules: list[str], main_module: str | None, main_file: str | None) -> None:
+def _prepare(
+    _: str,
+    path: list[str],
+    modules: list[str],
+    handlers: list[tuple[str, str]],
+    main_module: str | None,
+    main_file: str | None,
+) -> None:
     """Import what the workers will need. A failing import is told by the call that needs it, not here."""
     import importlib
     import warnings
@@ -256,6 +263,9 @@ def _prepare(_: str, path: list[str], modules: list[str], main_module: str | Non
         _import_main(main_module, main_file)
     except Exception as error:
         worker.main_import_error = f"{type(error).__name__}: {error}"
+    for module, name in handlers:
+        with contextlib.suppress(Exception):
+            signature_of(worker.find(module, name))
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     gc.collect()
     gc.freeze()
