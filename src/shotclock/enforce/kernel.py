@@ -164,13 +164,13 @@ def describe(pid: int) -> dict[str, object]:
     """Pid and command line, for warnings that name names."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(400).replace(b"\0", b" ").strip()
+            words = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
-        words = b""
-    text = "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words.decode(errors="replace")
-    )
-    return {"pid": pid, "command": text[:200] or "?"}  # a process may call itself anything, escape sequences included
+        words = ""
+    words = words or name_of(pid) or "?"  # in the middle of an exec there is no command line yet
+    # A process may call itself anything, escape sequences included.
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
+    return {"pid": pid, "command": text[:200]}
 
 
 class _Timespec(ctypes.Structure):

@@ -334,6 +334,8 @@ class Pool:
         self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
+        if not all(worker.started for worker in workers):
+            self._close_zygote()  # it may hang in an import, with the requests for them still in its hands
         if workers:
             await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
         for worker in workers:

@@ -128,6 +128,7 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
             running = True
             reply = _perform(call, *message[1:])
             running = False
+            finished_ns = monotonic_ns()
             if bell_ns:
                 bell.disarm()
         except Stopped:
@@ -137,7 +138,7 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         _flush()
         leaked = _leaked() if kernel.has_children() else []
         inbox.put_back(call.behind)
-        _reply_or_leave(sock, ("done", *reply, leaked))
+        _reply_or_leave(sock, ("done", *reply, leaked, finished_ns))
 
 
 class _Lull:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import inf
 from typing import Protocol
 
-from ..core.clocks import Clocks
+from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import NS_PER_MS
 from ..core.envelope import Envelope, warning
 from ..core.operation import Handler
@@ -37,6 +37,8 @@ from .zygote import WORKER
 
 # A worker that answered its last call within this may have some more waiting in its socket.
 QUICK_NS = 1_000_000
+# One that answered this close to its bell may be on the way to be killed, and gets no other call.
+CLOSE_CALL_NS = 3_000_000
 MOST_AHEAD = 6
 
 
@@ -254,7 +256,14 @@ class Worker:
         if task is None:
             return
         match message:
-            case ("done", str(kind), payload, list(leaked)):
+            case ("done", str(kind), payload, list(leaked), int(finished_ns)):
+                bell = task.admission.bound.bell
+                to_bell_ns = inf if bell is None else bell.at_ns - finished_ns
+                if to_bell_ns <= 0:  # too late: its end is told by its supervisor, which has heard the bell or hears us
+                    self.kill(ClockKind.TIMEOUT.value)
+                    return
+                if to_bell_ns < CLOSE_CALL_NS:
+                    self.kill("its bell may have rung")
                 self._finish(task, worker_outcome(kind, payload), leaked)
             case ("progress", int(done), total, unit):
                 if task.alarms is not None:
