@@ -601,6 +601,29 @@ def test_when_a_supervisor_is_killed_what_it_guarded_dies_and_the_caller_is_told
     assert envelope.meta["side_effects"] == "unknown"
 
 
+def test_the_death_of_one_supervisor_costs_nobody_else_their_work(tmp_path: Path) -> None:
+    """Whoever kills what it guarded must not take for a stray what a living one has just started."""
+
+    async def scenario() -> None:
+        async with Runtime() as runtime:
+            for number in range(40):
+                folder = tmp_path / str(number)
+                folder.mkdir()
+                pid_file = folder / "pid"
+                script = f"echo $$ > '{pid_file}.new'; mv '{pid_file}.new' '{pid_file}'; exec sleep {work.FOREVER_S}"
+                victim = asyncio.create_task(runtime.run(["sh", "-c", script], Clocks.of("30s")))
+                await soon(pid_file.exists)
+                guard = supervisor_of(psutil.Process(int(pid_file.read_text())))
+                others = [asyncio.create_task(runtime.run(["echo", "hi"], Clocks.of("10s"))) for _ in range(12)]
+                await asyncio.sleep(0.002 * (number % 10))  # somewhere in the middle of their starting
+                guard.kill()
+                for envelope in await asyncio.gather(*others):
+                    assert envelope.ok, (number, envelope)
+                assert (await victim).code == "SUPERVISOR_LOST"
+
+    run(scenario(), within=60)
+
+
 @pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])
 @pytest.mark.parametrize("options", [("--json",), ()], ids=["capture", "inherit"])
 def test_when_the_supervisor_of_exec_is_killed_the_tree_dies_and_an_envelope_says_so(

@@ -348,15 +348,14 @@ class HostedCall(Ticket):
             if self._abandoned:
                 self._runtime.came_late(self)
             return
-        if self._fired is None or (self._fired is ClockKind.TIMEOUT and self._was_in_time(result)):
-            done.set_result(self._finished(result))
+        bell = self._admission.bound.bell
+        in_time = bell is None or self.finished_ns <= bell.at_ns
+        if in_time and (self._fired is None or (self._fired is ClockKind.TIMEOUT and isinstance(result, Outcome))):
+            done.set_result(self._finished(result))  # only the news of it may have come after the bell
+        elif self._fired is None:
+            self._settle(Ending.FINISHED)  # by itself, but late: the bell itself was kept from ringing
         else:
             self._settle(Ending.CANCELLED)
-
-    def _was_in_time(self, result: object) -> bool:
-        """It ended before its bell, and only the news of it came after."""
-        bell = self._admission.bound.bell
-        return isinstance(result, Outcome) and bell is not None and self.finished_ns <= bell.at_ns
 
     def _finished(self, result: object) -> Outcome:
         if isinstance(result, Outcome):
