@@ -17,7 +17,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import Enum, auto
 
 from ..core.clocks import ClockKind
@@ -501,16 +501,20 @@ class Supervisor:
             self._kill()
 
 
-def kill_below(reap: Callable[[], bool], pause: Callable[[int], None], *, spare: Collection[int] = ()) -> list[int]:
+def kill_below(
+    reap: Callable[[], bool], pause: Callable[[int], None], *, find: Callable[[], list[int]] | None = None
+) -> list[int]:
     """SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
 
     The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
-    forking while the signal is sent. Returns the pids that would not die within the limit.
+    forking while the signal is sent. `find` narrows the targets, anew for each sweep. Returns the pids that would not
+    die within the limit.
     """
     me, my_group = os.getpid(), os.getpgrp()
+    find = find or (lambda: kernel.descendants(me))
     give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
     while True:
-        targets = [pid for pid in kernel.descendants(me) if pid not in spare]
+        targets = find()
         for group in {_group_of(pid) for pid in targets} - {0, my_group}:
             with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
@@ -520,13 +524,8 @@ def kill_below(reap: Callable[[], bool], pause: Callable[[int], None], *, spare:
             return []
         if monotonic_ns() >= give_up_ns:
             return [pid for pid in targets if not kernel.is_zombie(pid)]
-        if not _still_growing(me, targets, spare):
+        if all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
             pause(SWEEP_PAUSE_MS)
-
-
-def _still_growing(root: int, known: Collection[int], spare: Collection[int]) -> bool:
-    """Whether something forked while we were killing: then there is no time to pause."""
-    return any(pid not in known and pid not in spare for pid in kernel.descendants(root))
 
 
 class StartFailed(Exception):

@@ -166,12 +166,17 @@ def _reap(forked: set[int]) -> None:
 def _guards(forked: set[int]) -> set[int]:
     """The supervisors below us: those we forked, and those that a preloaded zygote forked, which may be dying."""
     below = kernel.descendants(os.getpid())
-    return {pid for pid in below if pid in forked or kernel.name_of(pid) == SUPERVISOR_NAME}
+    return {pid for pid in below if pid in forked or _is_supervisor(pid)}
 
 
 def _kill_strays(forked: set[int]) -> None:
-    """Everything below us that is not a living supervisor or below one has lost its guard."""
-    guarded = {below for pid in _guards(forked) for below in (pid, *kernel.descendants(pid))}
+    """Everything below us that is not a living supervisor or below one has lost its guard.
+
+    Looked for anew in each sweep: the others go on working meanwhile, and what they start is not ours to kill.
+    """
+
+    def roots() -> list[int]:
+        return [pid for pid in kernel.children_of(os.getpid()) if pid not in forked and not _is_supervisor(pid)]
 
     def reap() -> bool:
         while True:
@@ -181,9 +186,24 @@ def _kill_strays(forked: set[int]) -> None:
                 return True
             forked.discard(pid)
             if pid == 0:
-                return all(pid in guarded for pid in kernel.children_of(os.getpid()))
+                return not roots()
 
-    kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), spare=guarded)
+    def strays() -> list[int]:
+        return [stray for root in roots() for stray in _unguarded(root)]
+
+    kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), find=strays)
+
+
+def _is_supervisor(pid: int) -> bool:
+    return kernel.name_of(pid) == SUPERVISOR_NAME
+
+
+def _unguarded(root: int) -> list[int]:
+    """It and what is below it, without the supervisors there and what they guard."""
+    found = [root]
+    for pid in found:
+        found += [child for child in kernel.children_of(pid) if not _is_supervisor(child)]
+    return found
 
 
 def _supervise(note: bytes, fds: list[int]) -> None:
