@@ -143,18 +143,10 @@ def _lost_supervisor(pid: int, signals: Signals) -> Report:
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
 
-    def reap() -> bool:
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    return False
-            except ChildProcessError:
-                return True
-
     cgroup = Cgroup.left_by(pid)
     if cgroup is not None:
         cgroup.kill()
-    left = kill_below(reap, lambda wait_ms: pause(wait_ms / 1000))
+    left = kill_below(kernel.collect_dead, lambda wait_ms: pause(wait_ms / 1000))
     if cgroup is not None:
         cgroup.remove()
     return Report(survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.first)

@@ -213,16 +213,8 @@ def _end_everything(wake: int) -> list[int]:
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
 
-    def reap() -> bool:
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    return False
-            except ChildProcessError:
-                return True
-
     below = kernel.descendants(os.getpid())
-    left = kill_below(reap, pause)
+    left = kill_below(kernel.collect_dead, pause)
     for pid in below:  # a supervisor among them can no longer tidy up itself
         if (cgroup := Cgroup.left_by(pid)) is not None:
             cgroup.remove()

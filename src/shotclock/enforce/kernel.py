@@ -58,6 +58,16 @@ def has_children() -> bool:
     return True
 
 
+def collect_dead() -> bool:
+    """Reap every child that has ended. True if none is left, which for a subreaper means nothing below it is."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return False
+        except ChildProcessError:
+            return True
+
+
 def descendants(root: int) -> list[int]:
     """Every process below `root`, parents before children, zombies included. A snapshot, stale at once."""
     found: list[int] = []

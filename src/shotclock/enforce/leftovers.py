@@ -1,9 +1,9 @@
 """What outlived its deadline with nobody left to stop it, and how to sweep it away safely.
 
 Everything a command starts inherits SHOTCLOCK_DEADLINE_NS. A process that carries one which has passed, and has
-no supervisor above it, is a leftover: its supervisor and its caller were killed in the same instant, or it was
-left on purpose (`exec --leave-children`). Nothing here kills but `sweep_away`, and only what is ours, overdue,
-unguarded and not at a terminal.
+no supervisor above it, is a leftover: its supervisor and its caller were killed in the same instant. (What is
+left on purpose by `exec --leave-children` is told of no deadline.) Nothing here kills but `sweep_away`, and only what
+is ours, overdue, unguarded and not at a terminal.
 """
 
 from __future__ import annotations
