@@ -11,8 +11,19 @@ from .clocks import Clocks
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 Place = Literal["process", "loop", "thread"]
-Handler = Callable[..., Any]
 Guard = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerReference:
+    """A handler that is called where it is imported, which is not here: by module and name, as in `app:import`."""
+
+    module: str
+    qualname: str
+    is_async: bool = False
+
+
+Handler = Callable[..., Any] | HandlerReference
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +44,12 @@ class Operation:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("an operation needs a name")
-        if not callable(self.handler):
+        if not callable(self.handler) and not isinstance(self.handler, HandlerReference):
             raise TypeError(f"the handler of {self.name!r} cannot be called")
         if self.isolation not in get_args(Isolation):
             raise ValueError(f"{self.name!r}: isolation must be one of {', '.join(get_args(Isolation))}")
-        is_async = inspect.iscoroutinefunction(self.handler)
+        handler = self.handler
+        is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
         if self.isolation == "loop" and not is_async:
             raise ValueError(f"{self.name!r} is not async: isolate it in a 'process' or a 'thread'")
         if self.isolation == "thread" and is_async:

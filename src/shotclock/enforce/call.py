@@ -31,6 +31,7 @@ from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .loops import Hosts, Ticket
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
+from .preloaded import Preloaded, Program
 from .processes import Running, run_command, stop_all
 from .workers import Task, unfindable
 from .zygote import start_clean_zygote
@@ -73,10 +74,12 @@ class Runtime:
         preload: Iterable[str] = (),
         orphan_limit: int = DEFAULT_ORPHAN_LIMIT,
         share_loop: bool = False,
+        program: Program | None = None,
     ) -> None:
         """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
         cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
-        handlers known not to, or where another process holds the clock."""
+        handlers known not to, or where another process holds the clock. `program` is what the workers import to find
+        their functions; not said, it is the program that runs here."""
         if worker.inside_worker:
             raise RuntimeError(
                 "a runtime was started while a worker imported this program: put the start of the program "
@@ -97,6 +100,8 @@ class Runtime:
         self._orphans: dict[HostedCall, int] = {}
         self._defaults: dict[Operation, Clocks] = {}
         self._home: asyncio.AbstractEventLoop | None = None
+        self._program = program
+        self._preloaded: Preloaded | None = None
         self._pool: Pool | None = None
         self._zygote: socket.socket | None = None
         self._zygote_pids: list[int] = []
@@ -420,17 +425,19 @@ class Runtime:
     def _ensure_pool(self) -> Pool:
         if self._pool is None:
             assert self._home is not None
-            handlers = [op.handler for op in self._operations.values() if op.place == "process"]
-            importable = [handler for handler in handlers if not unfindable(handler)]
-            self._pool = Pool(
-                self._home,
-                self._request_fork,
-                warm=self._warm,
-                most=self._most,
-                preload=self._preload,
-                handlers=[(handler.__module__, handler.__qualname__) for handler in importable],
-            )
+            self._pool = Pool(self._home, self._ensure_preloaded(), warm=self._warm, most=self._most)
         return self._pool
+
+    def _ensure_preloaded(self) -> Preloaded:
+        if self._preloaded is None:
+            handlers = [op.handler for op in self._operations.values() if op.place == "process"]
+            self._preloaded = Preloaded(
+                self._request_fork,
+                program=self._program,
+                modules=self._preload,
+                handlers=[handler for handler in handlers if not unfindable(handler)],
+            )
+        return self._preloaded
 
     def _clean_zygote(self) -> socket.socket:
         if self._zygote is None:
@@ -462,6 +469,8 @@ class Runtime:
         await stop_all(self._commands)
         if self._pool is not None:
             await self._pool.close()
+        if self._preloaded is not None:
+            self._preloaded.close()
         self._drop_zygote()
         for _ in range(int(ZYGOTE_LIMIT_S / ZYGOTE_PAUSE_S)):
             self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]

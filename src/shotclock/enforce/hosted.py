@@ -234,6 +234,7 @@ class HostedCall(Ticket):
                 if isinstance(bound, Outcome):
                     result = bound
                 else:
+                    assert callable(operation.handler)  # a reference runs in another process
                     value = operation.handler(**bound)
                     result = returned(await value if operation.is_async else value)
         except BaseException as error:

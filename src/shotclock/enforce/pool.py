@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
-import socket
-import sys
 from collections import deque
-from collections.abc import Callable, Sequence
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
@@ -20,10 +17,10 @@ from .admission import Outcome
 from .alarms import NOT_YET, Alarms
 from .clock import monotonic_ns
 from .outcomes import stalled_problem, timeout_problem
+from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS, shielded
 from .supervisor import VERIFY_LIMIT_MS
-from .workers import Task, Worker, main_alias
-from .zygote import PRELOADED
+from .workers import Task, Worker
 
 # How long closing waits for supervisors to report that their workers are gone.
 CLOSE_LIMIT_S = 3.0
@@ -56,21 +53,14 @@ class Pool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        request_fork: Callable[[bytes, list[int]], None],
+        preloaded: Preloaded,
         *,
         warm: int = DEFAULT_WARM,
         most: int = DEFAULT_MOST,
-        preload: tuple[str, ...] = (),
-        handlers: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.loop = loop
         self.warm, self.most = warm, max(warm, most)
-        self._request_fork = request_fork
-        self._preload = preload
-        self._handlers = [(main_alias(module), name) for module, name in handlers]
-        self.zygote: socket.socket
-        self._zygote_control: socket.socket | None = None
-        self._zygote_started_ns = 0
+        self.preloaded = preloaded
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
         self._waiting: deque[Task] = deque()
@@ -166,8 +156,8 @@ class Pool:
         message = "no worker came free in time"
         if not any(worker.started for worker in self._all):
             message = "no worker came up in time; importing the modules it needs takes too long"
-            if monotonic_ns() - self._zygote_started_ns > IMPORT_LIMIT_NS:
-                self._close_zygote()  # its supervisor kills it, and whatever its imports hang in
+            if monotonic_ns() - self.preloaded.started_ns > IMPORT_LIMIT_NS:
+                self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
         if kind is ClockKind.QUEUE:
             problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
         else:
@@ -294,31 +284,7 @@ class Pool:
         return any(not worker.started for worker in self._all)
 
     def _spawn(self) -> None:
-        if self._zygote_control is None:
-            self._start_preloaded()
-        try:
-            self._all.add(Worker(self))
-        except wire.Broken:
-            self._start_preloaded()  # it was killed under us; once more with a new one
-            self._all.add(Worker(self))
-
-    def _start_preloaded(self) -> None:
-        """Ask the clean zygote for one that has imported what the workers need."""
-        self._close_zygote()
-        control, their_control = socket.socketpair()
-        self.zygote, theirs = socket.socketpair()
-        self.zygote.setblocking(False)
-        with their_control, theirs:
-            self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
-        self._zygote_control = control
-        self._zygote_started_ns = monotonic_ns()
-        wire.send(self.zygote, ("prepare", list(sys.path), list(self._preload), self._handlers, *_main_program()))
-
-    def _close_zygote(self) -> None:
-        if self._zygote_control is not None:
-            self._zygote_control.close()
-            self.zygote.close()
-            self._zygote_control = None
+        self._all.add(Worker(self))
 
     async def close(self) -> None:
         """Kill every worker and wait, bounded, until each tree is reported gone."""
@@ -335,24 +301,13 @@ class Pool:
         for worker in workers:
             worker.kill("closing")
         if not all(worker.started for worker in workers):
-            self._close_zygote()  # it may hang in an import, with the requests for them still in its hands
+            self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
         if workers:
             await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
         for worker in workers:
             worker.end(None)
-        self._close_zygote()
 
 
 def _wind_down(task: Task) -> None:
     if task.worker is not None:
         task.worker.ask_to_wind_down(task)
-
-
-def _main_program() -> tuple[str | None, str | None]:
-    """How the workers can import the program that runs here: by name, by file, or not at all (a REPL)."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
-        return spec.name, None
-    file = getattr(main, "__file__", None)
-    return None, os.path.abspath(file) if file else None

@@ -23,7 +23,7 @@ from typing import Protocol
 from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import NS_PER_MS
 from ..core.envelope import Envelope, warning
-from ..core.operation import Handler
+from ..core.operation import Handler, HandlerReference
 from . import wire
 from .admission import Admission, Outcome
 from .alarms import Alarms
@@ -32,7 +32,7 @@ from .clock import monotonic_ns
 from .commands import count_processes
 from .kernel import Bell
 from .outcomes import crash_outcome, worker_outcome
-from .worker import MAIN_ALIAS
+from .preloaded import Preloaded, address_of
 from .zygote import WORKER
 
 # A worker that answered its last call within this may have some more waiting in its socket.
@@ -80,8 +80,7 @@ class Task:
         return wire.frame(
             (
                 "run",
-                main_alias(handler.__module__),
-                handler.__qualname__,
+                *address_of(handler),
                 pickle.dumps(dict(self.arguments)),
                 admission.name,
                 admission.request_id,
@@ -96,16 +95,11 @@ class Task:
         return bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
 
 
-def main_alias(module: str) -> str:
-    """The name a worker knows a module by: the main program is imported there under another one."""
-    return MAIN_ALIAS if module == "__main__" else module
-
-
 class Owner(Protocol):
     """Who keeps the workers: the pool."""
 
     loop: asyncio.AbstractEventLoop
-    zygote: socket.socket
+    preloaded: Preloaded
 
     def give_back(self, worker: Worker) -> None: ...
     def lost(self, worker: Worker, unstarted: list[Task]) -> None: ...
@@ -136,7 +130,7 @@ class Worker:
         bell = Bell()
         try:
             fds = [their_control.fileno(), their_calls.fileno(), bell.fd, self._tokens]
-            wire.send_fds(pool.zygote, WORKER, fds)
+            pool.preloaded.send(WORKER, fds)
         except (wire.Broken, OSError):
             self._close()
             raise
@@ -350,6 +344,8 @@ class Worker:
 @lru_cache(maxsize=1024)
 def unfindable(handler: Handler) -> str | None:
     """Why a worker could not find this very function by its name, if so."""
+    if isinstance(handler, HandlerReference):
+        return None  # the worker tells
     name = getattr(handler, "__qualname__", None)
     module = sys.modules.get(getattr(handler, "__module__", None) or "")
     if name is None or module is None:

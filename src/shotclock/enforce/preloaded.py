@@ -1,0 +1,100 @@
+"""The preloaded zygote seen from the runtime: one process that has imported the users' modules, started when needed.
+
+Workers and host processes are forked from it. It may hang in an import or be killed; the next request starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..core.operation import Handler, HandlerReference
+from . import wire
+from .clock import monotonic_ns
+from .worker import MAIN_ALIAS
+from .zygote import PRELOADED
+
+
+class Program(NamedTuple):
+    """How another process imports the program whose functions are called: by name, by file, or not (a REPL)."""
+
+    module: str | None = None
+    file: str | None = None
+
+    @classmethod
+    def running_here(cls) -> Program:
+        main = sys.modules.get("__main__")
+        spec = getattr(main, "__spec__", None)
+        if spec is not None and spec.name:
+            return cls(spec.name)
+        file = getattr(main, "__file__", None)
+        return cls(None, os.path.abspath(file) if file else None)
+
+
+class Preloaded:
+    """Where forks with everything imported come from."""
+
+    def __init__(
+        self,
+        request_fork: Callable[[bytes, list[int]], None],
+        *,
+        program: Program | None = None,
+        modules: Sequence[str] = (),
+        handlers: Sequence[Handler] = (),
+        path: Sequence[str] | None = None,
+    ) -> None:
+        self._request_fork = request_fork
+        self._program = program
+        self._modules = list(modules)
+        self._handlers = [address_of(handler) for handler in handlers]
+        self._path = path
+        self._requests: socket.socket | None = None
+        self._control: socket.socket | None = None
+        self.started_ns = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._requests is not None
+
+    def send(self, note: bytes, fds: list[int]) -> None:
+        """Ask for a fork. One that was killed under us is replaced, once. Raises wire.Broken or OSError."""
+        if self._requests is None:
+            self.start()
+        assert self._requests is not None
+        try:
+            wire.send_fds(self._requests, note, fds)
+        except wire.Broken:
+            self.start()
+            wire.send_fds(self._requests, note, fds)
+
+    def start(self) -> None:
+        """Ask the clean zygote for one that has imported what the forks need."""
+        self.close()
+        control, their_control = socket.socketpair()
+        requests, theirs = socket.socketpair()
+        requests.setblocking(False)
+        with their_control, theirs:
+            self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
+        self._control, self._requests = control, requests
+        self.started_ns = monotonic_ns()
+        program = Program.running_here() if self._program is None else self._program
+        path = list(sys.path if self._path is None else self._path)
+        wire.send(requests, ("prepare", path, self._modules, self._handlers, *program))
+
+    def close(self) -> None:
+        for sock in (self._control, self._requests):
+            if sock is not None:
+                sock.close()
+        self._control = self._requests = None
+
+
+def address_of(handler: Handler) -> tuple[str, str]:
+    """Where a fork finds a handler. The main program is imported there under another name."""
+    if isinstance(handler, HandlerReference):
+        module, name = handler.module, handler.qualname
+    else:
+        module, name = handler.__module__, handler.__qualname__
+    return MAIN_ALIAS if module == "__main__" else module, name
