@@ -1,0 +1,120 @@
+"""What an App offers, as plain data: enough to list its commands, call them and answer for them without importing it.
+
+A server that runs no code of the app's works from this; so do the manifest and the keeper of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from .clocks import Clocks
+from .operation import HandlerReference, Isolation, Operation
+from .records import as_dict
+
+JsonSchema = dict[str, Any]
+
+DEFAULT_IDLE_TIMEOUT_MS = 300_000
+DEFAULT_MAX_LIFETIME_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """That a command may outlive its caller's budget, and how."""
+
+    detach: bool = True
+    """It goes on as a job when the caller stops waiting."""
+    resume: bool = False
+    """It saves checkpoints: after a crash, the same invocation goes on where it was."""
+    idle_timeout_ms: int = DEFAULT_IDLE_TIMEOUT_MS
+    """Without progress for this long it is stalled."""
+    max_lifetime_ms: int = DEFAULT_MAX_LIFETIME_MS
+
+    def __post_init__(self) -> None:
+        if not self.detach and not self.resume:
+            raise ValueError("interruption: a command that can neither detach nor resume cannot be interrupted")
+        for name in ("idle_timeout_ms", "max_lifetime_ms"):
+            if getattr(self, name) < 1000:
+                raise ValueError(f"interruption: {name} must be at least 1000")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """One command: everything that was declared about it."""
+
+    name: str
+    handler: HandlerReference
+    summary: str = ""
+    description: str = ""
+    input_schema: JsonSchema = field(default_factory=dict)
+    output_schema: JsonSchema | None = None
+    positionals: tuple[str, ...] = ()
+    """The parameters that the command line takes without a flag, in their order."""
+    isolation: Isolation = "auto"
+    clocks: Clocks = field(default_factory=Clocks)
+    mutates: bool = True
+    idempotent: bool = False
+    destructive: bool = False
+    steps: tuple[str, ...] = ()
+    interruption: Interruption | None = None
+    error_codes: tuple[str, ...] = ()
+    """The codes it may answer with, beyond those that every command may."""
+    requires_person: str | None = None
+    """What a person has to type back before it runs; `{name}` stands for an argument."""
+    single_flight: str | None = None
+    """Calls with the same key run one at a time, on this machine; `{name}` stands for an argument."""
+    concurrency: int | None = None
+    """How many calls of it may run at the same time, on this machine."""
+    reads_stdin: bool = False
+    on_mcp: bool = True
+
+    def operation(self) -> Operation:
+        return Operation(
+            self.name,
+            self.handler,
+            isolation=self.isolation,
+            mutates=self.mutates,
+            idempotent=self.idempotent,
+            clocks=self.clocks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """An App, described."""
+
+    name: str
+    version: str
+    summary: str = ""
+    operation_timeout_ms: int = 120_000
+    commands: tuple[CommandSpec, ...] = ()
+    errors: tuple[Mapping[str, Any], ...] = ()
+    """The codes the app registered, so that another process can register them as well."""
+
+    def to_plain(self) -> dict[str, Any]:
+        plain = asdict(self)
+        for spec, command in zip(plain["commands"], self.commands, strict=True):
+            spec["clocks"] = as_dict(command.clocks)
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        commands = []
+        for spec in plain["commands"]:
+            interruption = spec["interruption"]
+            commands.append(
+                CommandSpec(
+                    **{
+                        **spec,
+                        "handler": HandlerReference(**spec["handler"]),
+                        "clocks": Clocks(**spec["clocks"]),
+                        "interruption": None if interruption is None else Interruption(**interruption),
+                        **{name: tuple(spec[name]) for name in ("positionals", "steps", "error_codes")},
+                    }
+                )
+            )
+        return cls(**{**plain, "commands": tuple(commands), "errors": tuple(plain["errors"])})
+
+    def find(self, name: str) -> CommandSpec | None:
+        return next((command for command in self.commands if command.name == name), None)
