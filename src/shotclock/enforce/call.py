@@ -26,7 +26,7 @@ from . import commands, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
-from .context import Progress, Scope
+from .context import NOBODY, Attendant, Listener, Progress, Scope
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .loops import Hosts, Ticket
@@ -151,8 +151,11 @@ class Runtime:
         clocks: Clocks | None = None,
         *,
         on_progress: Progress | None = None,
+        attendant: Attendant | None = None,
     ) -> Envelope:
         """Call an operation. Always one envelope, on time; what may survive is said in it."""
+        if attendant is None:
+            attendant = NOBODY if on_progress is None else Listener(on_progress)
         scope = current_scope.get()
         depth = 0 if scope is None else scope.depth + 1
         known = self._operations.get(operation) if isinstance(operation, str) else operation
@@ -161,7 +164,7 @@ class Runtime:
             outcome = self._refusal(known, admission, depth)
             if outcome is None:
                 assert known is not None
-                outcome = await self._execute(known, arguments or {}, admission, depth, on_progress)
+                outcome = await self._execute(known, arguments or {}, admission, depth, attendant)
         except asyncio.CancelledError:
             ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
             self._tell_observers(answer(admission, Outcome(ending, Problem("CANCELLED", "cancelled by the caller"))))
@@ -268,12 +271,12 @@ class Runtime:
         arguments: Mapping[str, object],
         admission: Admission,
         depth: int,
-        on_progress: Progress | None,
+        attendant: Attendant,
     ) -> Awaitable[Outcome]:
         guards = self._guards + operation.guards if self._guards else operation.guards
         scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
         if operation.place != "loop":
-            return self._execute_elsewhere(operation, arguments, admission, scope, guards, on_progress)
+            return self._execute_elsewhere(operation, arguments, admission, scope, guards, attendant)
         self._watch_pickups()
         return HostedCall(
             self,
@@ -284,7 +287,7 @@ class Runtime:
             arguments,
             scope,
             guards=guards,
-            on_progress=on_progress,
+            attendant=attendant,
             on_further_call=self.call,
         ).wait()
 
@@ -295,7 +298,7 @@ class Runtime:
         admission: Admission,
         scope: Scope,
         guards: tuple[Guard, ...],
-        on_progress: Progress | None,
+        attendant: Attendant,
     ) -> Outcome:
         """In a worker or a thread. Guards are the application's own and may be async: they run on a loop first."""
         if guards:
@@ -323,12 +326,12 @@ class Runtime:
                 operation,
                 arguments,
                 scope,
-                on_progress=on_progress,
+                attendant=attendant,
                 on_further_call=partial(self._call_from_thread, scope),
             ).wait()
         if (problem := unfindable(operation.handler)) is not None:
             return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", problem, "validation"))
-        in_worker: Outcome = await self._at_home(self._in_worker(operation, arguments, admission, scope, on_progress))
+        in_worker: Outcome = await self._at_home(self._in_worker(operation, arguments, admission, scope, attendant))
         return in_worker
 
     def _call_from_thread(self, scope: Scope, other: Any, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
@@ -350,14 +353,14 @@ class Runtime:
         arguments: Mapping[str, object],
         admission: Admission,
         scope: Scope,
-        on_progress: Progress | None,
+        attendant: Attendant,
     ) -> Outcome:
         task = Task(
             admission,
             operation.handler,
             arguments,
             scope.depth,
-            on_progress or _no_progress,
+            attendant,
             lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
         )
         return await self._ensure_pool().run(task)
@@ -514,7 +517,3 @@ def _has_ended(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
-
-
-def _no_progress(done: int, total: int | None, unit: str | None) -> None:
-    pass

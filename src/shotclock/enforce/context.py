@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
+from ..core.errors import Failure
 from . import clock
 
 Progress = Callable[[int, int | None, str | None], None]
+
+
+class Attendant:
+    """Who listens to one running call, on the loop that called. Nobody in particular, unless somebody overrides it."""
+
+    skipped_steps: tuple[str, ...] = ()
+    """Steps that were done before and are not to be done again."""
+
+    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+        """The work is this far."""
+
+    def step(self, name: str) -> None:
+        """A step has begun; those before it are done."""
+
+    async def checkpoint(self, state: object) -> None:
+        """Keep the state, durably, before this returns."""
+        raise Failure("CHECKPOINTS_UNAVAILABLE")
+
+    async def restore(self, fingerprint: str) -> object:
+        """The state kept last, if it was for the same input."""
+        raise Failure("CHECKPOINTS_UNAVAILABLE")
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        """What a handler asked from wherever it runs; only these two."""
+        if question == "checkpoint":
+            return self.checkpoint(value)
+        return self.restore(str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +49,19 @@ class Scope:
     depth: int
     name: str
     trace_id: str
+
+
+class Listener(Attendant):
+    """Hears of progress only."""
+
+    def __init__(self, on_progress: Progress) -> None:
+        self._on_progress = on_progress
+
+    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+        self._on_progress(done, total, unit)
+
+
+NOBODY = Attendant()
 
 
 class Stopped(BaseException):
@@ -46,6 +87,9 @@ class Context:
         on_progress: Progress,
         on_call: Callable[[str, Mapping[str, object], Clocks], Any],
         is_stopping: Callable[[], bool],
+        on_step: Callable[[str], None],
+        on_ask: Callable[[str, object], Any],
+        skipped_steps: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.request_id = request_id
@@ -54,6 +98,9 @@ class Context:
         self._on_progress = on_progress
         self._on_call = on_call
         self._is_stopping = is_stopping
+        self._on_step = on_step
+        self._on_ask = on_ask
+        self._skipped_steps = skipped_steps
 
     @property
     def stopping(self) -> bool:
@@ -67,6 +114,25 @@ class Context:
     def progress(self, done: int, total: int | None = None, unit: str | None = None) -> None:
         """Say how far the work is. It also counts as a sign of life for the idle clock."""
         self._on_progress(done, total, unit)
+
+    def step(self, name: str) -> bool:
+        """Begin a declared step. False where the caller resumes from a later one: it was done before, skip it."""
+        if name in self._skipped_steps:
+            return False
+        self._on_step(name)
+        return True
+
+    def checkpoint(self, state: object) -> Any:
+        """Keep what is done so far (plain JSON data): once this returns it survives a crash. Await it if async."""
+        return self._on_ask("checkpoint", state)
+
+    def restore(self, fingerprint: object = "") -> Any:
+        """The state this same invocation kept before it was interrupted, or None. Await it if async.
+
+        The fingerprint stands for the input (a digest, a modification time, a count): what was kept for another one
+        is discarded, with a warning.
+        """
+        return self._on_ask("restore", str(fingerprint))
 
     def call(self, operation: Any, arguments: Mapping[str, object] | None = None, **clocks: Any) -> Any:
         """Call another operation inside this call's deadline. Clocks as in `Clocks.of`: timeout="5s", …"""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from ..core.operation import Guard, Operation
 from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
-from .context import Context, Progress, Scope
+from .context import NOBODY, Attendant, Context, Scope
 from .handlers import bind, raised, returned, run_guards
 from .loops import Hosts, Mailbox, Ticket
 from .outcomes import stalled_problem, timeout_problem
@@ -32,6 +33,8 @@ HEARD_LIMIT_S = 0.05
 # If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
 STARVED_S = 0.02
 STARVED_TRIES = 3
+# How long a handler in a thread waits for a checkpoint to be kept: a caller's loop that is blocked runs it out.
+ANSWER_LIMIT_S = 30.0
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
@@ -115,6 +118,9 @@ class Bells:
         self.mailbox = Mailbox(loop)
         self.context = Variables()  # for all our timers: a copy of the caller's for each would be garbage
 
+    def ask(self, question: Coroutine[Any, Any, object]) -> Future[object]:
+        return asyncio.run_coroutine_threadsafe(question, self._loop)
+
     def rang(self, call: HostedCall) -> None:
         if not self._rung:
             # Every bell that is due has been queued before this, so all of them are in the list by then.
@@ -160,6 +166,7 @@ class HostedCall(Ticket):
         "_admission",
         "_alarms",
         "_arguments",
+        "_attendant",
         "_bells",
         "_carrier",
         "_done",
@@ -167,7 +174,6 @@ class HostedCall(Ticket):
         "_guards",
         "_guards_only",
         "_on_further_call",
-        "_on_progress",
         "_operation",
         "_runtime",
         "_scope",
@@ -187,7 +193,7 @@ class HostedCall(Ticket):
         *,
         guards: tuple[Guard, ...] = (),
         guards_only: bool = False,
-        on_progress: Progress | None = None,
+        attendant: Attendant = NOBODY,
         on_further_call: Callable[[Any, Mapping[str, object], Clocks], Any] | None = None,
     ) -> None:
         super().__init__()
@@ -200,7 +206,7 @@ class HostedCall(Ticket):
         self._scope = scope
         self._guards = guards
         self._guards_only = guards_only
-        self._on_progress = on_progress
+        self._attendant = attendant
         self._on_further_call = on_further_call
         self._done: asyncio.Future[Outcome] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -255,10 +261,20 @@ class HostedCall(Ticket):
             on_progress=self._progress,
             on_call=self._on_further_call,
             is_stopping=lambda: self.stopping,
+            on_step=lambda name: self._bells.mailbox.post(self._began_step, name),
+            on_ask=self._ask,
+            skipped_steps=self._attendant.skipped_steps,
         )
 
     def _progress(self, done: int, total: int | None, unit: str | None) -> None:
         self._bells.mailbox.post(self._progressed, done, total, unit)
+
+    def _ask(self, question: str, value: object) -> Any:
+        """Answered on the caller's loop: an awaitable for an async handler, the answer itself for one in a thread."""
+        asking = self._bells.ask(self._attendant.ask(question, value))
+        if self._operation.is_async:
+            return asyncio.wrap_future(asking)
+        return asking.result(ANSWER_LIMIT_S)
 
     # --- on the caller's loop -----------------------------------------------------------------------------
 
@@ -286,8 +302,14 @@ class HostedCall(Ticket):
     def _progressed(self, done: int, total: int | None, unit: str | None) -> None:
         if self._alarms is not None:
             self._alarms.sign_of_life()
-        if self._on_progress is not None and not self._abandoned:
-            self._on_progress(done, total, unit)
+        if not self._abandoned:
+            self._attendant.progress(done, total, unit)
+
+    def _began_step(self, name: str) -> None:
+        if self._alarms is not None:
+            self._alarms.sign_of_life()
+        if not self._abandoned:
+            self._attendant.step(name)
 
     def _arm_bell(self, loop: asyncio.AbstractEventLoop, at_ns: int) -> None:
         delay_s = (at_ns - monotonic_ns()) / 1e9

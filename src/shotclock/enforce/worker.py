@@ -69,10 +69,23 @@ class _Call:
         if not isinstance(name, str):
             raise TypeError("ctx.call in a worker takes the name of a registered operation")
         wire.send(self._sock, ("call", name, pickle.dumps(dict(arguments)), as_dict(clocks)))
+        return pickle.loads(self._await_answer())  # type: ignore[no-any-return]
+
+    def step(self, name: str) -> None:
+        wire.send(self._sock, ("step", name))
+
+    def ask(self, question: str, value: object) -> object:
+        wire.send(self._sock, ("ask", question, pickle.dumps(value)))
+        went_well, answer = pickle.loads(self._await_answer())
+        if not went_well:
+            raise answer
+        return answer
+
+    def _await_answer(self) -> bytes:
         while True:  # bounded by our own supervisor: it kills us when the call's time is up
             answer = self._take(self._inbox.next())
             if answer is not None:
-                return pickle.loads(answer)  # type: ignore[no-any-return]
+                return answer
 
     def _take(self, message: wire.Message) -> bytes | None:
         match message:
@@ -186,6 +199,7 @@ def _perform(
     request_id: str,
     bell_ns: int,
     depth: int,
+    skipped_steps: tuple[str, ...],
 ) -> tuple[str, object]:
     try:
         function = find(module, qualname)
@@ -199,6 +213,7 @@ def _perform(
         arguments, problems = signature.check(pickle.loads(payload))
         if problems:
             return "invalid", problems
+        is_async = inspect.iscoroutinefunction(function)
         if signature.wants_context:
             arguments["ctx"] = Context(
                 name=name,
@@ -206,8 +221,11 @@ def _perform(
                 deadline=Deadline(bell_ns) if bell_ns else None,
                 depth=depth,
                 on_progress=call.progress,
-                on_call=call.call,
+                on_call=_awaited(call.call) if is_async else call.call,
                 is_stopping=call.is_stopping,
+                on_step=call.step,
+                on_ask=_awaited(call.ask) if is_async else call.ask,
+                skipped_steps=skipped_steps,
             )
         result = function(**arguments)
         if inspect.iscoroutine(result):
@@ -235,6 +253,15 @@ def _perform(
             "unserializable",
             f"a {type(result).__name__} cannot leave its process: {type(error).__name__}: {error}",
         )
+
+
+def _awaited(blocking: Callable[..., Any]) -> Callable[..., Any]:
+    """For an async handler, which awaits what a sync one is simply given. It blocks its loop, which is its own."""
+
+    async def answer(*values: object) -> object:
+        return blocking(*values)
+
+    return answer
 
 
 @lru_cache(maxsize=1024)

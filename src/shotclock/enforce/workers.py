@@ -14,15 +14,16 @@ import pickle
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import NS_PER_MS
 from ..core.envelope import Envelope, warning
+from ..core.errors import Failure
 from ..core.operation import Handler, HandlerReference
 from . import wire
 from .admission import Admission, Outcome
@@ -30,6 +31,7 @@ from .alarms import Alarms
 from .assignment import Report
 from .clock import monotonic_ns
 from .commands import count_processes
+from .context import Attendant
 from .kernel import Bell
 from .outcomes import crash_outcome, worker_outcome
 from .preloaded import Preloaded, address_of
@@ -50,7 +52,7 @@ class Task:
     handler: Handler
     arguments: Mapping[str, object]
     depth: int
-    on_progress: Callable[[int, int | None, str | None], None]
+    attendant: Attendant
     on_call: Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
     done: asyncio.Future[Outcome] = field(init=False)
     message: bytes = field(init=False)
@@ -86,6 +88,7 @@ class Task:
                 admission.request_id,
                 bell.at_ns if bell is not None else 0,
                 self.depth,
+                self.attendant.skipped_steps,
             )
         )
 
@@ -262,11 +265,30 @@ class Worker:
             case ("progress", int(done), total, unit):
                 if task.alarms is not None:
                     task.alarms.sign_of_life()
-                task.on_progress(done, total, unit)
+                task.attendant.progress(done, total, unit)
+            case ("step", str(name)):
+                if task.alarms is not None:
+                    task.alarms.sign_of_life()
+                task.attendant.step(name)
+            case ("ask", str(question), bytes(value)):
+                self._attend(self._answer(task, question, value))
             case ("call", str(name), bytes(arguments), dict(limits)):
-                further = asyncio.ensure_future(self._redispatch(task, name, arguments, limits))
-                self._further.add(further)  # the loop itself only holds tasks weakly
-                further.add_done_callback(self._further.discard)
+                self._attend(self._redispatch(task, name, arguments, limits))
+
+    def _attend(self, work: Coroutine[Any, Any, None]) -> None:
+        further = self._loop.create_task(work)
+        self._further.add(further)  # the loop itself only holds tasks weakly
+        further.add_done_callback(self._further.discard)
+
+    async def _answer(self, task: Task, question: str, value: bytes) -> None:
+        answer: object
+        try:
+            answer = (True, await task.attendant.ask(question, pickle.loads(value)))
+        except Failure as failure:
+            answer = (False, failure)
+        except Exception as error:
+            answer = (False, Failure("CHECKPOINTS_UNAVAILABLE", f"{type(error).__name__}: {error}"))
+        await self._reply(task, pickle.dumps(answer))
 
     async def _redispatch(self, task: Task, name: str, arguments: bytes, limits: dict[str, int | None]) -> None:
         envelope = await task.on_call(name, pickle.loads(arguments), Clocks(**limits))
@@ -274,6 +296,9 @@ class Worker:
             answer = pickle.dumps(envelope)
         except Exception:  # the value cannot be pickled; its JSON form always can
             answer = pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
+        await self._reply(task, answer)
+
+    async def _reply(self, task: Task, answer: bytes) -> None:
         if self.task is task:
             with contextlib.suppress(OSError):
                 await self._loop.sock_sendall(self._calls, wire.frame(("answer", answer)))
