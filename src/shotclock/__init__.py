@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .app import App as App
+    from .core.catalogue import Interruption as Interruption
     from .core.clocks import Clocks as Clocks
     from .core.durations import DurationError as DurationError
     from .core.durations import format_duration as format_duration
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
     from .enforce.context import Stopped as Stopped
 
 _HOME = {
+    "App": "app",
     "Clocks": "core.clocks",
     "Context": "enforce.context",
     "DurationError": "core.durations",
     "Ending": "core.effects",
     "Envelope": "core.envelope",
     "Failure": "core.errors",
+    "Interruption": "core.catalogue",
     "Operation": "core.operation",
     "Runtime": "enforce.call",
     "SideEffects": "core.effects",

@@ -53,6 +53,13 @@ class Signature:
             **fields,
         )
 
+    def json_schema(self) -> dict[str, Any]:
+        """What the arguments look like, for those who call without seeing the function."""
+        schema: dict[str, Any] = self._model.model_json_schema(by_alias=True)
+        schema.pop("title", None)
+        schema.setdefault("properties", {})
+        return schema
+
     def check(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], list[dict[str, str]]]:
         """The arguments as the function wants them, or what is wrong with them."""
         if not arguments and not self._names:

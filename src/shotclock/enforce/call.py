@@ -111,8 +111,8 @@ class Runtime:
         self.counts = Counts()
         self.last_observer_error: BaseException | None = None
         inherited = inherited_deadline(os.environ, monotonic_ns())
-        self._inherited, self._inherited_notes = inherited.deadline, inherited.warnings
-        self._trace_id = new_trace_id()
+        self.inherited, self._inherited_notes = inherited.deadline, inherited.warnings
+        self.trace_id = new_trace_id()
 
     async def __aenter__(self) -> Self:
         self._home = asyncio.get_running_loop()
@@ -226,9 +226,9 @@ class Runtime:
             name,
             clocks or defaults,
             defaults=defaults,
-            parent=scope.deadline if scope is not None else self._inherited,
+            parent=scope.deadline if scope is not None else self.inherited,
             parent_owner=scope.name if scope is not None else "caller",
-            trace_id=scope.trace_id if scope is not None else self._trace_id,
+            trace_id=scope.trace_id if scope is not None else self.trace_id,
             mutates=known.mutates if known is not None else True,
             idempotent=known.idempotent if known is not None else False,
             notes=self._inherited_warnings(),

@@ -270,8 +270,8 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
     path, _, command = qualname.partition(":")
     for part in path.split("."):
         found = getattr(found, part)
-    if command:  # a command of an App, which may be a closure or a lambda, found through the app
-        return found.__shotclock_handlers__[command]  # type: ignore[no-any-return]
+    if command:  # may be a closure or a lambda, which only the one who keeps it can find
+        return found(command)  # type: ignore[no-any-return]
     # A decorator may have put something callable in the function's place; what it wraps is what was meant.
     found = getattr(found, "__shotclock_handler__", found)
     if not callable(found):

@@ -1,0 +1,395 @@
+"""The App: a typed function becomes a command line, an MCP tool and a library call, each of them on the clock.
+
+    app = App("tool", default_timeout="30s")
+
+    @app.command(timeout="5m", mutates=True)
+    def import_(path: Path) -> dict: ...
+
+    app()                                   # the command line
+    app.serve_mcp()                         # the same commands as MCP tools
+    await app.call("import", path=p)        # the same again, from Python
+
+The composition root: it stands above every surface and hands each of them a catalogue of what it offers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import wraps
+from types import TracebackType
+from typing import Any, Self, TypedDict, TypeVar, Unpack
+
+from .core.arguments import CONTEXT_NAME, signature_of
+from .core.catalogue import Catalogue, CommandSpec, Interruption
+from .core.clocks import Clocks
+from .core.durations import parse_duration_ms
+from .core.envelope import Envelope
+from .core.errors import error_entry
+from .core.operation import HandlerReference, Isolation, Operation
+from .desk import Desk
+from .enforce import worker
+from .enforce.call import Runtime
+from .enforce.context import Progress
+from .enforce.pool import DEFAULT_WARM
+from .enforce.preloaded import Program
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RESERVED = frozenset(
+    {
+        "timeout",
+        "budget",
+        "json",
+        "validate_only",
+        "idempotency_key",
+        "heartbeat_interval",
+        "heartbeat_ms",
+        "resume_from",
+        "help",
+    }
+)
+"""Options of every command line; a parameter of the same name could not be told from them."""
+BUILT_IN = frozenset({"manifest", "job", "help"})
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_PLACEHOLDER = re.compile(r"\{(\w*)")
+
+APPS: dict[str, App] = {}
+"""Every App of this process by its key. A worker that imported the same program finds the same ones here."""
+
+
+class Declared(TypedDict, total=False):
+    """What `@app.command` takes."""
+
+    name: str | None
+    timeout: object
+    soft: object
+    idle: object
+    queue: object
+    grace: object
+    isolation: Isolation
+    mutates: bool
+    idempotent: bool
+    destructive: bool
+    steps: Iterable[str]
+    interruption: Interruption | Mapping[str, Any] | bool | None
+    exit_codes: Iterable[str]
+    requires_person: str | None
+    single_flight: str | None
+    concurrency: int | None
+    stdin: bool
+    mcp: bool
+
+
+class App:
+    """A set of commands that share a name, a version and the clocks that nobody overrode."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        default_timeout: object = "30s",
+        operation_timeout: object = "120s",
+        grace: object = None,
+        version: str = "0",
+        help: str = "",
+        workers: int | None = None,
+    ) -> None:
+        """`default_timeout` bounds every command that has none of its own, `operation_timeout` is the MCP server's
+        backstop above all of them. `workers` is how many processes for sync commands are kept warm."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
+        self.name = name
+        self.version = version
+        self.help = help
+        self.clocks = Clocks.of(timeout=default_timeout, grace=grace)
+        self.operation_timeout_ms = parse_duration_ms(operation_timeout)
+        self.workers = workers
+        self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
+        self._commands: dict[str, CommandSpec] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._key = name
+        self._running: Desk | None = None
+        for number in range(2, 1000):
+            if self._key not in APPS:
+                break
+            self._key = f"{name}-{number}"
+        APPS[self._key] = self
+
+    # --- declaring ----------------------------------------------------------------------------------------
+
+    def command(self, function: Callable[..., Any] | None = None, /, **declared: Unpack[Declared]) -> Any:
+        """Make a function a command. What is not declared is assumed to be the worse: it mutates, not idempotently.
+
+        The function itself stays as it was and can be called directly, off the clock. See docs/reference/app.md.
+        """
+        if function is not None:
+            self._declare(function, **declared)
+            return function
+
+        def decorate(decorated: F) -> F:
+            self._declare(decorated, **declared)
+            return decorated
+
+        return decorate
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        timeout: object = None,
+        soft: object = None,
+        idle: object = None,
+        queue: object = None,
+        grace: object = None,
+        isolation: Isolation = "auto",
+        mutates: bool = True,
+        idempotent: bool = False,
+        destructive: bool = False,
+        steps: Iterable[str] = (),
+        interruption: Interruption | Mapping[str, Any] | bool | None = None,
+        exit_codes: Iterable[str] = (),
+        requires_person: str | None = None,
+        single_flight: str | None = None,
+        concurrency: int | None = None,
+        stdin: bool = False,
+        mcp: bool = True,
+    ) -> None:
+        name = name or function.__name__.strip("_").replace("_", "-").lower()
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a command's name is lower case words joined by hyphens, not {name!r}")
+        if name in BUILT_IN:
+            raise ValueError(f"{name!r} is a command that every app has: choose another name")
+        if name in self._commands:
+            raise ValueError(f"{self.name} already has a command {name!r}")
+        signature = signature_of(function)
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name != CONTEXT_NAME]
+        for parameter in parameters:
+            if parameter.name in RESERVED:
+                raise ValueError(
+                    f"{name!r}: --{parameter.name.replace('_', '-')} is an option of every command; "
+                    f"call the parameter something else"
+                )
+            if parameter.name == "dry_run" and not destructive:
+                raise ValueError(f"{name!r}: only a destructive command has a dry run")
+        if destructive and not mutates:
+            raise ValueError(f"{name!r} cannot be destructive and not mutate anything")
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"{name!r}: concurrency must be at least 1")
+        codes = tuple(error_entry(code).code for code in exit_codes)
+        known = {parameter.name for parameter in parameters}
+        for template in (single_flight, requires_person):
+            for placeholder in _PLACEHOLDER.findall(template or ""):
+                if placeholder not in known:
+                    raise ValueError(f"{name!r}: {{{placeholder}}} in {template!r} is none of its parameters")
+        may_go_on = _interruption(interruption)
+        if may_go_on is not None:  # its work is bounded by its own lifetime, not by what callers usually wait
+            timeout = f"{may_go_on.max_lifetime_ms}ms" if timeout is None else timeout
+            idle = f"{may_go_on.idle_timeout_ms}ms" if idle is None else idle
+        step_names = tuple(steps)
+        if len(set(step_names)) < len(step_names):
+            raise ValueError(f"{name!r}: every step needs a name of its own")
+        documentation = inspect.getdoc(function) or ""
+        is_async = inspect.iscoroutinefunction(function)
+        spec = CommandSpec(
+            name=name,
+            handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
+            summary=documentation.partition("\n")[0],
+            description=documentation,
+            input_schema=signature.json_schema(),
+            output_schema=_output_schema(function),
+            positionals=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+            isolation=isolation,
+            clocks=Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace).over(self.clocks),
+            mutates=mutates,
+            idempotent=idempotent,
+            destructive=destructive,
+            steps=step_names,
+            interruption=may_go_on,
+            error_codes=codes,
+            requires_person=requires_person,
+            single_flight=single_flight,
+            concurrency=concurrency,
+            reads_stdin=stdin,
+            on_mcp=mcp and requires_person is None,
+        )
+        spec.operation()  # refuses what cannot be isolated as asked
+        self._commands[name] = spec
+        self._functions[name] = function
+
+    # --- what others see of it ----------------------------------------------------------------------------
+
+    def catalogue(self) -> Catalogue:
+        return Catalogue(
+            name=self.name,
+            version=self.version,
+            summary=self.help,
+            operation_timeout_ms=self.operation_timeout_ms,
+            commands=tuple(self._commands.values()),
+            errors=tuple(_as_registered(code) for spec in self._commands.values() for code in spec.error_codes),
+        )
+
+    def handler(self, name: str) -> Callable[..., Any]:
+        """Where a call arrives, in whatever process it runs. With a question mark: only check the arguments."""
+        if name.endswith("?"):
+            return _checking(self._functions[name[:-1]])
+        return self._functions[name]
+
+    @property
+    def program(self) -> Program:
+        """What another process has to import to have this app."""
+        if self._module == "__main__":
+            return Program.running_here()
+        return Program(module=self._module)
+
+    # --- the surfaces -------------------------------------------------------------------------------------
+
+    def __call__(self, argv: list[str] | None = None) -> None:
+        """The command line: one envelope, and the exit code that goes with it."""
+        if worker.inside_worker:
+            return  # a worker imports the program to find its functions; there is no command line to answer
+        from .cli.surface import main
+
+        sys.exit(main(self, sys.argv[1:] if argv is None else argv))
+
+    def serve_mcp(self, **options: Any) -> None:
+        """Serve the commands as MCP tools, on stdin and stdout unless `http="HOST:PORT"` says otherwise.
+
+        Returns when the client leaves. The options are those of `shotclock serve`.
+        """
+        if worker.inside_worker:
+            return
+        from .servers.serving import serve_app
+
+        serve_app(self, **options)
+
+    async def call(self, command: str, /, **arguments: Any) -> Envelope:
+        """Call a command on the clock. Inside `async with app:` the workers stay warm between calls."""
+        return await self.call_with(command, arguments)
+
+    async def call_with(
+        self,
+        command: str,
+        arguments: Mapping[str, object],
+        *,
+        timeout: object = None,
+        budget: object = None,
+        idempotency_key: str | None = None,
+        on_progress: Progress | None = None,
+    ) -> Envelope:
+        """As `call`, with the options of this one call beside its arguments."""
+        if self._running is None:
+            async with self:
+                return await self.call_with(
+                    command,
+                    arguments,
+                    timeout=timeout,
+                    budget=budget,
+                    idempotency_key=idempotency_key,
+                    on_progress=on_progress,
+                )
+        return await self._running.call(
+            command,
+            arguments,
+            Clocks.of(timeout=timeout),
+            budget_ms=None if budget is None else parse_duration_ms(budget),
+            idempotency_key=idempotency_key,
+            on_progress=on_progress,
+        )
+
+    async def __aenter__(self) -> Self:
+        runtime = Runtime(
+            operations=self._operations(),
+            clocks=self.clocks,
+            workers=self.workers or DEFAULT_WARM,
+            preload=[] if self._module == "__main__" else [self._module],
+        )
+        self._running = await Desk(self.catalogue(), runtime).__aenter__()
+        return self
+
+    def _operations(self) -> list[Operation]:
+        """In this very process async commands run on loops of ours; the others in workers, by reference."""
+        made = []
+        for spec in self._commands.values():
+            operation = spec.operation()
+            if operation.place != "process":
+                operation = replace(operation, handler=self._functions[spec.name])
+            made.append(operation)
+        return made
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running.__aexit__(kind, error, trace)
+
+
+def find_handler(address: str) -> Callable[..., Any]:
+    """Runs where the program was imported: the function behind `app:command`."""
+    key, _, name = address.partition(":")
+    return APPS[key].handler(name)
+
+
+def describe(attribute: str, module: str) -> dict[str, Any]:
+    """Runs in a process that has imported the program: what the app of that name offers."""
+    found: Any = sys.modules[module]
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, App):
+        raise TypeError(f"{attribute} is a {type(found).__name__}, not an App")
+    return found.catalogue().to_plain()
+
+
+def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> Interruption | None:
+    if declared is None or declared is False:
+        return None
+    if declared is True:
+        return Interruption()
+    if isinstance(declared, Interruption):
+        return declared
+    said = dict(declared)
+    for name in ("idle_timeout", "max_lifetime"):  # durations as people write them are welcome too
+        if name in said:
+            said[f"{name}_ms"] = parse_duration_ms(said.pop(name))
+    return Interruption(**said)
+
+
+def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def check(**arguments: Any) -> dict[str, object]:
+        return {"valid": True}
+
+    return check
+
+
+def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """Of what it returns, where the annotation says it and pydantic knows how."""
+    import typing
+
+    from pydantic import TypeAdapter
+
+    annotation = typing.get_type_hints(function, include_extras=True).get("return")
+    if annotation is None or annotation is Any:
+        return None
+    try:
+        return TypeAdapter(annotation).json_schema(mode="serialization")
+    except Exception:  # a return type that has no schema is still a return type
+        return None
+
+
+def _as_registered(code: str) -> dict[str, Any]:
+    entry = error_entry(code)
+    return {
+        "code": entry.code,
+        "summary": entry.summary,
+        "hint": entry.hint,
+        "exit_code": entry.exit_code,
+        "http_status": entry.http_status,
+        "retryable": entry.retryable,
+        "side_effects": entry.side_effects.value,
+    }
