@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, Parameter
 from cyclopts.help import PlainFormatter
 from rich.console import Console
 
@@ -26,6 +26,7 @@ from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_t
 from ..enforce.clock import monotonic_ns
 from ..enforce.forked import carry_out
 from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
+from .parsing import Mistakes, parse
 
 SUBCOMMANDS = ("exec", "errors", "doctor", "help")
 DEFAULT_TIMEOUT = "30s"
@@ -33,8 +34,6 @@ DEFAULT_TIMEOUT = "30s"
 FLAG = Parameter(negative="", show_default=False)
 # Plain help is wrapped to the first; what names an option may stand out to the second.
 HELP_WIDTH, HELP_ROOM = 96, 160
-
-Mistakes = list[dict[str, str]]
 
 
 @Parameter(name="*")
@@ -205,43 +204,17 @@ class _Mistaken(Exception):
 
 
 def _understand(words: list[str]) -> tuple[Work | Page | Help | None, Mistakes]:
-    """Every mistake at once: what the parser objects to is noted, taken out, and the rest parsed again."""
-    mistakes: Mistakes = []
-    rest = list(words)
-    for _ in range(len(words)):  # each round takes at least one word away
-        try:
-            command, bound, _ = app.parse_args(rest, print_error=False, exit_on_error=False)
-        except UnknownOptionError as error:
-            option = error.token.keyword or error.token.value
-            close = difflib.get_close_matches(option, _options_of(error), n=1)
-            hint = f"did you mean {close[0]}?" if close else f"see shotclock help {words[0]}"
-            mistakes.append({"field": option, "message": f"unknown option; {hint}"})
-            rest = [word for word in rest if word.partition("=")[0] != option]
-        except UnusedCliTokensError as error:
-            unused = error.unused_tokens or []
-            mistakes += [{"field": "arguments", "message": f"{word!r} is one too many"} for word in unused]
-            for word in reversed(unused):
-                del rest[len(rest) - 1 - rest[::-1].index(word)]  # the last of its kind is the one too many
-        except CycloptsError as error:
-            token = getattr(error, "token", None)  # of an option given twice
-            name = error.argument.name if error.argument is not None else getattr(token, "keyword", None) or "arguments"
-            message = f"{name} needs a value" if isinstance(error, MissingArgumentError) else str(error)
-            mistakes.append({"field": name.lstrip("-"), "message": message})
-            return None, mistakes
-        else:
-            if getattr(command, "__func__", None) is App.help_print:
-                return Help(rest[0] if rest[0] in SUBCOMMANDS else None), mistakes
-            if getattr(command, "__func__", None) is App.version_print:
-                return Work("shotclock", _version, _render_version), mistakes
-            try:
-                return command(*bound.args, **bound.kwargs), mistakes
-            except _Mistaken as mistaken:
-                return None, mistakes + mistaken.mistakes
-    return None, mistakes
-
-
-def _options_of(error: UnknownOptionError) -> list[str]:
-    return [name for argument in error.argument_collection for name in argument.names]
+    parsed, mistakes = parse(app, words, help_hint=f"shotclock help {words[0]}")
+    if parsed is None:
+        return None, mistakes
+    if parsed.wants_help:
+        return Help(parsed.words[0] if parsed.words[0] in SUBCOMMANDS else None), mistakes
+    if parsed.wants_version:
+        return Work("shotclock", _version, _render_version), mistakes
+    try:
+        return parsed.command(*parsed.bound.args, **parsed.bound.kwargs), mistakes
+    except _Mistaken as mistaken:
+        return None, mistakes + mistaken.mistakes
 
 
 def _unknown(words: list[str]) -> dict[str, str]:

@@ -1,0 +1,60 @@
+"""Words into a function and its arguments, by cyclopts, with every mistake at once."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+
+Mistakes = list[dict[str, str]]
+
+
+class Parsed(NamedTuple):
+    command: Callable[..., Any]
+    bound: inspect.BoundArguments
+    words: list[str]
+    """Those that were understood."""
+
+    @property
+    def wants_help(self) -> bool:
+        return getattr(self.command, "__func__", None) is App.help_print
+
+    @property
+    def wants_version(self) -> bool:
+        return getattr(self.command, "__func__", None) is App.version_print
+
+
+def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | None, Mistakes]:
+    """What the parser objects to is noted, taken out, and the rest parsed again."""
+    mistakes: Mistakes = []
+    rest = list(words)
+    for _ in range(len(words) + 1):  # each round takes at least one word away
+        try:
+            command, bound, _ = parser.parse_args(rest, print_error=False, exit_on_error=False)
+        except UnknownOptionError as error:
+            option = error.token.keyword or error.token.value
+            close = difflib.get_close_matches(option, _options_of(error), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"see {help_hint}"
+            mistakes.append({"field": option, "message": f"unknown option; {hint}"})
+            rest = [word for word in rest if word.partition("=")[0] != option]
+        except UnusedCliTokensError as error:
+            unused = error.unused_tokens or []
+            mistakes += [{"field": "arguments", "message": f"{word!r} is one too many"} for word in unused]
+            for word in reversed(unused):
+                del rest[len(rest) - 1 - rest[::-1].index(word)]  # the last of its kind is the one too many
+        except CycloptsError as error:
+            token = getattr(error, "token", None)  # of an option given twice
+            name = error.argument.name if error.argument is not None else getattr(token, "keyword", None) or "arguments"
+            message = f"{name} needs a value" if isinstance(error, MissingArgumentError) else str(error)
+            mistakes.append({"field": name.lstrip("-"), "message": message})
+            return None, mistakes
+        else:
+            return Parsed(command, bound, rest), mistakes
+    return None, mistakes
+
+
+def _options_of(error: UnknownOptionError) -> list[str]:
+    return [name for argument in error.argument_collection for name in argument.names]
