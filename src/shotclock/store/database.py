@@ -1,0 +1,296 @@
+"""One connection to one SQLite file: opening, migrating, transactions, threads and forks.
+
+Write-ahead logging, so that readers never wait for a writer. A durable transaction is on the disk when it returns;
+one that is not (a heartbeat, a lock) survives `kill -9` of anybody, but may be lost with the power, together with
+everybody whom it was about.
+
+A connection must not cross a fork, and not only the copy is at fault: SQLite keeps one table of file locks per
+process, the child inherits it without the locks, and even a *new* connection there would believe in them. Once the
+parent ends, others clean up a log that the child still writes to, and what it commits is gone
+(tests/store/test_forks.py). So every open database lets go before a fork and comes back, on both sides, when it is
+next used.
+
+Nobody else may open and close the file inside a process that has a connection: POSIX drops all its locks then.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .failures import StoreBusy, StoreError, StoreUnusable, is_busy, translated
+from .home import FILE_MODE, private_directory, private_file, sync_directory
+from .schema import APPLICATION_ID, MIGRATIONS
+
+# How long SQLite waits for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
+# would run this out.
+BUSY_TIMEOUT_MS = 5_000
+# How long a thread waits for another thread's transaction, which may itself be waiting for another process.
+THREAD_WAIT_S = 10.0
+# Some of what happens while files are created and removed around us is answered "busy" without any waiting.
+OPEN_ATTEMPTS = 100
+OPEN_PAUSE_S = 0.02
+# What a fork may be kept waiting by a transaction of another thread. Run out: the child cannot use the store.
+FORK_WAIT_S = 2.0
+# What is kept of the write-ahead log's file after a burst.
+LOG_KEPT_BYTES = 4 * 1024 * 1024
+
+_FORKED = "the store was in use in the moment this process was forked, and can only be opened after an exec"
+
+# Taken after a database's own lock, never before.
+_opening = threading.Lock()
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
+# Connections that came through a fork in use. Even closing one would be wrong, so they are kept until we end.
+_inherited: list[tuple[tuple[int, int], sqlite3.Connection]] = []
+_torn = False  # this process was forked while another thread was opening some store
+
+
+class Database:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._file = (0, 0)
+        self._synchronous = ""
+        self._in_use = False
+        self._let_go_by = 0
+        self._closed = False
+        with self._locked():
+            self._connect()
+        _open.add(self)
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """For reading: what is seen inside belongs to one instant."""
+        with self._transaction("BEGIN") as connection:
+            yield connection
+
+    @contextmanager
+    def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """For reading and writing, alone among all processes. All of it happens, or nothing does."""
+        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL") as connection:
+            yield connection
+
+    def close(self) -> None:
+        if self._closed or self._pid != os.getpid():
+            return
+        with self._locked():
+            self._closed = True
+            self._disconnect()
+        _open.discard(self)
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self, begin: str, synchronous: str = "") -> Iterator[sqlite3.Connection]:
+        with self._locked():
+            connection = self._connection or self._connect()
+            self._check_file()
+            try:
+                if synchronous and synchronous != self._synchronous:
+                    connection.execute(f"PRAGMA synchronous={synchronous}")
+                    self._synchronous = synchronous
+                connection.execute(begin)
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                raise translated(error, self.path) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._closed:
+            raise StoreUnusable("the store was closed", self.path)
+        if self._pid != os.getpid():
+            raise StoreUnusable(_FORKED, self.path)
+        if not self._lock.acquire(timeout=THREAD_WAIT_S):
+            raise StoreBusy("another thread of this process is using the store", self.path)
+        try:
+            if self._in_use:  # a signal handler, or a callback such as is_alive
+                raise StoreBusy("the store was asked from inside one of its own transactions", self.path)
+            self._in_use = True
+            try:
+                yield
+            finally:
+                self._in_use = False
+        finally:
+            self._lock.release()
+
+    def _check_file(self) -> None:
+        """Whoever goes on with a file that was removed or replaced shares its locks with nobody."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != self._file:
+            raise StoreUnusable("the store was removed or replaced while it was open", self.path)
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreUnusable("the store was closed", self.path)
+        if not _opening.acquire(timeout=THREAD_WAIT_S):
+            raise StoreBusy("another thread of this process is opening a store", self.path)
+        try:
+            self._connection = self._opened()
+            return self._connection
+        finally:
+            _opening.release()
+
+    def _opened(self) -> sqlite3.Connection:
+        private_directory(self.path.parent)
+        try:
+            self._file = _prepare_file(self.path)
+        except OSError as error:
+            raise StoreUnusable(f"the store cannot be created ({error.strerror})", self.path) from error
+        if _torn or any(file == self._file for file, _ in _inherited):
+            raise StoreUnusable(_FORKED, self.path)
+        last: StoreError | None = None
+        for attempt in range(OPEN_ATTEMPTS):
+            if attempt:
+                time.sleep(OPEN_PAUSE_S)
+            connection: sqlite3.Connection | None = None
+            try:
+                connection = sqlite3.connect(
+                    self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+                )
+                self._synchronous = ""
+                _set_up(connection, self.path)
+                return connection
+            except sqlite3.Error as error:
+                last = translated(error, self.path)
+                last.__cause__ = error
+                if connection is not None:
+                    connection.close()
+                if not is_busy(error):
+                    raise last from error
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+        assert last is not None
+        raise last
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # --- forks ------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        if self._pid != os.getpid() or not self._lock.acquire(timeout=FORK_WAIT_S):
+            return
+        if self._in_use:  # the fork is made from inside a transaction of this very thread
+            self._lock.release()
+            return
+        self._let_go_by = threading.get_ident()
+        self._disconnect()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if self._let_go_by == threading.get_ident():  # two threads may fork at once
+            self._let_go_by = 0
+            self._pid = os.getpid()
+            self._lock.release()
+        elif in_child and self._connection is not None:
+            # The old pid stays, so that every use is refused.
+            _inherited.append((self._file, self._connection))
+
+
+def _prepare_file(path: Path) -> tuple[int, int]:
+    """The file is there, a regular one, ours, and private. Its identity."""
+    try:
+        descriptor = private_file(path)
+    except FileExistsError:
+        pass
+    else:
+        os.close(descriptor)
+        sync_directory(path.parent)
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):  # a pipe would be opened, and never answer
+        raise StoreUnusable("the store is no regular file", path)
+    if found.st_uid != os.geteuid():
+        raise StoreUnusable(f"the store belongs to user {found.st_uid}, not to {os.geteuid()}", path)
+    if stat.S_IMODE(found.st_mode) != FILE_MODE:  # SQLite gives its -wal and -shm the same
+        os.chmod(path, FILE_MODE)
+    return found.st_dev, found.st_ino
+
+
+def _set_up(connection: sqlite3.Connection, path: Path) -> None:
+    version = _number(connection, "user_version")
+    if version > len(MIGRATIONS):
+        raise StoreUnusable(
+            f"the store was written by a newer Shotclock (schema {version}, this one knows {len(MIGRATIONS)})",
+            path,
+            suggestion="upgrade shotclock, or set SHOTCLOCK_HOME to another directory",
+        )
+    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if _number(connection, "application_id") != APPLICATION_ID and not (empty and version == 0):
+        raise StoreUnusable("this is a database of some other program", path)
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreUnusable(f"this file system cannot hold the store (journal mode {mode})", path)
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA trusted_schema=OFF")
+    connection.execute(f"PRAGMA journal_size_limit={LOG_KEPT_BYTES}")
+    for number, statements in enumerate(MIGRATIONS, 1):
+        if number > version:
+            _migrate(connection, number, statements)
+
+
+def _migrate(connection: sqlite3.Connection, number: int, statements: tuple[str, ...]) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _number(connection, "user_version") < number:  # otherwise another process was faster
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={number}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+_holds_opening = threading.local()
+
+
+def _before_fork() -> None:
+    for database in list(_open):
+        database.before_fork()
+    _holds_opening.now = _opening.acquire(timeout=FORK_WAIT_S)
+
+
+def _after_fork_in_parent() -> None:
+    if _holds_opening.now:
+        _opening.release()
+    for database in list(_open):
+        database.after_fork(in_child=False)
+
+
+def _after_fork_in_child() -> None:
+    global _opening, _torn
+    _torn = _torn or not _holds_opening.now
+    _opening = threading.Lock()
+    for database in list(_open):
+        database.after_fork(in_child=True)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,102 @@
+"""Where the state of this user lives, and that nobody else can read or change it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from .failures import StoreUnusable
+
+HOME_VARIABLE = "SHOTCLOCK_HOME"
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def state_home(environ: Mapping[str, str]) -> Path:
+    """SHOTCLOCK_HOME, else $XDG_STATE_HOME/shotclock, else ~/.local/state/shotclock. Empty is the same as not set.
+
+    A relative SHOTCLOCK_HOME is refused: it would mean another store in every directory, and a job could not find
+    the one it was started from. A relative XDG_STATE_HOME is ignored, as the XDG specification demands.
+    """
+    if own := environ.get(HOME_VARIABLE, ""):
+        if own == "~" or own.startswith("~/"):  # no shell expanded it: it came from a configuration file
+            return _user_home(environ) / own[2:]
+        if not os.path.isabs(own):
+            raise StoreUnusable(f"{HOME_VARIABLE} must be an absolute path", own)
+        return Path(own)
+    xdg = environ.get("XDG_STATE_HOME", "")
+    return (Path(xdg) if os.path.isabs(xdg) else _user_home(environ) / ".local" / "state") / "shotclock"
+
+
+def private_directory(path: Path) -> Path:
+    """Make it if it is not there (0700, whatever the umask); refuse one that others own or may write to."""
+    try:
+        _make(path)
+        found = path.stat()
+    except OSError as error:
+        raise StoreUnusable(f"the directory of the store cannot be used ({error.strerror})", path) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreUnusable("the directory of the store is no directory", path)
+    if found.st_uid != os.geteuid():
+        raise StoreUnusable(
+            f"the directory of the store belongs to user {found.st_uid}, not to {os.geteuid()}",
+            path,
+            suggestion=f"set {HOME_VARIABLE} to a directory of this user's own",
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreUnusable(
+            "others may write to the directory of the store", path, suggestion="chmod go-w it, or choose another"
+        )
+    return path
+
+
+def private_file(path: Path) -> int:
+    """A new file that only this user can open, as a descriptor to write to. FileExistsError if there is one."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    try:
+        os.fchmod(descriptor, FILE_MODE)  # a umask may have taken away what we need ourselves
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def sync_directory(path: Path) -> None:
+    """A new name in a directory survives a power loss only when the directory was written as well."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make(path: Path) -> None:
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        if path == path.parent:
+            break
+        path = path.parent
+    for each in reversed(missing):
+        try:
+            os.mkdir(each, DIRECTORY_MODE)
+        except FileExistsError:  # another process was faster, or a file is in the way: the caller looks
+            continue
+        os.chmod(each, DIRECTORY_MODE)
+        sync_directory(each.parent)
+
+
+def _user_home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME", "")
+    if os.path.isabs(home):
+        return Path(home)
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = ""
+    if not os.path.isabs(home):
+        raise StoreUnusable(f"this user has no home directory: set {HOME_VARIABLE}", home or "HOME")
+    return Path(home)

@@ -1,0 +1,188 @@
+"""Named locks with a number of places, between all processes that share the store.
+
+A lock belongs to a token; the process behind it is written down, and when that is dead the next one who asks takes the
+place in the same transaction. Nobody waits in here: whoever gets a `Conflict` decides how long to ask again.
+Locks need not survive a power loss (nor would their holders), so taking one does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.holder import Holder
+from ..core.walltime import WallTime
+from . import columns as c
+from .database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    name: str
+    token: str
+    holder: Holder
+    label: str
+    """What the holder is doing, in words for whoever has to wait."""
+    acquired_at: WallTime
+    expires_at: WallTime | None
+    """From then on others may take it, even if its holder lives. None: while the holder lives."""
+
+    def age_ms(self, now: WallTime) -> int:
+        return now.since_ms(self.acquired_at)
+
+    def has_expired(self, now: WallTime) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    lock: Lock
+    displaced: tuple[Lock, ...] = ()
+    """Whose places were cleared to make room: dead holders, and leases that ran out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Every place is taken. `oldest` is the living holder who has been there longest."""
+
+    oldest: Lock
+    slots: int
+
+    @property
+    def pid(self) -> int:
+        return self.oldest.holder.pid
+
+    @property
+    def label(self) -> str:
+        return self.oldest.label
+
+    @property
+    def acquired_at(self) -> WallTime:
+        return self.oldest.acquired_at
+
+    def age_ms(self, now: WallTime) -> int:
+        return self.oldest.age_ms(now)
+
+
+_COLUMNS = "name, token, holder, label, acquired_at, expires_at"
+
+
+class Locks:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def acquire(
+        self,
+        name: str,
+        *,
+        slots: int = 1,
+        holder: Holder,
+        label: str,
+        token: str,
+        now: WallTime,
+        is_alive: Callable[[Holder], bool],
+        lease_ms: int | None = None,
+    ) -> Held | Conflict:
+        """A place, if there is one. Asking again with a token that holds one renews its lease.
+
+        The holder may hold several, each under its own token. `is_alive` must not use the store.
+        """
+        if c.count_in(slots, "slots") < 1:
+            raise ValueError("a lock needs at least one place")
+        if not token:
+            raise ValueError("a lock needs a token")
+        expires_at = None if lease_ms is None else now + c.count_in(lease_ms, "lease_ms")
+        # Whoever has to wait asks often. A look that ends in a conflict takes no place among the writers.
+        with self._database.read() as connection:
+            locks = _of_name(connection, name)
+        conflict, _ = _weigh(locks, slots, token, now, is_alive)
+        if conflict is not None:
+            return conflict
+        with self._database.write(durable=False) as connection:
+            conflict, vacant = _weigh(_of_name(connection, name), slots, token, now, is_alive)
+            if conflict is not None:
+                return conflict
+            connection.executemany("DELETE FROM locks WHERE token = ?", [(c.text_in(lock.token),) for lock in vacant])
+            mine = _of_token(connection, token)
+            if mine is None:
+                connection.execute(
+                    f"INSERT INTO locks ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        c.text_in(name),
+                        c.text_in(token),
+                        c.holder_in(holder),
+                        c.text_in(label),
+                        now.ms,
+                        c.maybe_time_in(expires_at),
+                    ),
+                )
+            elif mine.name != name or mine.holder != holder:
+                raise ValueError(f"the token {token!r} holds another lock: {mine.name!r}")
+            else:
+                connection.execute(
+                    "UPDATE locks SET expires_at = ? WHERE token = ?", (c.maybe_time_in(expires_at), c.text_in(token))
+                )
+            lock = _of_token(connection, token)
+        assert lock is not None
+        return Held(lock, vacant)
+
+    def release(self, token: str) -> bool:
+        """Whether it was held. Releasing what is not held (any more) does nothing."""
+        with self._database.write(durable=False) as connection:
+            return connection.execute("DELETE FROM locks WHERE token = ?", (c.text_in(token),)).rowcount > 0
+
+    def release_all(self, holder: Holder) -> int:
+        """How many this process held."""
+        with self._database.write(durable=False) as connection:
+            return connection.execute("DELETE FROM locks WHERE holder = ?", (c.holder_in(holder),)).rowcount
+
+    def list(self, name: str | None = None) -> tuple[Lock, ...]:
+        """The oldest first, with those of dead holders that nobody has taken over yet."""
+        with self._database.read() as connection:
+            if name is not None:
+                return _of_name(connection, name)
+            return tuple(map(_lock, connection.execute(f"SELECT {_COLUMNS} FROM locks ORDER BY seq").fetchall()))
+
+    def forget_dead(self, is_alive: Callable[[Holder], bool]) -> int:
+        """How many went with their holders. For names that nobody asks for again."""
+        dead = [lock.token for lock in self.list() if not is_alive(lock.holder)]
+        with self._database.write(durable=False) as connection:
+            return connection.executemany(
+                "DELETE FROM locks WHERE token = ?", [(c.text_in(token),) for token in dead]
+            ).rowcount if dead else 0  # fmt: skip
+
+
+def _weigh(
+    locks: tuple[Lock, ...], slots: int, token: str, now: WallTime, is_alive: Callable[[Holder], bool]
+) -> tuple[Conflict | None, tuple[Lock, ...]]:
+    """The conflict, if there is no place for this token; and the locks that hold a place without a right to it."""
+    if any(lock.token == token for lock in locks):
+        return None, ()
+    vacant: list[Lock] = []
+    taken: list[Lock] = []
+    for lock in locks:
+        (vacant if lock.has_expired(now) or not is_alive(lock.holder) else taken).append(lock)
+    return (Conflict(taken[0], slots) if len(taken) >= slots else None), tuple(vacant)
+
+
+def _of_name(connection: sqlite3.Connection, name: str) -> tuple[Lock, ...]:
+    query = f"SELECT {_COLUMNS} FROM locks WHERE name = ? ORDER BY seq"
+    return tuple(map(_lock, connection.execute(query, (c.text_in(name),)).fetchall()))
+
+
+def _of_token(connection: sqlite3.Connection, token: str) -> Lock | None:
+    row = connection.execute(f"SELECT {_COLUMNS} FROM locks WHERE token = ?", (c.text_in(token),)).fetchone()
+    return None if row is None else _lock(row)
+
+
+def _lock(row: tuple[str, str, str, str, int, int | None]) -> Lock:
+    name, token, holder, label, acquired_at, expires_at = row
+    return Lock(
+        c.text_out(name),
+        c.text_out(token),
+        c.holder_out(holder),
+        c.text_out(label),
+        WallTime(acquired_at),
+        c.maybe_time_out(expires_at),
+    )

@@ -1,0 +1,96 @@
+"""The tables, as numbered migrations. Append only: what has been released is never edited.
+
+Each migration is one transaction; `user_version` says how many a file has had. Columns ending in `_at` are wall-clock
+milliseconds. Text that may hold anything (paths, labels) is written through `columns.text_in`.
+"""
+
+from __future__ import annotations
+
+# "SHOT": tells our files from any other SQLite database that may lie in the way.
+APPLICATION_ID = 0x53484F54
+
+_FIRST = (
+    """
+    CREATE TABLE jobs (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        key TEXT NOT NULL,
+        app TEXT NOT NULL,
+        command TEXT NOT NULL,
+        arguments TEXT NOT NULL,
+        cwd TEXT NOT NULL,
+        program TEXT NOT NULL,
+        tool_version TEXT NOT NULL,
+        idempotency_key TEXT,
+        spec TEXT NOT NULL,
+        log_path TEXT,
+        stdin_path TEXT,
+        state TEXT NOT NULL CHECK (state IN ('starting', 'running', 'finished', 'lost')),
+        attempt INTEGER NOT NULL,
+        keeper TEXT,
+        progress_done INTEGER,
+        progress_total INTEGER,
+        progress_unit TEXT,
+        progress_at INTEGER,
+        heartbeat_at INTEGER,
+        created_at INTEGER NOT NULL,
+        attempt_at INTEGER NOT NULL,
+        deadline_at INTEGER,
+        max_lifetime_ms INTEGER NOT NULL,
+        idle_timeout_ms INTEGER NOT NULL,
+        cancel_requested_at INTEGER,
+        ended_at INTEGER,
+        envelope TEXT,
+        delivered_at INTEGER,
+        CHECK ((state IN ('finished', 'lost')) = (ended_at IS NOT NULL)),
+        CHECK (state <> 'starting' OR keeper IS NULL),
+        CHECK (state <> 'running' OR keeper IS NOT NULL)
+    )
+    """,
+    # Each of these has seq as its last column by itself, so they also give the newest first without sorting.
+    "CREATE INDEX jobs_by_key ON jobs (key)",
+    "CREATE INDEX jobs_by_app ON jobs (app)",
+    "CREATE INDEX jobs_active ON jobs (seq) WHERE ended_at IS NULL",
+    "CREATE INDEX jobs_active_by_app ON jobs (app) WHERE ended_at IS NULL",
+    "CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL",
+    """
+    CREATE TABLE checkpoints (
+        key TEXT NOT NULL PRIMARY KEY,
+        fingerprint TEXT NOT NULL,
+        state TEXT NOT NULL,
+        saved_at INTEGER NOT NULL
+    )
+    """,
+    "CREATE INDEX checkpoints_saved ON checkpoints (saved_at)",
+    """
+    CREATE TABLE locks (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        token TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        label TEXT NOT NULL,
+        acquired_at INTEGER NOT NULL,
+        expires_at INTEGER
+    )
+    """,
+    "CREATE INDEX locks_by_name ON locks (name)",
+    "CREATE INDEX locks_by_holder ON locks (holder)",
+    """
+    CREATE TABLE replies (
+        scope TEXT NOT NULL,
+        key TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('running', 'interrupted', 'finished')),
+        holder TEXT NOT NULL,
+        began_at INTEGER NOT NULL,
+        ended_at INTEGER,
+        envelope TEXT,
+        PRIMARY KEY (scope, key),
+        CHECK ((state = 'finished') = (envelope IS NOT NULL)),
+        CHECK ((state = 'running') = (ended_at IS NULL))
+    )
+    """,
+    "CREATE INDEX replies_began ON replies (began_at)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
