@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
+
+import docstring_parser
 
 from .core.arguments import CONTEXT_NAME, signature_of
 from .core.catalogue import Catalogue, CommandSpec, Interruption
@@ -193,14 +195,18 @@ class App:
         step_names = tuple(steps)
         if len(set(step_names)) < len(step_names):
             raise ValueError(f"{name!r}: every step needs a name of its own")
-        documentation = inspect.getdoc(function) or ""
+        documentation = _documentation(function)
+        schema = signature.json_schema()
+        for parameter_name, text in documentation.parameters.items():
+            if parameter_name in schema["properties"]:
+                schema["properties"][parameter_name].setdefault("description", text)
         is_async = inspect.iscoroutinefunction(function)
         spec = CommandSpec(
             name=name,
             handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
-            summary=documentation.partition("\n")[0],
-            description=documentation,
-            input_schema=signature.json_schema(),
+            summary=documentation.summary,
+            description=documentation.text,
+            input_schema=schema,
             output_schema=_output_schema(function),
             positionals=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
             isolation=isolation,
@@ -343,6 +349,21 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     if not isinstance(found, App):
         raise TypeError(f"{attribute} is a {type(found).__name__}, not an App")
     return found.catalogue().to_plain()
+
+
+class _Documentation(NamedTuple):
+    summary: str
+    text: str
+    parameters: dict[str, str]
+
+
+def _documentation(function: Callable[..., Any]) -> _Documentation:
+    """The docstring, with what it says about parameters taken out: that belongs to them."""
+    written = inspect.getdoc(function) or ""
+    parsed = docstring_parser.parse(written)
+    texts = [text for text in (parsed.short_description, parsed.long_description) if text]
+    parameters = {param.arg_name: " ".join((param.description or "").split()) for param in parsed.params}
+    return _Documentation(texts[0] if texts else "", "\n\n".join(texts), {k: v for k, v in parameters.items() if v})
 
 
 def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> Interruption | None:

@@ -6,6 +6,7 @@ the library differ only in how they read a call and how they show its envelope.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -14,11 +15,17 @@ from typing import Any, Self
 from .core.catalogue import Catalogue, CommandSpec
 from .core.clocks import Clocks
 from .core.deadlines import Deadline
-from .core.envelope import Envelope
+from .core.effects import Ending
+from .core.envelope import Envelope, Problem
 from .core.operation import Operation
+from .enforce.admission import Outcome, admit, answer
 from .enforce.call import Runtime
 from .enforce.context import Attendant, Progress, Scope
 from .enforce.hosted import current_scope
+from .enforce.processes import shielded
+
+# How long a stopped call may take beyond its grace until its processes are reported gone.
+STOP_LIMIT_S = 3.0
 
 
 class Desk:
@@ -52,8 +59,10 @@ class Desk:
         resume_from: str | None = None,
         parent: Deadline | None = None,
         on_progress: Progress | None = None,
+        stop: asyncio.Future[str] | None = None,
     ) -> Envelope:
-        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on.
+        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
+        it holds the name of a signal, stops it as well, and what came of it until then is the answer.
 
         `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
         for a command that may outlive it; None waits as long as the work takes.
@@ -69,7 +78,13 @@ class Desk:
         if dry_run:
             arguments = {**arguments, "dry_run": True}
         attending = Attending(spec, on_progress, resume_from)
-        envelope = await self._dispatch(name, arguments, clocks, parent, attending)
+        admission = admit(name, clocks or Clocks(), defaults=spec.clocks, mutates=spec.mutates)
+        working = asyncio.ensure_future(self._dispatch(name, arguments, clocks, parent, attending))
+        envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
+        if envelope is None:
+            assert stop is not None
+            envelope = answer(admission, Outcome(Ending.KILLED, stopped_by(stop.result())))
+            envelope.data = {"partial": True}
         if not envelope.ok and spec.steps:
             envelope.data = attending.partial(envelope.data)
         return envelope
@@ -99,6 +114,33 @@ class Desk:
                 spec.name, reference, isolation="process", mutates=False, idempotent=True, clocks=spec.clocks
             )
         return self._checks[spec.name]
+
+
+async def _unless_stopped(
+    working: asyncio.Future[Envelope], stop: asyncio.Future[str] | None, limit_s: float
+) -> Envelope | None:
+    """The envelope, or None where the work was stopped before it had one."""
+    try:
+        if stop is None:
+            return await working
+        both: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the work's own clocks
+        if working.done():
+            return working.result()
+    except asyncio.CancelledError:
+        working.cancel()
+        await shielded(asyncio.wait([working], timeout=limit_s))
+        raise
+    working.cancel()
+    await asyncio.wait([working], timeout=limit_s)
+    if working.done() and not working.cancelled() and working.exception() is None:
+        return working.result()  # it ended by itself just then, and that is the truth
+    return None
+
+
+def stopped_by(signal_name: str) -> Problem:
+    exit_code = {"SIGINT": 130, "SIGHUP": 129}.get(signal_name, 143)
+    return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)
 
 
 class Attending(Attendant):

@@ -39,7 +39,9 @@ def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | No
             close = difflib.get_close_matches(option, _options_of(error), n=1)
             hint = f"did you mean {close[0]}?" if close else f"see {help_hint}"
             mistakes.append({"field": option, "message": f"unknown option; {hint}"})
-            rest = [word for word in rest if word.partition("=")[0] != option]
+            # Read on as if it had been spelt right, or its value would be taken for an argument.
+            meant = close[0] if close and close[0] not in (word.partition("=")[0] for word in rest) else None
+            rest = _respelt(rest, option, meant)
         except UnusedCliTokensError as error:
             unused = error.unused_tokens or []
             mistakes += [{"field": "arguments", "message": f"{word!r} is one too many"} for word in unused]
@@ -54,6 +56,22 @@ def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | No
         else:
             return Parsed(command, bound, rest), mistakes
     return None, mistakes
+
+
+def _respelt(words: list[str], option: str, meant: str | None) -> list[str]:
+    kept: list[str] = []
+    dropping = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == option:
+            dropping = meant is None and not equals  # the word behind it is most likely its value
+            kept += [] if meant is None else [f"{meant}{equals}{value}"]
+        elif not dropping or word.startswith("-"):
+            dropping = False
+            kept.append(word)
+        else:
+            dropping = False
+    return kept
 
 
 def _options_of(error: UnknownOptionError) -> list[str]:

@@ -21,14 +21,16 @@ from typing import Any, Self
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
-from ..core.operation import Guard, Operation
-from . import commands, wire, worker
+from ..core.operation import Guard, HandlerReference, Operation
+from . import commands, host, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Listener, Progress, Scope
+from .guests import Guest
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
+from .hosts import HostProcesses
 from .loops import Hosts, Ticket
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .preloaded import Preloaded, Program
@@ -45,6 +47,8 @@ OBSERVER_BACKLOG = 10_000
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
+
+_ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
 
 Observer = Callable[[Envelope], Any]
 
@@ -74,12 +78,16 @@ class Runtime:
         preload: Iterable[str] = (),
         orphan_limit: int = DEFAULT_ORPHAN_LIMIT,
         share_loop: bool = False,
+        host_process: bool = False,
         program: Program | None = None,
+        preloaded: Preloaded | None = None,
     ) -> None:
         """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
         cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
-        handlers known not to, or where another process holds the clock. `program` is what the workers import to find
-        their functions; not said, it is the program that runs here."""
+        handlers known not to, or where another process holds the clock. `host_process` runs them in a process of
+        their own, where they can be killed and nothing of theirs can block this one. `program` is what the workers
+        import to find their functions; not said, it is the program that runs here. `preloaded` forks them, if there is
+        one already."""
         if worker.inside_worker:
             raise RuntimeError(
                 "a runtime was started while a worker imported this program: put the start of the program "
@@ -93,18 +101,20 @@ class Runtime:
         self._preload = tuple(preload)
         self._orphan_limit = orphan_limit
         self._share_loop = share_loop
+        self._host_process = host_process
         self._hosts = Hosts("shotclock-loop")
         self._observer_hosts = [Hosts(f"shotclock-observer-{position}") for position in range(len(self._observers))]
         self._threads = ThreadCarrier()
         self._bells_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bells] = weakref.WeakKeyDictionary()
-        self._orphans: dict[HostedCall, int] = {}
+        self._orphans: dict[HostedCall | Guest, int] = {}
         self._defaults: dict[Operation, Clocks] = {}
         self._home: asyncio.AbstractEventLoop | None = None
         self._program = program
-        self._preloaded: Preloaded | None = None
+        self._preloaded = preloaded
         self._pool: Pool | None = None
+        self._host_processes: HostProcesses | None = None
         self._zygote: socket.socket | None = None
-        self._zygote_pids: list[int] = []
+        self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self._pickup_check: asyncio.TimerHandle | None = None
         self._commands: set[Running] = set()
         self._closed = False
@@ -140,6 +150,8 @@ class Runtime:
     async def warm_up(self, within_s: float = 30.0) -> bool:
         """Start the workers now instead of at the first call, and wait for them. False if they are not all up."""
         warm: bool = await self._at_home(self._ensure_pool().warm_up(within_s))
+        if self._host_process:
+            warm = await self._at_home(self._ensure_host_processes().warm_up(within_s)) and warm
         return warm
 
     # --- the chokepoint -----------------------------------------------------------------------------------
@@ -275,7 +287,7 @@ class Runtime:
     ) -> Awaitable[Outcome]:
         guards = self._guards + operation.guards if self._guards else operation.guards
         scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
-        if operation.place != "loop":
+        if operation.place != "loop" or self._is_for_the_host(operation):
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, attendant)
         self._watch_pickups()
         return HostedCall(
@@ -300,7 +312,7 @@ class Runtime:
         guards: tuple[Guard, ...],
         attendant: Attendant,
     ) -> Outcome:
-        """In a worker or a thread. Guards are the application's own and may be async: they run on a loop first."""
+        """In a worker, a host or a thread. Guards are the application's own and may be async: they run on a loop first."""
         if guards:
             self._watch_pickups()
             asking = HostedCall(
@@ -317,6 +329,10 @@ class Runtime:
             outcome = await asking.wait()
             if outcome.problem is not None:
                 return outcome
+        if operation.place == "thread" and isinstance(operation.handler, HandlerReference):
+            message = f"{admission.name} is only known by its name here and cannot run in a thread of this process"
+            problem = Problem("HANDLER_NOT_IMPORTABLE", message, "validation", suggestion=_ISOLATE)
+            return Outcome(Ending.NOT_STARTED, problem)
         if operation.place == "thread":
             return await HostedCall(
                 self,
@@ -329,10 +345,11 @@ class Runtime:
                 attendant=attendant,
                 on_further_call=partial(self._call_from_thread, scope),
             ).wait()
-        if (problem := unfindable(operation.handler)) is not None:
-            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", problem, "validation"))
-        in_worker: Outcome = await self._at_home(self._in_worker(operation, arguments, admission, scope, attendant))
-        return in_worker
+        if (trouble := unfindable(operation.handler)) is not None:
+            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))
+        run = self._in_worker if operation.place == "process" else self._in_host
+        elsewhere: Outcome = await self._at_home(run(operation, arguments, admission, scope, attendant))
+        return elsewhere
 
     def _call_from_thread(self, scope: Scope, other: Any, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
         assert self._home is not None
@@ -365,6 +382,30 @@ class Runtime:
         )
         return await self._ensure_pool().run(task)
 
+    def _is_for_the_host(self, operation: Operation) -> bool:
+        return self._host_process or isinstance(operation.handler, HandlerReference)
+
+    async def _in_host(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        scope: Scope,
+        attendant: Attendant,
+    ) -> Outcome:
+        try:
+            guest = Guest(
+                admission,
+                operation.handler,
+                arguments,
+                scope.depth,
+                attendant,
+                lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
+            )
+        except Exception as error:
+            return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
+        return await self._ensure_host_processes().run(guest)
+
     async def _at_home(self, coroutine: Any) -> Any:
         """Workers and commands are waited for on the loop that entered the runtime."""
         assert self._home is not None
@@ -381,13 +422,17 @@ class Runtime:
 
     # --- what cannot be stopped ---------------------------------------------------------------------------
 
-    def abandoned(self, call: HostedCall) -> None:
+    def abandoned(self, call: HostedCall | Guest) -> None:
         self.counts.abandoned += 1
         self._orphans[call] = monotonic_ns()
 
-    def came_late(self, call: HostedCall) -> None:
+    def came_late(self, call: HostedCall | Guest) -> None:
         """Abandoned work ended after all. Nobody waits for its result any more; it only stops counting."""
         self.counts.late += 1
+        self._orphans.pop(call, None)
+
+    def was_killed(self, call: Guest) -> None:
+        """Abandoned work is gone with its process."""
         self._orphans.pop(call, None)
 
     def _watch_pickups(self) -> None:
@@ -431,13 +476,23 @@ class Runtime:
             self._pool = Pool(self._home, self._ensure_preloaded(), warm=self._warm, most=self._most)
         return self._pool
 
+    def _ensure_host_processes(self) -> HostProcesses:
+        if self._host_processes is None:
+            assert self._home is not None
+            self._host_processes = HostProcesses(self._home, self._ensure_preloaded(), self)
+        return self._host_processes
+
     def _ensure_preloaded(self) -> Preloaded:
         if self._preloaded is None:
-            handlers = [op.handler for op in self._operations.values() if op.place == "process"]
+            known = self._operations.values()
+            hosted = [op.handler for op in known if op.place == "loop" and self._is_for_the_host(op)]
+            handlers = [op.handler for op in known if op.place == "process"] + hosted
+            # A host's own modules as well, where there will be one: otherwise each would import them anew.
+            own = (host.__name__,) if self._host_process or hosted else ()
             self._preloaded = Preloaded(
                 self._request_fork,
                 program=self._program,
-                modules=self._preload,
+                modules=(*own, *self._preload),
                 handlers=[handler for handler in handlers if not unfindable(handler)],
             )
         return self._preloaded
@@ -472,6 +527,8 @@ class Runtime:
         await stop_all(self._commands)
         if self._pool is not None:
             await self._pool.close()
+        if self._host_processes is not None:
+            await self._host_processes.close()
         if self._preloaded is not None:
             self._preloaded.close()
         self._drop_zygote()

@@ -5,6 +5,7 @@ Workers and host processes are forked from it. It may hang in an import or be ki
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -15,7 +16,7 @@ from ..core.operation import Handler, HandlerReference
 from . import wire
 from .clock import monotonic_ns
 from .worker import MAIN_ALIAS
-from .zygote import PRELOADED
+from .zygote import PRELOADED, become_zygote_of
 
 
 class Program(NamedTuple):
@@ -54,6 +55,33 @@ class Preloaded:
         self._requests: socket.socket | None = None
         self._control: socket.socket | None = None
         self.started_ns = 0
+        self.pid: int | None = None
+        """Of a zygote that is our own child, for its parent to collect."""
+
+    @classmethod
+    def forked_here(cls) -> Preloaded | None:
+        """A fork of this very program, with all it has imported. None where it has threads: those cannot be forked."""
+        import threading
+
+        if threading.active_count() > 1:
+            return None
+        ours, theirs = socket.socketpair()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()  # or every fork would write it once more
+        pid = os.fork()
+        if pid == 0:
+            try:
+                become_zygote_of(theirs)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        theirs.close()
+        ours.setblocking(False)
+        made = cls(_no_other)
+        made._requests, made.started_ns, made.pid = ours, monotonic_ns(), pid
+        return made
 
     @property
     def is_running(self) -> bool:
@@ -89,6 +117,11 @@ class Preloaded:
             if sock is not None:
                 sock.close()
         self._control = self._requests = None
+
+
+def _no_other(note: bytes, fds: list[int]) -> None:
+    """Once the program has an event loop it cannot be forked any more."""
+    raise wire.Broken("the process that forks workers was killed")
 
 
 def address_of(handler: Handler) -> tuple[str, str]:

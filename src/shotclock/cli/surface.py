@@ -1,0 +1,435 @@
+"""The command line of an App: words in, one envelope out, on the clock.
+
+Built from the app's catalogue alone. The program forks a zygote of itself before anything else, so the commands run in
+killable processes with everything imported, and this process only holds the clock and writes the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol
+
+from cyclopts import App as Parser
+from cyclopts import Group, Parameter
+from cyclopts.help import PlainFormatter
+from rich.console import Console
+
+from .. import __version__
+from ..core.catalogue import Catalogue, CommandSpec
+from ..core.clocks import Clocks
+from ..core.durations import DurationError, parse_duration_ms
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.manifest import build_manifest, choices_of, option_flags, resolved
+from ..desk import Desk, stopped_by
+from ..enforce.admission import Outcome, admit, answer
+from ..enforce.call import Runtime
+from ..enforce.preloaded import Preloaded, Program
+from .heartbeat import Heartbeat
+from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
+from .parsing import Mistakes, Parsed, parse
+
+HELP_WIDTH, HELP_ROOM = 96, 160
+DEFAULT_BUDGET_MS = 30_000
+BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
+
+_FLAG = Parameter(negative="", show_default=False)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Offered(Protocol):
+    """What the command line needs of an App."""
+
+    workers: int | None
+
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def program(self) -> Program: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line that was understood."""
+
+    spec: CommandSpec
+    arguments: dict[str, object]
+    clocks: Clocks
+    budget_ms: int | None = None
+    validate_only: bool = False
+    dry_run: bool = False
+    resume_from: str | None = None
+    idempotency_key: str | None = None
+    heartbeat: Heartbeat | None = None
+
+
+def main(app: Offered, words: list[str]) -> int:
+    catalogue = app.catalogue()
+    as_json = wants_json("--json" in words)
+    for number in STOP_SIGNALS:  # until the work has begun, which hears them itself
+        signal.signal(number, _raise_signalled)
+    try:
+        return _main(app, catalogue, words, as_json)
+    except Signalled as signalled:
+        return _deliver_unstarted(catalogue.name, stopped_by(signalled.name), as_json)
+
+
+class Signalled(BaseException):
+    """A signal came before or after the work."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.name = signal.Signals(number).name
+
+
+def _raise_signalled(number: int, frame: object) -> None:
+    raise Signalled(number)
+
+
+def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
+    parser = _parser(catalogue)
+    names = [spec.name for spec in catalogue.commands] + ["manifest", "help"]
+    if any(spec.interruption for spec in catalogue.commands):
+        names.insert(-2, "job")
+    if not words:
+        _print_help(parser, [])
+        listed = f"there are {', '.join(names)}"
+        return _refuse(catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
+    if not words[0].startswith("-") and words[0] not in names:
+        close = difflib.get_close_matches(words[0], names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+        return _refuse(
+            catalogue.name, [{"field": "command", "message": f"{words[0]!r} is no command; {hint}"}], as_json
+        )
+    if words[0] == "job" and "job" in names:
+        from .job import main as job_main
+
+        return job_main(words[1:], app=catalogue.name, program=catalogue.name)
+    parsed, mistakes = parse(parser, words, help_hint=f"{catalogue.name} {words[0]} --help")
+    if parsed is None:
+        return _refuse(words[0], mistakes, as_json)
+    if parsed.wants_help:
+        _print_help(parser, [word for word in words[:1] if not word.startswith("-")])
+        return 0
+    if parsed.wants_version or words[0].startswith("-"):
+        return _version(catalogue, mistakes, as_json)
+    if words[0] == "manifest":
+        return _refuse("manifest", mistakes, as_json) if mistakes else _manifest(catalogue, as_json)
+    spec = catalogue.find(words[0])
+    assert spec is not None
+    request = _request(spec, parsed, mistakes)
+    return _perform(app, catalogue, request, mistakes, as_json)
+
+
+# --- understanding ----------------------------------------------------------------------------------------
+
+
+def _parser(catalogue: Catalogue) -> Parser:
+    parser = Parser(
+        name=catalogue.name,
+        help=catalogue.summary,
+        version=catalogue.version,
+        usage=f"Usage: {catalogue.name} COMMAND [OPTIONS]",
+        help_epilogue="Off a terminal every command prints one JSON envelope on stdout.",
+    )
+    for spec in catalogue.commands:
+        parser.command(_stand_in(spec), name=spec.name)
+    parser.command(_manifest_help, name="manifest")
+    if any(spec.interruption for spec in catalogue.commands):
+        parser.command(_job_help, name="job")
+    return parser
+
+
+def _manifest_help(*, json: Annotated[bool, _FLAG] = False, timeout: str = "30s") -> None:
+    """Describe every command, flag and exit code, for programs."""
+
+
+def _job_help() -> None:
+    """List, look at, wait for and cancel work that goes on after its caller left: list|status|wait|cancel."""
+
+
+def _stand_in(spec: CommandSpec) -> Callable[..., None]:
+    """A function that only has the signature: whatever is said arrives as words, and is checked by the real types."""
+    properties = spec.input_schema.get("properties", {})
+    definitions = spec.input_schema.get("$defs", {})
+    required = set(spec.input_schema.get("required", ()))
+    parameters = []
+    for name, written in properties.items():
+        if name == "dry_run":
+            continue
+        schema = resolved(written, definitions)
+        positional = name in spec.positionals and schema.get("type") != "boolean"
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if positional else inspect.Parameter.KEYWORD_ONLY
+        negative = None if schema.get("type") == "boolean" else ""
+        described = Parameter(help=_help_on(schema, name in required), negative=negative, show_default=False)
+        annotation = Annotated[_word_type(schema), described]  # type: ignore[valid-type]
+        parameters.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
+    group = Group("Options of every command", sort_key=1)
+    common = {
+        "timeout": ("string", f"Stop the work after this time (500ms, 30s, 5m; 0: none). [{_default_timeout(spec)}]"),
+        "json": ("boolean", "The envelope alone on stdout, also on a terminal."),
+        **{name: (flag["type"], flag["description"]) for name, flag in option_flags(spec).items()},
+    }
+    for name, (type_name, text) in common.items():
+        word_type = bool if type_name == "boolean" else str
+        described = Parameter(name=f"--{name}", help=text, group=group, negative="", show_default=False)
+        key = name.replace("-", "_")
+        parameters.append(
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[word_type | None, described]
+            )
+        )
+    parameters.sort(key=lambda parameter: parameter.kind)
+
+    def stand_in(**_: object) -> None: ...
+
+    stand_in.__doc__ = spec.description
+    stand_in.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    stand_in.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return stand_in
+
+
+def _default_timeout(spec: CommandSpec) -> str:
+    from ..core.durations import format_duration
+
+    return format_duration(spec.clocks.timeout_ms) if spec.clocks.timeout_ms else "none"
+
+
+def _word_type(schema: dict[str, Any]) -> Any:
+    match schema.get("type"):
+        case "boolean":
+            return bool | None
+        case "array":
+            return list[str] | None
+        case _:
+            return str | None
+
+
+def _help_on(schema: dict[str, Any], required: bool) -> str:
+    text = str(schema.get("description") or "")
+    notes = []
+    if (choices := choices_of(schema)) is not None:
+        notes.append("one of " + ", ".join(choices))
+    elif schema.get("type") in ("integer", "number"):
+        notes.append(str(schema["type"]))
+    elif schema.get("type") == "object":
+        notes.append("JSON")
+    if required:
+        notes.append("required")
+    elif schema.get("default") not in (None, [], {}, ""):
+        notes.append(f"default {json.dumps(schema['default'])}")
+    return " ".join([text, *(f"[{note}]" for note in notes)]).strip()
+
+
+def _request(spec: CommandSpec, parsed: Parsed, mistakes: Mistakes) -> Request:
+    said = {name: value for name, value in parsed.bound.arguments.items() if value is not None}
+    definitions = spec.input_schema.get("$defs", {})
+    properties = spec.input_schema.get("properties", {})
+    arguments = {
+        name: from_words(value, resolved(properties[name], definitions), definitions)
+        for name, value in said.items()
+        if name in properties and name != "dry_run"
+    }
+
+    def duration(name: str) -> int | None:
+        if name not in said:
+            return None
+        try:
+            return parse_duration_ms(said[name])
+        except DurationError as error:
+            mistakes.append({"field": name.replace("_", "-"), "message": str(error)})
+            return None
+
+    timeout_ms, budget_ms, interval_ms = duration("timeout"), duration("budget"), duration("heartbeat_interval")
+    heartbeat = None if interval_ms is None else Heartbeat(spec.name, interval_ms, as_json=False)
+    if "heartbeat_ms" in said:
+        if said["heartbeat_ms"].isdecimal() and int(said["heartbeat_ms"]) > 0:
+            heartbeat = Heartbeat(spec.name, int(said["heartbeat_ms"]), as_json=True)
+        else:
+            mistakes.append({"field": "heartbeat-ms", "message": "must be a whole number of milliseconds above 0"})
+    resume_from = said.get("resume_from")
+    if resume_from is not None and resume_from not in spec.steps:
+        mistakes.append({"field": "resume-from", "message": f"its steps are {', '.join(spec.steps)}"})
+        resume_from = None
+    return Request(
+        spec,
+        arguments,
+        Clocks(timeout_ms=timeout_ms),
+        _budget(spec, budget_ms, mistakes),
+        bool(said.get("validate_only")),
+        bool(said.get("dry_run")),
+        resume_from,
+        said.get("idempotency_key"),
+        heartbeat,
+    )
+
+
+def _budget(spec: CommandSpec, asked_ms: int | None, mistakes: Mistakes) -> int | None:
+    """How long we wait for a command that may outlive us: what was said, what the environment says, or 30 s where no
+    person waits. Zero waits for as long as it takes."""
+    if spec.interruption is None:
+        return None
+    if asked_ms is None and (written := os.environ.get(BUDGET_VARIABLE, "").strip()):
+        if written.isdecimal():
+            asked_ms = int(written)
+        else:
+            mistakes.append({"field": BUDGET_VARIABLE, "message": f"{written!r} is not a whole number of milliseconds"})
+    if asked_ms is None and not is_terminal(sys.stdout):
+        asked_ms = DEFAULT_BUDGET_MS
+    return asked_ms or None
+
+
+def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any]) -> object:
+    """A word as the JSON value it stands for, where its type is not text. What does not fit stays as it is: the real
+    types say what is wrong with it."""
+    if isinstance(value, list):
+        items = resolved(schema.get("items", {}), definitions)
+        return [from_words(item, items, definitions) for item in value]
+    if not isinstance(value, str):
+        return value
+    for choice in schema.get("enum", [schema["const"]] if "const" in schema else []):
+        if str(choice) == value:
+            return choice
+    if schema.get("type") in ("integer", "number", "object", "boolean"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    if "type" not in schema and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+# --- doing ------------------------------------------------------------------------------------------------
+
+
+def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mistakes, as_json: bool) -> int:
+    spec = request.spec
+    if mistakes:
+        request = replace(request, validate_only=True)  # nothing runs; what else is wrong is told as well
+    elif spec.requires_person is not None and not request.validate_only and not request.dry_run:
+        refusal = _ask_person(spec, request.arguments)
+        if refusal is not None:
+            return _deliver_unstarted(spec.name, refusal, as_json)
+    preloaded = Preloaded.forked_here()
+    runtime = Runtime(
+        # No state outlives a command line: everything runs where it can be killed.
+        operations=[replace(each.operation(), isolation="process") for each in catalogue.commands],
+        workers=1,
+        preloaded=preloaded,
+        program=app.program if preloaded is None else None,
+    )
+    heard: list[int] = []
+    envelope = asyncio.run(_converse(Desk(catalogue, runtime), request, heard))
+    if mistakes:
+        found = (envelope.error or {}).get("errors") if envelope.code == "ARG_ERROR" else None
+        return _refuse(spec.name, mistakes + (found if isinstance(found, list) else []), as_json)
+    return deliver(envelope, as_json)
+
+
+async def _converse(desk: Desk, request: Request, heard: list[int]) -> Envelope:
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[str] = loop.create_future()
+
+    def hear(number: int) -> None:
+        if heard:  # the second one means now: everything below us dies with our socket
+            os._exit(128 + number)
+        heard.append(number)
+        stop.set_result(signal.Signals(number).name)
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, hear, number)
+    heartbeat = request.heartbeat
+    beating: Coroutine[Any, Any, None] | None = heartbeat.beat() if heartbeat is not None else None
+    beats = None if beating is None else asyncio.ensure_future(beating)
+    try:
+        async with desk:
+            return await desk.call(
+                request.spec.name,
+                request.arguments,
+                request.clocks,
+                budget_ms=request.budget_ms,
+                idempotency_key=request.idempotency_key,
+                validate_only=request.validate_only,
+                dry_run=request.dry_run,
+                resume_from=request.resume_from,
+                on_progress=None if heartbeat is None else heartbeat.progress,
+                stop=stop,
+            )
+    finally:
+        if beats is not None:
+            beats.cancel()
+
+
+def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | None:
+    """Only a person at a terminal may answer, by typing back what is expected. No flag answers for them."""
+    from .person import ask
+
+    assert spec.requires_person is not None
+    expected = spec.requires_person.format_map({name: str(value) for name, value in arguments.items()})
+    return ask(spec.name, expected)
+
+
+def _manifest(catalogue: Catalogue, as_json: bool) -> int:
+    admission = admit("manifest", Clocks(), mutates=False)
+    manifest = build_manifest(catalogue, __version__)
+    return deliver(answer(admission, Outcome(Ending.FINISHED, data=manifest)), as_json)
+
+
+def _version(catalogue: Catalogue, mistakes: Mistakes, as_json: bool) -> int:
+    if mistakes:
+        return _refuse(catalogue.name, mistakes, as_json)
+    admission = admit(catalogue.name, Clocks(), mutates=False)
+    return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json)
+
+
+# --- answering --------------------------------------------------------------------------------------------
+
+
+def _refuse(name: str, mistakes: Mistakes, as_json: bool) -> int:
+    unique = [mistake for number, mistake in enumerate(mistakes) if mistake not in mistakes[:number]]
+    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in unique)
+    return _deliver_unstarted(name, Problem("ARG_ERROR", message, "validation", errors=unique), as_json)
+
+
+def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
+    return deliver(answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
+
+
+def deliver(envelope: Envelope, as_json: bool) -> int:
+    """The envelope for programs; for a person what came of it, and what there is to know about it on stderr."""
+    if as_json:
+        return emit(envelope)
+    if envelope.data:
+        write_quietly(sys.stdout, _readable(envelope.data) + "\n")
+    if envelope.error is not None or envelope.warnings:
+        say_line(summary_line(envelope))
+    return envelope.exit_code
+
+
+def _readable(data: object) -> str:
+    if isinstance(data, dict) and list(data) == ["result"]:
+        data = data["result"]
+    return data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def _print_help(parser: Parser, words: list[str]) -> None:
+    """To stdout only where a person reads it; then with colour, elsewhere plain."""
+    on_terminal = is_terminal(sys.stdout)
+    parser.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)
+    console = Console(highlight=False)
+    if not on_terminal:
+        console = Console(stderr=True, highlight=False, no_color=True, width=HELP_ROOM)
+    parser.help_print(words, console=console)

@@ -1,0 +1,287 @@
+"""The manifest of an app: every command, flag and exit code, for a caller that has never seen it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from .catalogue import Catalogue, CommandSpec
+from .effects import SideEffects
+from .errors import error_entry
+
+SCHEMA_VERSION = "3.21"
+
+# What any command may answer with, whatever it declares: it is checked, timed, stopped and run in a process.
+COMMON_CODES = (
+    "ARG_ERROR",
+    "TIMEOUT",
+    "STALLED",
+    "NO_TIME_LEFT",
+    "QUEUE_TIMEOUT",
+    "REFUSED",
+    "INTERNAL_ERROR",
+    "WORKER_CRASHED",
+    "RESULT_NOT_SERIALIZABLE",
+    "HANDLER_NOT_IMPORTABLE",
+    "CANCELLED",
+    "SPAWN_FAILED",
+)
+_EXIT_NAMES = {
+    0: "SUCCESS",
+    1: "GENERAL_ERROR",
+    2: "ARG_ERROR",
+    3: "PARTIAL_FAILURE",
+    4: "PRECONDITION",
+    5: "NOT_FOUND",
+    6: "CONFLICT",
+    7: "PERMISSION_DENIED",
+    8: "AUTH_REQUIRED",
+    9: "PAYMENT_REQUIRED",
+    10: "TIMEOUT",
+    11: "RATE_LIMITED",
+    12: "UNAVAILABLE",
+    13: "REDIRECTED",
+    14: "INCOMPLETE",
+    130: "SIGINT",
+    143: "SIGTERM",
+}
+_LONGEST_DESCRIPTION = 120
+_TYPES = {"string", "integer", "number", "boolean", "array", "object"}
+_POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, Any]:
+    commands = {spec.name: _command(spec) for spec in catalogue.commands}
+    commands["manifest"] = _builtin("This list: every command, flag and exit code.")
+    if any(spec.interruption for spec in catalogue.commands):
+        verbs = {
+            "list": "List the jobs of this app.",
+            "status": "Say how far a job is.",
+            "wait": "Wait for a job, up to the budget, and answer with its result.",
+            "cancel": "Stop a job.",
+        }
+        commands["job"] = {**_builtin("Jobs: work that goes on after its caller left."), "subcommands": list(verbs)}
+        for verb, description in verbs.items():
+            commands[f"job {verb}"] = _job_command(verb, description)
+    body: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "framework_version": framework_version,
+        "commands": commands,
+        "flags": {
+            "json": _flag("boolean", "The envelope alone on stdout, also on a terminal."),
+            "timeout": _flag("string", "Stop the work after this time (500ms, 30s, 5m; 0 means none)."),
+        },
+        "env_vars": [
+            {
+                "name": "AGENT_CALL_BUDGET_MS",
+                "description": "How long a call of a command that may go on waits, in ms.",
+            },
+            {"name": "SHOTCLOCK_HOME", "description": "Where jobs, checkpoints and locks are kept."},
+            {
+                "name": "SHOTCLOCK_REMAINING_MS",
+                "description": "The caller's own remaining time; it caps every timeout.",
+            },
+        ],
+    }
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return {**body, "etag": digest[:32]}
+
+
+def _command(spec: CommandSpec) -> dict[str, Any]:
+    properties: dict[str, Any] = spec.input_schema.get("properties", {})
+    required = set(spec.input_schema.get("required", ()))
+    definitions = spec.input_schema.get("$defs", {})
+    flags = {
+        name.replace("_", "-"): _flag_of(resolved(schema, definitions), definitions, name in required)
+        for name, schema in properties.items()
+        if name != "dry_run"
+    }
+    flags |= option_flags(spec)
+    entry: dict[str, Any] = {
+        "description": spec.description or spec.name,
+        "danger_level": "destructive" if spec.destructive else "mutating" if spec.mutates else "safe",
+        "idempotent": spec.idempotent or not spec.mutates,
+        "required_scopes": [],
+        "flags": flags,
+        "exit_codes": _exit_codes(spec),
+    }
+    positionals = [
+        _positional(name, resolved(properties[name], definitions), name in required)
+        for name in spec.positionals
+        if name in properties
+    ]
+    if positionals and all(positionals):
+        entry["positionals"] = positionals
+    if spec.output_schema is not None:
+        entry["output_schema"] = spec.output_schema
+    if spec.steps:
+        entry["steps"] = list(spec.steps)
+    if spec.interruption is not None:
+        interruption = spec.interruption
+        entry["interruption"] = {
+            "detach": interruption.detach,
+            "resume": interruption.resume,
+            "idle_timeout_ms": interruption.idle_timeout_ms,
+            "max_lifetime_ms": interruption.max_lifetime_ms,
+        }
+        entry["spawns_background_process"] = interruption.detach
+        entry["cleanup_command"] = "job cancel"
+    if spec.requires_person is not None:
+        entry |= {"requires_person": True, "interactive": True}
+    if not spec.on_mcp:
+        entry["mcp"] = False
+    if spec.reads_stdin:
+        entry["stdin"] = {"mode": "buffered"}
+    return entry
+
+
+def option_flags(spec: CommandSpec) -> dict[str, Any]:
+    """The options that a command has because of what it declared."""
+    flags = {
+        "validate-only": _flag("boolean", "Check the arguments and run nothing."),
+        "idempotency-key": _flag("string", "A repeat with this key gets the first call's answer, and runs nothing."),
+        "heartbeat-interval": _flag("string", "Say on stderr that the work goes on, this often, in words."),
+        "heartbeat-ms": _flag("integer", "Say on stderr that the work goes on, this often, as JSON lines."),
+    }
+    if spec.destructive:
+        flags["dry-run"] = _flag("boolean", "Say what would be done, and do nothing.")
+    if spec.interruption is not None:
+        flags["budget"] = _flag("string", "How long this call waits; the work goes on as a job after that.")
+    if spec.steps:
+        flags["resume-from"] = {**_flag("enum", "Skip the steps before this one."), "enum_values": list(spec.steps)}
+    return flags
+
+
+def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Without references, and `X | None` as X: what a person types is the same."""
+    for _ in range(16):  # a definition that refers to itself ends somewhere
+        if "$ref" in schema:
+            schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **_without(schema, "$ref")}
+        elif "anyOf" in schema:
+            others = [option for option in schema["anyOf"] if option.get("type") != "null"]
+            if len(others) != 1:
+                return schema
+            schema = {**others[0], **_without(schema, "anyOf")}
+        else:
+            return schema
+    return schema
+
+
+def _without(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != key}
+
+
+def _flag(kind: str, description: str) -> dict[str, Any]:
+    return {"type": kind, "required": False, "description": description}
+
+
+def choices_of(schema: dict[str, Any]) -> list[str] | None:
+    """The values it may have, where they are words. JSON's own types speak for themselves."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is None or not all(isinstance(value, str) for value in values):
+        return None
+    return list(values)
+
+
+def _flag_of(schema: dict[str, Any], definitions: dict[str, Any], required: bool) -> dict[str, Any]:
+    kind = schema.get("type")
+    entry: dict[str, Any] = {
+        "type": kind if kind in _TYPES else "string",
+        "required": required,
+        "description": str(schema.get("description") or schema.get("title") or ""),
+    }
+    if (choices := choices_of(schema)) is not None:
+        entry |= {"type": "enum", "enum_values": choices}
+    if entry["type"] == "object":
+        entry["schema"] = {**schema, **({"$defs": definitions} if definitions else {})}
+    if "default" in schema:
+        entry["default"] = schema["default"]
+    return entry
+
+
+def _positional(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any] | None:
+    kind = schema.get("type", "string")
+    variadic = kind == "array"
+    if variadic:
+        kind = schema.get("items", {}).get("type", "string")
+    if kind not in ("string", "integer", "number") or not _POSITIONAL_NAME.fullmatch(name):
+        return None
+    entry = {"name": name, "type": kind, "required": required, "description": str(schema.get("description") or name)}
+    if (choices := choices_of(schema)) is not None:
+        entry |= {"type": "enum", "enum_values": choices}
+    if variadic:
+        entry["variadic"] = True
+    return entry
+
+
+def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
+    codes = [*COMMON_CODES, *spec.error_codes]
+    if spec.interruption is not None:
+        codes += ["INCOMPLETE", "JOB_LOST"]
+    if spec.single_flight is not None or spec.concurrency is not None:
+        codes.append("LOCK_HELD")
+    if spec.requires_person is not None:
+        codes += ["PERSON_REQUIRED"]
+    return _by_exit_code(codes, mutates=spec.mutates)
+
+
+def _by_exit_code(codes: list[str], *, mutates: bool) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "0": {
+            "name": "SUCCESS",
+            "description": "It was done.",
+            "retryable": False,
+            "side_effects": "complete" if mutates else "none",
+        }
+    }
+    for code in dict.fromkeys(codes):
+        entry = error_entry(code)
+        ran = entry.side_effects is not SideEffects.NONE and mutates
+        # One exit code may stand for several errors: it promises only what all of them keep.
+        said = table.setdefault(
+            str(entry.exit_code),
+            {
+                "name": _EXIT_NAMES.get(entry.exit_code, code),
+                "description": entry.summary[:_LONGEST_DESCRIPTION],
+                "retryable": True,
+                "side_effects": "none",
+                "error_codes": [],
+            },
+        )
+        said["error_codes"].append(code)
+        if ran:
+            said["side_effects"] = "partial"
+        said["retryable"] = said["retryable"] and entry.retryable and said["side_effects"] == "none"
+    if "143" in table:
+        table["130"] = {**table["143"], "name": "SIGINT"}
+    return table
+
+
+def _builtin(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "danger_level": "safe",
+        "idempotent": True,
+        "required_scopes": [],
+        "flags": {},
+        "exit_codes": _by_exit_code(["ARG_ERROR", "TIMEOUT", "INTERNAL_ERROR"], mutates=False),
+        "builtin": True,
+        "mcp": False,
+    }
+
+
+def _job_command(verb: str, description: str) -> dict[str, Any]:
+    codes = ["ARG_ERROR", "TIMEOUT", "INTERNAL_ERROR", "STORE_BUSY", "STORE_UNUSABLE"]
+    entry = {**_builtin(description), "danger_level": "mutating" if verb == "cancel" else "safe"}
+    if verb != "list":
+        codes += ["JOB_NOT_FOUND", "JOB_LOST"]
+        entry["positionals"] = [
+            {"name": "job-id", "type": "string", "required": True, "description": "Its id, or the beginning of it."}
+        ]
+    if verb == "wait":
+        codes += ["INCOMPLETE", "STALLED"]
+        entry["flags"] = {"budget": _flag("string", "How long to wait at most.")}
+    entry["exit_codes"] = _by_exit_code(codes, mutates=verb == "cancel")
+    return entry
