@@ -73,6 +73,9 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "read data.stderr; data.exit_code is the command's own"),
         ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
                    "look at error.context.signal: SIGSEGV is a native crash, SIGKILL often the OOM killer"),
+        # Whoever was interrupted did nothing wrong, so the same call may succeed; the operation decides, as for clocks.
+        ErrorEntry("HOST_REPLACED", 3, 503, True, UNKNOWN, "Another call blocked the process that this one ran in.",
+                   "call again; find the handler that blocks the event loop or swallows cancellation"),
         ErrorEntry("RESULT_NOT_SERIALIZABLE", 1, 500, False, UNKNOWN, "The result cannot leave the place it was made.",
                    "return plain data: dicts, lists, strings, numbers, dataclasses or models"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
@@ -107,6 +110,9 @@ _WARNINGS: dict[str, str] = {
     "STDIN_IGNORED": "Input was waiting on stdin, which is closed unless asked for.",
     "DEADLINE_INHERITED": "The caller's deadline is earlier than the timeout asked for, and wins.",
     "SOFT_LIMIT": "The soft clock rang before the work ended.",
+    "HOST_REPLACED": "The process of the async handlers was replaced; what they kept in its memory is lost.",
+    "CHECKPOINT_DISCARDED": "What was kept before was for another input; the work starts over.",
+    "REPLAYED": "This call was answered before; nothing ran again.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
 }
 

@@ -80,14 +80,15 @@ class Runtime:
         share_loop: bool = False,
         host_process: bool = False,
         program: Program | None = None,
+        path: Iterable[str] | None = None,
         preloaded: Preloaded | None = None,
     ) -> None:
         """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
         cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
         handlers known not to, or where another process holds the clock. `host_process` runs them in a process of
         their own, where they can be killed and nothing of theirs can block this one. `program` is what the workers
-        import to find their functions; not said, it is the program that runs here. `preloaded` forks them, if there is
-        one already."""
+        import to find their functions, `path` where they look for it; not said, it is the program that runs here.
+        `preloaded` forks them, if there is one already."""
         if worker.inside_worker:
             raise RuntimeError(
                 "a runtime was started while a worker imported this program: put the start of the program "
@@ -110,6 +111,7 @@ class Runtime:
         self._defaults: dict[Operation, Clocks] = {}
         self._home: asyncio.AbstractEventLoop | None = None
         self._program = program
+        self._path = None if path is None else list(path)
         self._preloaded = preloaded
         self._pool: Pool | None = None
         self._host_processes: HostProcesses | None = None
@@ -139,6 +141,11 @@ class Runtime:
     def orphans(self) -> list[dict[str, object]]:
         """Abandoned work that still runs: its name and for how long."""
         return self._orphan_list(len(self._orphans))
+
+    @property
+    def worker_count(self) -> int:
+        """Worker processes that are up or on their way."""
+        return 0 if self._pool is None else self._pool.size
 
     def _orphan_list(self, most: int) -> list[dict[str, object]]:
         now = monotonic_ns()
@@ -312,7 +319,7 @@ class Runtime:
         guards: tuple[Guard, ...],
         attendant: Attendant,
     ) -> Outcome:
-        """In a worker, a host or a thread. Guards are the application's own and may be async: they run on a loop first."""
+        """In a worker, a host or a thread. Guards are the application's own, maybe async: they run on a loop first."""
         if guards:
             self._watch_pickups()
             asking = HostedCall(
@@ -494,6 +501,7 @@ class Runtime:
                 program=self._program,
                 modules=(*own, *self._preload),
                 handlers=[handler for handler in handlers if not unfindable(handler)],
+                path=self._path,
             )
         return self._preloaded
 

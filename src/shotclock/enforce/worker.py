@@ -17,7 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 from ..core.arguments import NotSerializable, signature_of, to_jsonable
@@ -29,6 +29,9 @@ from ..core.records import as_dict
 from . import kernel, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
+
+Reply = tuple[str, object]
+"""What came of a function: one of the kinds that `outcomes.worker_outcome` knows, and its details."""
 
 MAIN_ALIAS = "__shotclock_main__"
 main_import_error = ""
@@ -200,7 +203,45 @@ def _perform(
     bell_ns: int,
     depth: int,
     skipped_steps: tuple[str, ...],
-) -> tuple[str, object]:
+) -> Reply:
+    def context(function: Callable[..., Any]) -> Context:
+        is_async = inspect.iscoroutinefunction(function)
+        return Context(
+            name=name,
+            request_id=request_id,
+            deadline=Deadline(bell_ns) if bell_ns else None,
+            depth=depth,
+            on_progress=call.progress,
+            on_call=_awaited(call.call) if is_async else call.call,
+            is_stopping=call.is_stopping,
+            on_step=call.step,
+            on_ask=_awaited(call.ask) if is_async else call.ask,
+            skipped_steps=skipped_steps,
+        )
+
+    try:
+        bound = bind(module, qualname, payload, context)
+        if isinstance(bound, tuple):
+            return bound
+        result = bound()
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            result = asyncio.run(result)
+    except Stopped:
+        raise
+    except BaseException as error:
+        return reply_to_error(error)
+    return reply_to_result(result)
+
+
+# --- what a worker and a host process say in the same way -------------------------------------------------
+
+
+def bind(
+    module: str, qualname: str, payload: bytes, context: Callable[[Callable[..., Any]], Context]
+) -> Callable[[], Any] | Reply:
+    """The function with its arguments, checked; or the reply that says why it cannot be called, and nothing ran."""
     try:
         function = find(module, qualname)
     except Stopped:
@@ -208,38 +249,16 @@ def _perform(
     except BaseException as error:
         why = main_import_error if module == MAIN_ALIAS and main_import_error else f"{type(error).__name__}: {error}"
         return "unimportable", f"{module}:{qualname}: {why}"
-    try:
-        signature = signature_of(function)
-        arguments, problems = signature.check(pickle.loads(payload))
-        if problems:
-            return "invalid", problems
-        is_async = inspect.iscoroutinefunction(function)
-        if signature.wants_context:
-            arguments["ctx"] = Context(
-                name=name,
-                request_id=request_id,
-                deadline=Deadline(bell_ns) if bell_ns else None,
-                depth=depth,
-                on_progress=call.progress,
-                on_call=_awaited(call.call) if is_async else call.call,
-                is_stopping=call.is_stopping,
-                on_step=call.step,
-                on_ask=_awaited(call.ask) if is_async else call.ask,
-                skipped_steps=skipped_steps,
-            )
-        result = function(**arguments)
-        if inspect.iscoroutine(result):
-            import asyncio
+    signature = signature_of(function)
+    arguments, problems = signature.check(pickle.loads(payload))
+    if problems:
+        return "invalid", problems
+    if signature.wants_context:
+        arguments["ctx"] = context(function)
+    return partial(function, **arguments)
 
-            result = asyncio.run(result)
-    except Stopped:
-        raise
-    except Failure as failure:
-        with contextlib.suppress(Exception):
-            return "failed", pickle.dumps(failure)
-        return "raised", _describe(failure)
-    except BaseException as error:
-        return "raised", _describe(error)
+
+def reply_to_result(result: object) -> Reply:
     try:
         data = to_jsonable(result)
         same = type(data) is type(result) and data == result
@@ -253,6 +272,13 @@ def _perform(
             "unserializable",
             f"a {type(result).__name__} cannot leave its process: {type(error).__name__}: {error}",
         )
+
+
+def reply_to_error(error: BaseException) -> Reply:
+    if isinstance(error, Failure):
+        with contextlib.suppress(Exception):
+            return "failed", pickle.dumps(error)
+    return "raised", _describe(error)
 
 
 def _awaited(blocking: Callable[..., Any]) -> Callable[..., Any]:

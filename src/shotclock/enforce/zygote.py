@@ -2,7 +2,7 @@
 
 The *clean* zygote runs our code only and is started once per runtime. It forks a supervisor for every command
 and for one *preloaded* zygote, which imports the users' modules (an import may hang: it is supervised like any
-other work) and forks a supervisor for every worker, with everything already imported.
+other work) and forks a supervisor for every worker and every host process, with everything already imported.
 
     runtime ── clean zygote ─┬─ supervisor ── command
                              └─ supervisor ── preloaded zygote ── supervisor ── worker
@@ -29,7 +29,7 @@ from .clock import pause
 from .kernel import Bell
 from .supervisor import SUPERVISOR_NAME, Supervisor, kill_below
 
-COMMAND, PRELOADED, WORKER = b"c", b"z", b"w"
+COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
 
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
 _REQUEST_LIMIT_S = 10.0
@@ -234,6 +234,22 @@ def _supervise(note: bytes, fds: list[int]) -> None:
             os.close(fds[3])
 
         supervisor.run_worker(serve, release=release)
+    elif note == HOST:
+        _supervise_host(control, socket.socket(fileno=fds[1]), fds[2])
+
+
+def _supervise_host(control: socket.socket, calls: socket.socket, memory: int) -> None:
+    def serve() -> None:
+        from .host import serve_host
+
+        control.close()
+        serve_host(calls, memory)
+
+    def release() -> None:
+        calls.close()
+        os.close(memory)
+
+    Supervisor(control).run_worker(serve, release=release)
 
 
 def _called_off(control: socket.socket) -> bool:

@@ -1,0 +1,625 @@
+"""Host processes seen from the runtime: async handlers run there when the process that holds the clocks may run none.
+
+One host serves all calls, so they share what the app keeps in its memory. It is replaced when it
+
+- is deaf: its loop does not even take note of a cancellation. It is killed at once, with everything below it;
+- is tainted: a handler swallowed its cancellation. New calls go to a fresh host at once, the tainted one is killed as
+  soon as nobody else's call is in it, so that nothing is abandoned for long;
+- died by itself.
+
+What had not begun moves to the fresh host and never notices; what had begun is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import mmap
+import os
+import pickle
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Callable, Coroutine
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Protocol
+
+from ..core.clocks import ClockKind, Clocks
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, Warning_, warning
+from ..core.errors import Failure
+from . import wire
+from .admission import Outcome
+from .assignment import Report
+from .clock import monotonic_ns
+from .guests import Guest
+from .host import BEGUN, CLOSED, RUNNING, SHARED_SIZE
+from .hosted import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
+from .outcomes import crash_outcome
+from .pool import CLOSE_LIMIT_S, IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S
+from .preloaded import Preloaded
+from .processes import REPORT_MARGIN_MS, shielded
+from .supervisor import VERIFY_LIMIT_MS
+from .zygote import HOST
+
+HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
+# How long a kill may take to be reported; a supervisor that was stopped or is broken runs it out.
+KILL_LIMIT_S = (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+# Each tainted host is a process with handlers that would not stop. Beyond this the oldest goes, whoever is in it.
+MOST_TAINTED = 3
+# Calls whose grace ends this soon after another's are waited for, so that all are killed and none is abandoned.
+TOGETHER_NS = HEARD_LIMIT_NS
+# After this many hosts in a row that never came up, those who wait are told instead of waiting for their bells.
+MOST_FAILED_STARTS = 8
+
+
+class Fate(Enum):
+    """Why a host ends."""
+
+    DEAF = auto()
+    TAINTED = auto()
+    CROWDED_OUT = auto()
+    CLOSING = auto()
+    DIED = auto()
+    """By itself: nobody here wanted it to."""
+
+
+class Books(Protocol):
+    """Who keeps the books of what was abandoned: the runtime."""
+
+    def abandoned(self, call: Guest) -> None: ...
+    def came_late(self, call: Guest) -> None: ...
+    def was_killed(self, call: Guest) -> None: ...
+
+
+class HostProcess:
+    """A host process and its supervisor, from fork to the last report."""
+
+    def __init__(self, owner: HostProcesses) -> None:
+        self._owner = owner
+        self._loop = owner.loop
+        self.fate = Fate.DIED
+        self.is_ready = False
+        self.is_dying = False
+        self.culprit = ""
+        """Whose code held the loop when it was given up, as far as can be known."""
+        self.guests: dict[int, Guest] = {}
+        self.gone: asyncio.Future[Report | None] = self._loop.create_future()
+        self._numbers = 0
+        self._unheard: dict[int, Guest] = {}
+        self._check: asyncio.TimerHandle | None = None
+        self._check_due_ns = 0
+        self._tries = 0
+        self._pulse = -1
+        self._sign_ns = self._born_ns = monotonic_ns()
+        self._further: dict[int, asyncio.Task[None]] = {}
+        self._outbox = bytearray()
+        self._flushing = False
+        self._kill_limit: asyncio.TimerHandle | None = None
+        self._control, their_control = socket.socketpair()
+        self._calls, their_calls = socket.socketpair()
+        self._control.setblocking(False)
+        self._calls.setblocking(False)
+        memory = _shared_memory()
+        self._words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
+        try:
+            owner.preloaded.send(HOST, [their_control.fileno(), their_calls.fileno(), memory])
+        except BaseException:
+            self._control.close()
+            self._calls.close()
+            raise
+        finally:
+            their_control.close()
+            their_calls.close()
+            os.close(memory)
+        self._reports, self._replies = wire.Inbox(self._control), wire.Inbox(self._calls)
+        self._loop.add_reader(self._control, self._on_report)
+        self._loop.add_reader(self._calls, self._on_reply)
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def take(self, guest: Guest) -> None:
+        """Give it a call. It is answered exactly once, whatever happens to the process."""
+        self._numbers += 1
+        guest.host, guest.number = self, self._numbers
+        self.guests[guest.number] = guest
+        guest.sign_of_life()
+        self._say(*guest.message())
+        if guest.stopping:
+            self.ask_to_wind_down(guest)
+
+    def has_begun(self, guest: Guest) -> bool:
+        return bool(self._words[BEGUN] >= guest.number)
+
+    @property
+    def was_any_good(self) -> bool:
+        """Whether it came up and was there for a while, so that there is a point in starting another at once."""
+        return self.is_ready and bool(self._words[BEGUN] or monotonic_ns() - self._born_ns > RESPAWN_PAUSE_S * 1e9)
+
+    def ask_to_wind_down(self, guest: Guest) -> None:
+        self._say("stopping", guest.number)
+
+    def cancel(self, guest: Guest) -> None:
+        """Tell the host to cancel it. Whether the host hears that decides about the host."""
+        if self.is_dying:
+            return  # its end answers for everybody in it
+        guest.asked_ns = monotonic_ns()
+        self._unheard[guest.number] = guest
+        self._say("cancel", guest.number)
+        if self._check is None:
+            self._tries = 0
+            self._check_later()
+
+    def _check_later(self) -> None:
+        self._pulse = self._words[BEGUN]
+        self._check_due_ns = monotonic_ns() + HEARD_LIMIT_NS
+        self._check = self._loop.call_later(HEARD_LIMIT_S, self._check_heard, context=self._owner.context)
+
+    def _check_heard(self) -> None:
+        self._check = None
+        now_ns = monotonic_ns()
+        deaf_to = [guest for guest in self._unheard.values() if now_ns - guest.asked_ns >= HEARD_LIMIT_NS]
+        if not self._unheard or self.is_dying:
+            return
+        self._tries += 1
+        is_starved = now_ns - self._check_due_ns > STARVED_S * 1e9 and self._tries < STARVED_TRIES
+        is_alive = now_ns - self._sign_ns <= HEARD_LIMIT_NS or self._words[BEGUN] != self._pulse
+        is_too_late = any(now_ns >= guest.asked_ns + guest.grace_ns for guest in deaf_to)
+        if deaf_to and not is_starved and (is_too_late or not is_alive):
+            self._owner.found_deaf(self)
+        else:
+            self._check_later()
+
+    def running(self) -> Guest | None:
+        """Whose code holds the loop at this moment."""
+        return self.guests.get(self._words[RUNNING])
+
+    # --- what the process says ----------------------------------------------------------------------------
+
+    def _on_reply(self) -> None:
+        try:
+            messages = self._replies.receive()
+        except BlockingIOError:
+            return
+        except wire.Broken:
+            # It is gone. Its supervisor tells how; what it left below need not be waited for.
+            self._loop.remove_reader(self._calls)
+            self._order("kill", "its host is gone")
+            return
+        self._sign_ns = monotonic_ns()
+        for message in messages:
+            self._hear(message)
+
+    def _hear(self, message: wire.Message) -> None:
+        if message[0] == "ready":
+            self.is_ready = True
+            self._owner.came_up(self)
+            return
+        if message[0] == "never mind":
+            if (further := self._further.get(message[1])) is not None:
+                further.cancel()
+            return
+        guest = self.guests.get(message[1])
+        if guest is None:
+            return
+        match message:
+            case ("done", _, str(kind), payload, int(finished_ns)):
+                del self.guests[guest.number]
+                self._unheard.pop(guest.number, None)
+                self._owner.ended(self, guest, kind, payload, finished_ns)
+            case ("heard", _):
+                if self._unheard.pop(guest.number, None) is not None:
+                    self._owner.heard(self, guest)
+            case ("progress", _, int(done), total, unit) if not guest.is_abandoned:
+                guest.sign_of_life()
+                guest.attendant.progress(done, total, unit)
+            case ("step", _, str(name)) if not guest.is_abandoned:
+                guest.sign_of_life()
+                guest.attendant.step(name)
+            case ("call", _, int(question), str(name), bytes(arguments), dict(limits)):
+                self._attend(question, partial(_redispatched, guest, name, arguments, limits))
+            case ("ask", _, int(question), str(what), bytes(value)):
+                self._attend(question, partial(_answered, guest, what, value))
+
+    def _attend(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+        async def answer() -> None:
+            self._say("answer", question, await find_answer())
+
+        further = self._further[question] = self._loop.create_task(answer())
+        further.add_done_callback(lambda _: self._further.pop(question, None))
+
+    def _on_report(self) -> None:
+        try:
+            messages = self._reports.receive()
+        except BlockingIOError:
+            return
+        except wire.Broken:
+            self.end(None)
+            return
+        for message in messages:
+            if message[0] == "ended":
+                self.end(Report.unpack(message[1]))
+
+    # --- what it is told ----------------------------------------------------------------------------------
+
+    def _say(self, *message: object) -> None:
+        """Sent at the end of this turn of our loop, together with whatever else is said until then."""
+        self._outbox += wire.frame(message)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush, context=self._owner.context)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.gone.done():
+            return
+        try:
+            while self._outbox:
+                del self._outbox[: self._calls.send(self._outbox)]
+        except (BlockingIOError, InterruptedError):
+            self._flushing = True
+            self._loop.add_writer(self._calls, self._flush_rest)
+        except OSError:
+            pass  # it is dying; its supervisor will report
+
+    def _flush_rest(self) -> None:
+        self._sign_ns = monotonic_ns()  # it has read something
+        self._loop.remove_writer(self._calls)
+        self._flush()
+
+    def _order(self, *order: object) -> None:
+        with contextlib.suppress(wire.Broken, BlockingIOError):
+            wire.send(self._control, order)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def kill(self, fate: Fate, culprit: str = "") -> None:
+        if self.is_dying or self.gone.done():
+            return
+        self.is_dying = True
+        self.fate, self.culprit = fate, culprit
+        self._words[CLOSED] = 1
+        self._order("kill", fate.name.lower())
+        self._kill_limit = self._loop.call_later(KILL_LIMIT_S, self.end, None)
+
+    def end(self, report: Report | None) -> None:
+        """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
+        if self.gone.done():
+            return
+        self.is_dying = True
+        self._words[CLOSED] = 1
+        with contextlib.suppress(wire.Broken, OSError):
+            while self.guests:  # a result sent before the end is still in the socket, and is the truth
+                for message in self._replies.receive():
+                    self._hear(message)
+        for handle in (self._check, self._kill_limit):
+            if handle is not None:
+                handle.cancel()
+        for further in list(self._further.values()):
+            further.cancel()  # whoever asked is gone
+        for sock in (self._control, self._calls):
+            self._loop.remove_reader(sock)
+            self._loop.remove_writer(sock)
+            sock.close()
+        self.gone.set_result(report)
+        self._owner.lost(self, report)
+
+
+class HostProcesses:
+    """The host that serves, those that are on their way out, and the calls that wait for a fresh one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, preloaded: Preloaded, books: Books) -> None:
+        self.loop = loop
+        self.preloaded = preloaded
+        self.context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
+        self._books = books
+        self._serving: HostProcess | None = None
+        self._all: set[HostProcess] = set()
+        self._tainted: list[HostProcess] = []
+        self._waiting: deque[Guest] = deque()
+        self._respawn: asyncio.TimerHandle | None = None
+        self._failed_starts = 0
+        self._closing = False
+
+    async def warm_up(self, within_s: float) -> bool:
+        """Start the host and wait for it. False if it is not up in time."""
+        give_up_ns = monotonic_ns() + int(within_s * 1e9)
+        while not (self._serving is not None and self._serving.is_ready):
+            self._ensure_host()
+            if monotonic_ns() >= give_up_ns:
+                return False
+            await asyncio.sleep(WARM_UP_PAUSE_S)
+        return True
+
+    async def run(self, guest: Guest) -> Outcome:
+        """Run a call. Returns when the work has ended one way or the other; bounded by its clocks."""
+        guest.on_waiting_end = self._turn_away
+        guest.arm(self.loop, self.context)
+        queue: asyncio.TimerHandle | None = None
+        if self._serving is not None and self._serving.is_ready:
+            self._serving.take(guest)
+        else:
+            self._waiting.append(guest)
+            self._ensure_host()
+            if queue_ms := guest.admission.clocks.queue_ms:
+                queue = self.loop.call_later(queue_ms / 1000, self._end_queueing, guest)
+        try:
+            return await guest.done
+        except asyncio.CancelledError:
+            await self._call_off(guest)
+            raise
+        finally:
+            guest.disarm()
+            if queue is not None:
+                queue.cancel()
+
+    async def _call_off(self, guest: Guest) -> None:
+        """The caller has left: stop the work and wait, bounded, until it has ended or is given up."""
+        host = guest.host
+        if not isinstance(host, HostProcess):
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(guest)
+        elif host.guests.get(guest.number) is guest:
+            guest.done = self.loop.create_future()
+            if guest.fired is None:
+                guest.stop(ClockKind.TIMEOUT)
+            limit_s = guest.grace_ns / 1e9 + HEARD_LIMIT_S * (STARVED_TRIES + 2) + KILL_LIMIT_S
+            await shielded(asyncio.wait([guest.done], timeout=limit_s))
+
+    # --- waiting for a host -------------------------------------------------------------------------------
+
+    def _end_queueing(self, guest: Guest) -> None:
+        if guest.host is None and not guest.done.done():
+            self._turn_away(guest, ClockKind.QUEUE)
+
+    def _turn_away(self, guest: Guest, kind: ClockKind) -> None:
+        """No host in time: it never started."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(guest)
+        why = "no host process came up in time; importing the modules it needs takes too long"
+        if monotonic_ns() - self.preloaded.started_ns > IMPORT_LIMIT_NS:
+            self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
+        if kind is ClockKind.QUEUE:
+            fired = guest.admission.fired(kind, monotonic_ns() - guest.started_ns)
+            guest.resolve(Outcome(Ending.NOT_STARTED, Problem("QUEUE_TIMEOUT", why, fired=fired)))
+        else:
+            guest.settle(Ending.NOT_STARTED, why=why)
+
+    def _ensure_host(self) -> None:
+        """One that serves, or is on its way, or will be tried again in a moment."""
+        if self._serving is not None or self._respawn is not None or self._closing:
+            return
+        try:
+            self._serving = HostProcess(self)
+            self._all.add(self._serving)
+        except (wire.Broken, OSError) as error:
+            self._start_failed(str(error))
+
+    def _start_failed(self, why: str) -> None:
+        """The machine is full, the imports kill it, or somebody killed its zygote. Not again at once."""
+        self._failed_starts += 1
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            self._failed_starts = 0
+            for guest in self._waiting:
+                problem = Problem("SPAWN_FAILED", f"no host process came up in {MOST_FAILED_STARTS} tries: {why}")
+                guest.resolve(Outcome(Ending.NOT_STARTED, problem))
+            self._waiting.clear()
+        if self._respawn is None and not self._closing:
+            self._respawn = self.loop.call_later(RESPAWN_PAUSE_S, self._respawn_now, context=self.context)
+
+    def _respawn_now(self) -> None:
+        self._respawn = None
+        if self._waiting:
+            self._ensure_host()
+
+    def came_up(self, host: HostProcess) -> None:
+        self._failed_starts = 0
+        if host is self._serving:
+            while self._waiting:
+                host.take(self._waiting.popleft())
+
+    # --- what becomes of calls ----------------------------------------------------------------------------
+
+    def heard(self, host: HostProcess, guest: Guest) -> None:
+        if guest.was_probed:
+            self._give_up(host, guest)
+        else:
+            guest.call_when_overdue(self.loop, self._overdue)
+
+    def ended(self, host: HostProcess, guest: Guest, kind: str, payload: object, finished_ns: int) -> None:
+        if guest.is_abandoned:
+            self._books.came_late(guest)
+        elif kind == "unbegun" and guest.fired is None:
+            self._move([guest])  # refused because its host was closing
+        else:
+            guest.arrived(kind, payload, finished_ns)
+        self._kill_if_useless(host)
+
+    def _overdue(self, guest: Guest) -> None:
+        """It took note of its cancellation and is still there after its grace."""
+        host = guest.host
+        assert isinstance(host, HostProcess)
+        if guest.done.done() or host.is_dying:
+            return
+        guest.is_overdue = True
+        self._taint(host)
+        if self._kill_if_useless(host):
+            return
+        others = [other for other in host.guests.values() if not other.is_overdue]
+        soon_ns = monotonic_ns() + TOGETHER_NS
+        if all(other.fired is not None and other.overdue_ns <= soon_ns for other in others):
+            return  # the last of them decides for all
+        if host.running() is guest:  # it may have blocked the loop since it was cancelled: see whether that still hears
+            guest.was_probed = True
+            host.cancel(guest)
+        else:
+            self._give_up(host, guest)
+
+    def _give_up(self, host: HostProcess, guest: Guest) -> None:
+        """It goes on among calls that need its host. Abandoned, until they have ended."""
+        if guest.done.done() or host.is_dying:
+            return
+        guest.is_abandoned = True
+        self._books.abandoned(guest)
+        guest.settle(Ending.ABANDONED, warnings=[_replaced(f"{guest.name} did not stop when it was cancelled")])
+
+    # --- what becomes of hosts ----------------------------------------------------------------------------
+
+    def _taint(self, host: HostProcess) -> None:
+        if host in self._tainted:
+            return
+        self._tainted.append(host)
+        self._relieve(host)
+        if len(self._tainted) > MOST_TAINTED:
+            oldest = self._tainted[0]
+            names = sorted({guest.name for guest in oldest.guests.values() if guest.is_overdue})
+            oldest.kill(Fate.CROWDED_OUT, ", ".join(names))
+
+    def _kill_if_useless(self, host: HostProcess) -> bool:
+        """A tainted host in which nobody is left but those who would not stop."""
+        if host not in self._tainted or not all(guest.is_overdue for guest in host.guests.values()):
+            return False
+        host.kill(Fate.TAINTED)
+        return True
+
+    def found_deaf(self, host: HostProcess) -> None:
+        running = host.running()
+        host.kill(Fate.DEAF, running.name if running is not None else "")
+        self._relieve(host)
+
+    def _relieve(self, host: HostProcess) -> None:
+        """A fresh one at once, before anybody asks for it."""
+        if host is self._serving:
+            self._serving = None
+            self._ensure_host()
+
+    def lost(self, host: HostProcess, report: Report | None) -> None:
+        """A host is gone. Everybody who was in it is answered, or moved."""
+        self._all.discard(host)
+        if host in self._tainted:
+            self._tainted.remove(host)
+        if host is self._serving:
+            self._serving = None
+            if host.was_any_good:
+                self._ensure_host()
+            else:
+                self._start_failed("it died before it served any call")
+        guests = sorted(host.guests.values(), key=lambda guest: guest.number)
+        host.guests.clear()
+        told = sum(not guest.is_abandoned and guest.fired is None and host.has_begun(guest) for guest in guests)
+        unbegun = []
+        for guest in guests:
+            if guest.is_abandoned:
+                self._books.was_killed(guest)
+            elif host.has_begun(guest):
+                self._answer_for(host, guest, report, told)
+            elif self._closing:
+                guest.resolve(_closing())
+            elif guest.fired is not None:
+                warnings = [_replaced(_why(host, guest), told)]
+                guest.settle(Ending.NOT_STARTED, why="its host process had no time for it", warnings=warnings)
+            else:
+                unbegun.append(guest)
+        self._move(unbegun)
+
+    def _move(self, unbegun: list[Guest]) -> None:
+        """To the fresh host, before all others, as if nothing had happened."""
+        for guest in unbegun:
+            guest.host, guest.number = None, 0
+        self._waiting.extendleft(reversed(unbegun))
+        if self._waiting:
+            self._ensure_host()
+            if self._serving is not None and self._serving.is_ready:
+                self.came_up(self._serving)
+
+    def _answer_for(self, host: HostProcess, guest: Guest, report: Report | None, told: int) -> None:
+        """For a call that had begun in a host that is gone."""
+        survivors = report.survivors if report is not None else []
+        if guest.fired is not None:
+            warnings = [_replaced(_why(host, guest), told)]
+            guest.settle(Ending.KILLED, warnings=warnings, survivors=survivors)
+        elif host.fate is Fate.CLOSING:
+            problem = Problem("CANCELLED", "stopped: the runtime is closing")
+            guest.resolve(Outcome(Ending.KILLED, problem, survivors=survivors))
+        elif host.fate is Fate.DIED or report is None:
+            if report is not None:
+                report.stopped = None  # we only asked its supervisor to be quick
+            outcome = crash_outcome(guest.admission, report)
+            outcome.warnings.append(_replaced("it died"))
+            guest.resolve(outcome)
+        else:
+            message = f"{guest.name} was interrupted, its host process was replaced: {_why(host, guest)}; {_LOST}"
+            context: dict[str, object] = {"operation": host.culprit} if host.culprit else {}
+            problem = Problem("HOST_REPLACED", message, context=context or None)
+            guest.resolve(Outcome(Ending.KILLED, problem, survivors=survivors))
+
+    async def close(self) -> None:
+        """Kill every host and wait, bounded, until each tree is reported gone."""
+        self._closing = True
+        if self._respawn is not None:
+            self._respawn.cancel()
+        for guest in self._waiting:
+            guest.resolve(_closing())
+        self._waiting.clear()
+        hosts = list(self._all)
+        for host in hosts:
+            host.kill(Fate.CLOSING)
+        if not all(host.is_ready for host in hosts):
+            self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
+        if hosts:
+            await asyncio.wait([host.gone for host in hosts], timeout=CLOSE_LIMIT_S)
+        for host in hosts:
+            host.end(None)
+
+
+_LOST = "what handlers kept in its memory is lost"
+
+
+def _why(host: HostProcess, guest: Guest) -> str:
+    if host.fate is Fate.DEAF:
+        who = "it" if host.culprit == guest.name else host.culprit
+        return f"{who} blocked its event loop" if who else "its event loop was blocked"
+    if host.fate is Fate.DIED:
+        return "it died"
+    return f"{host.culprit or guest.name} did not stop when it was cancelled"
+
+
+def _replaced(why: str, told: int = 0) -> Warning_:
+    context = {"interrupted": told} if told else {}
+    return warning("HOST_REPLACED", f"the host process was replaced ({why}); {_LOST}", **context)
+
+
+def _closing() -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
+
+
+async def _answered(guest: Guest, question: str, value: bytes) -> bytes:
+    answer: object
+    try:
+        answer = (True, await guest.attendant.ask(question, pickle.loads(value)))
+    except Failure as failure:
+        answer = (False, failure)
+    except Exception as error:
+        answer = (False, Failure("CHECKPOINTS_UNAVAILABLE", f"{type(error).__name__}: {error}"))
+    return pickle.dumps(answer)
+
+
+async def _redispatched(guest: Guest, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
+    envelope = await guest.on_call(name, pickle.loads(arguments), Clocks(**limits))
+    try:
+        return pickle.dumps(envelope)
+    except Exception:  # the value cannot be pickled; its JSON form always can
+        return pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
+
+
+def _shared_memory() -> int:
+    """A descriptor of memory that both sides map."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("shotclock-host")
+    else:
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
+    os.ftruncate(memory, SHARED_SIZE)
+    return memory
