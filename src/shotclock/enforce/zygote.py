@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+from typing import NoReturn
 
 from . import kernel, wire
 from .assignment import Assignment, Report
@@ -266,6 +267,26 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     kernel.name_process("shotclock-zyg")
     _prepare(*wire.receive_one(requests))
     _serve_forks(requests)
+    os._exit(0)
+
+
+def become_zygote_of(requests: socket.socket) -> NoReturn:
+    """In a fresh fork of the program itself: everything is imported already. Lives until the program is gone."""
+    from . import worker
+
+    worker.inside_worker = True
+    sys.modules[worker.MAIN_ALIAS] = sys.modules["__main__"]
+    kernel.name_process("shotclock-zyg")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    # What functions print is not the program's answer, which goes to stdout alone.
+    os.dup2(2, 1)
+    fd = os.dup(requests.fileno())
+    os.closerange(3, fd)
+    os.closerange(fd + 1, fd + 256)
+    gc.collect()
+    gc.freeze()
+    _serve_forks(socket.socket(fileno=fd))
     os._exit(0)
 
 
