@@ -22,13 +22,15 @@ from ..core.clocks import Clocks
 from ..core.durations import DurationError
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
+from ..core.errors import Failure
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns
 from ..enforce.forked import carry_out
 from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse
+from .serve import Serve
 
-SUBCOMMANDS = ("exec", "errors", "doctor", "help")
+SUBCOMMANDS = ("exec", "serve", "errors", "doctor", "help")
 DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
@@ -102,6 +104,8 @@ def _main(words: list[str], as_json: bool) -> int:
         return _refuse(name, mistakes, as_json)
     if isinstance(understood, Work):
         return _perform(understood, clocks, as_json)
+    if isinstance(understood, Serve):
+        return _serve(understood, as_json)
     if isinstance(understood, Page):
         write_quietly(sys.stdout, understood.text)
     else:
@@ -124,6 +128,39 @@ app = App(
 def _exec() -> Help:
     """Run one command on the clock; when it hangs, it is really stopped."""
     return Help("exec")  # only listed here: `shotclock exec` itself never comes this way
+
+
+@app.command
+def serve(
+    target: str,
+    /,
+    *,
+    http: Annotated[str | None, Parameter(metavar="HOST:PORT")] = None,
+    operation_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
+    operation_timeout_ms: Annotated[str | None, Parameter(metavar="N")] = None,
+    json: Annotated[bool, FLAG] = False,
+) -> Serve:
+    """Serve an App's commands as MCP tools, on stdin and stdout.
+
+    Parameters
+    ----------
+    target
+        package.module:app or path/to/file.py:app (`:app` may be left out).
+    http
+        Serve on this address of this machine instead; port 0 is any free one.
+    operation_timeout
+        The backstop above every tool's own timeout; the app's own if not given, 0 means none.
+    operation_timeout_ms
+        The same in milliseconds.
+    json
+        If it cannot be served: the envelope alone on stdout, also on a terminal.
+    """
+    from .serve import understood
+
+    asked, mistakes = understood(target, http, operation_timeout, operation_timeout_ms)
+    if mistakes:
+        raise _Mistaken(mistakes)
+    return asked
 
 
 @app.command
@@ -203,7 +240,7 @@ class _Mistaken(Exception):
         self.mistakes = mistakes
 
 
-def _understand(words: list[str]) -> tuple[Work | Page | Help | None, Mistakes]:
+def _understand(words: list[str]) -> tuple[Work | Page | Help | Serve | None, Mistakes]:
     parsed, mistakes = parse(app, words, help_hint=f"shotclock help {words[0]}")
     if parsed is None:
         return None, mistakes
@@ -252,6 +289,18 @@ def _perform(work: Work, clocks: Clocks, as_json: bool) -> int:
     admission.warnings += [warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings]
     outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
     return _deliver(answer(admission, outcome), as_json, work.render)
+
+
+def _serve(asked: Serve, as_json: bool) -> int:
+    from .serve import run
+
+    ended = run(asked)
+    if not isinstance(ended, Failure):
+        return ended
+    problem = Problem(ended.code, str(ended), "validation", context=ended.context or None, suggestion=ended.suggestion)
+    if as_json:  # who started us as a server reads stderr, if anything
+        say_line(f"shotclock: {ended.code}: {ended}")
+    return _deliver_unstarted("serve", problem, as_json)
 
 
 def _refuse(name: str, mistakes: Mistakes, as_json: bool, *, suggestion: str | None = None) -> int:

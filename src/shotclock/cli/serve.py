@@ -1,0 +1,42 @@
+"""`shotclock serve`: an App as an MCP server. What keeps it from serving is one envelope; after that, stdout is the
+protocol's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.errors import Failure
+from .parsing import Mistakes
+
+if TYPE_CHECKING:
+    from ..servers.serving import Options
+
+
+@dataclass(frozen=True)
+class Serve:
+    """A server that was asked for."""
+
+    target: str
+    options: Options
+
+
+def understood(
+    target: str, http: str | None, operation_timeout: str | None, operation_timeout_ms: str | None
+) -> tuple[Serve, Mistakes]:
+    from ..servers.serving import options_of
+
+    options, mistakes = options_of(
+        http=http, operation_timeout=operation_timeout, operation_timeout_ms=operation_timeout_ms
+    )
+    return Serve(target, options), [{**mistake, "field": mistake["field"].replace("_", "-")} for mistake in mistakes]
+
+
+def run(serve: Serve) -> int | Failure:
+    """The exit code once it has served, or why it could not."""
+    from ..servers.serving import serve_target
+
+    try:
+        return serve_target(serve.target, serve.options)
+    except Failure as failure:
+        return failure

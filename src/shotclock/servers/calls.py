@@ -1,0 +1,303 @@
+"""One `tools/call`: read what is asked, have it done at the desk under the server's own backstop, show the envelope.
+
+    client ── tools/call ── Gate ── desk ── runtime ── worker | host process
+                             │
+                             └ backstop: answers when it rings, whatever becomes of the rest
+
+The gate stands before the SDK's own checks, because bad arguments are answered with an envelope like everything else,
+and behind it the SDK would read a result again that we have just made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import re
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from ..core.catalogue import CommandSpec
+from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS, Bound, Deadline
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, warning
+from ..desk import Desk
+from ..enforce.admission import Admission, Outcome, admit, answer, new_request_id
+from ..enforce.clock import monotonic_ns
+from ..enforce.handlers import raised
+from .progress import ProgressReports
+from .terms import REMAINING, Terms, read_terms
+from .tools import JOB_ACTIONS, JOB_TOOL
+
+# Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
+STOPPED_WITHIN_S = 0.5
+# How long a caller waits for a command that may outlive it, where nobody said.
+DEFAULT_BUDGET_MS = 30_000
+# The SDK's readers give up on JSON nested deeper than about 200; an answer they drop is an answer that never came.
+MOST_NESTED = 100
+MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_NO_BRACKET = re.compile(r"[^\[\]{}]+")
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """What an operator wants to know about the calls of this server."""
+
+    calls: int = 0
+    in_flight: int = 0
+    cancelled: int = 0
+    backstop: int = 0
+    late: int = 0
+    """Results that came after the backstop had answered, and were thrown away."""
+
+
+class Gate:
+    """Takes in every `tools/call` of every connection. Middleware of the SDK's server."""
+
+    def __init__(
+        self, desk: Desk, tools: Mapping[str, Tool], *, operation_timeout_ms: int, server_info: dict[str, Any]
+    ) -> None:
+        self._desk = desk
+        self._tools = tools
+        self._specs = {spec.name: spec for spec in desk.catalogue.commands}
+        self._limit_ms = operation_timeout_ms
+        self._server_info = server_info
+        self._left: set[asyncio.Task[Envelope]] = set()
+        self._idle: asyncio.Event | None = None
+        self.counts = CallCounts()
+
+    async def until_idle(self) -> None:
+        if self.counts.in_flight:
+            self._idle = asyncio.Event()
+            await self._idle.wait()  # bounded by whoever asks
+
+    async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        if ctx.method != "tools/call" or ctx.request_id is None:
+            return await call_next(ctx)
+        params = ctx.params or {}
+        name, meta = params.get("name"), params.get("_meta")
+        if not isinstance(name, str) or not isinstance(meta, dict | None):
+            raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
+        self.counts.calls += 1
+        self.counts.in_flight += 1
+        terms = read_terms(meta)
+        progress = ProgressReports(ctx.session.report_progress) if terms.wants_progress else None
+        try:
+            envelope = await self._envelope(name, params.get("arguments"), terms, progress)
+            if progress is not None:
+                await progress.finish()
+        except asyncio.CancelledError:
+            self.counts.cancelled += 1
+            raise
+        finally:
+            self.counts.in_flight -= 1
+            if self._idle is not None and not self.counts.in_flight:
+                self._idle.set()
+            if progress is not None:
+                progress.abandon()
+        if terms.unreadable is not None:
+            envelope.warnings.append(warning("DEADLINE_UNREADABLE", terms.unreadable))
+        return shown(envelope, self._server_info if ctx.protocol_version in MODERN else None)
+
+    async def _envelope(self, name: str, arguments: object, terms: Terms, progress: ProgressReports | None) -> Envelope:
+        mistakes = list(terms.mistakes)
+        if arguments is None:
+            arguments = {}
+        elif not isinstance(arguments, dict):
+            mistakes.append({"field": "arguments", "message": "must be an object"})
+        if name not in self._tools:
+            close = difflib.get_close_matches(name, self._tools, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
+            problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
+            return _refused(name[:100], problem)
+        if name == JOB_TOOL and isinstance(arguments, dict):
+            mistakes += _job_mistakes(arguments)
+        if mistakes or not isinstance(arguments, dict):
+            return _invalid(name, mistakes)
+        started_ns = monotonic_ns()
+        parent = None if terms.remaining_ms is None else Deadline.after_ms(started_ns, terms.remaining_ms)
+        if name == JOB_TOOL:
+            work = self._desk.job(**arguments)  # type: ignore[attr-defined]
+        else:
+            work = self._desk.call(
+                name,
+                arguments,
+                None if terms.timeout_ms is None else Clocks(timeout_ms=terms.timeout_ms),
+                budget_ms=self._budget_ms(self._specs[name], terms),
+                idempotency_key=terms.idempotency_key,
+                parent=parent,
+                on_progress=None if progress is None else progress.heard,
+            )
+        return await self._backed(name, work, started_ns)
+
+    def _budget_ms(self, spec: CommandSpec, terms: Terms) -> int | None:
+        if spec.interruption is None or terms.budget_ms is not None:
+            return terms.budget_ms
+        # Where the work may go on without its caller, it must not be the backstop that ends it.
+        limits = (DEFAULT_BUDGET_MS, self._limit_ms * 8 // 10 or None, terms.remaining_ms)
+        return min(limit for limit in limits if limit is not None)
+
+    # --- the backstop -------------------------------------------------------------------------------------
+
+    async def _backed(self, name: str, work: Coroutine[Any, Any, Envelope], started_ns: int) -> Envelope:
+        """The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
+        backstop waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        limit_s = self._limit_ms / 1000 or None
+        try:
+            await asyncio.wait((task,), timeout=limit_s)
+        except asyncio.CancelledError:
+            self._leave(task)
+            raise
+        if task.done():
+            return self._result_of(name, task)
+        self.counts.backstop += 1
+        self._leave(task, late=True)
+        await asyncio.wait((task,), timeout=STOPPED_WITHIN_S)
+        return self._operation_timeout(name, started_ns, gone=task.done())
+
+    def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
+        """Nobody waits for this any more: it is stopped, and whatever it still says is thrown away."""
+
+        def ended(task: asyncio.Task[Envelope]) -> None:
+            self._left.discard(task)
+            if not task.cancelled() and task.exception() is None and late:
+                self.counts.late += 1
+
+        self._left.add(task)  # the loop itself only holds tasks weakly
+        task.add_done_callback(ended)
+        task.cancel()
+
+    def _result_of(self, name: str, task: asyncio.Task[Envelope]) -> Envelope:
+        if task.cancelled():
+            return _refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
+        error = task.exception()
+        if error is None:
+            return task.result()
+        admission = admit(name, Clocks())
+        return answer(admission, raised(error if isinstance(error, Exception) else RuntimeError(repr(error))))
+
+    def _operation_timeout(self, name: str, started_ns: int, *, gone: bool) -> Envelope:
+        spec, limit_ms = self._specs.get(name), self._limit_ms
+        elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+        bell = Deadline.after_ms(started_ns, limit_ms)
+        admission = Admission(
+            name,
+            Clocks(timeout_ms=limit_ms),
+            Bound(bell, bell, limit_ms, "server"),
+            started_ns,
+            new_request_id(),
+            self._desk.runtime.trace_id,
+            spec is None or spec.mutates,
+            spec is not None and spec.idempotent,
+        )
+        problem = Problem(
+            "OPERATION_TIMEOUT",
+            f"{name} did not end within the server's {format_duration(limit_ms)}",
+            fired=Fired(ClockKind.OPERATION, "server", limit_ms, elapsed_ms),
+            context={"timeout_ms": limit_ms},
+        )
+        ending = Ending.ABANDONED
+        if gone:
+            ending = Ending.KILLED if spec is not None and spec.operation().place == "process" else Ending.CANCELLED
+        return answer(admission, Outcome(ending, problem))
+
+
+# --- refusing ---------------------------------------------------------------------------------------------
+
+
+def _refused(name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
+    return answer(admit(name, Clocks()), Outcome(ending, problem))
+
+
+def _invalid(name: str, mistakes: list[dict[str, str]]) -> Envelope:
+    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+    return _refused(name, Problem("ARG_ERROR", message, "validation", errors=mistakes))
+
+
+def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    mistakes = []
+    if arguments.get("action") not in JOB_ACTIONS:
+        mistakes.append({"field": "action", "message": f"must be one of {', '.join(JOB_ACTIONS)}"})
+    elif arguments["action"] != "list" and not isinstance(arguments.get("job_id"), str):
+        mistakes.append({"field": "job_id", "message": "must name the job"})
+    wait_ms = arguments.get("wait_ms", 0)
+    if not isinstance(wait_ms, int) or isinstance(wait_ms, bool) or wait_ms < 0:
+        mistakes.append({"field": "wait_ms", "message": "must be a whole number of milliseconds, 0 or more"})
+    for name in arguments.keys() - {"action", "job_id", "wait_ms"}:
+        mistakes.append({"field": name[:100], "message": "is none of its arguments"})
+    return mistakes
+
+
+# --- showing ----------------------------------------------------------------------------------------------
+
+
+def shown(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
+    """The envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
+    text, plain = envelope.to_json(), envelope.to_dict()
+    if "\\ud" in text:
+        text, plain = _without_lone_surrogates(text)
+    if _is_too_deep(text):
+        message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
+        envelope = Envelope(None, _error_of(message), envelope.warnings, {**envelope.meta, "exit_code": 1})
+        text, plain = envelope.to_json(), envelope.to_dict()
+    result: dict[str, Any] = {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": plain,
+        "isError": not envelope.ok and not _is_pending(envelope),
+    }
+    meta: dict[str, Any] = {}
+    if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
+        meta[REMAINING] = remaining_ms
+    if server_info is not None:
+        result["resultType"] = "complete"
+        meta[SERVER_INFO_META_KEY] = server_info
+    if meta:
+        result["_meta"] = meta
+    return result
+
+
+def _is_pending(envelope: Envelope) -> bool:
+    """Not finished is not failed: the work goes on, or a person has not answered yet."""
+    data = envelope.data
+    return envelope.code == "INCOMPLETE" or (isinstance(data, dict) and data.get("status") == "pending")
+
+
+def _without_lone_surrogates(text: str) -> tuple[str, dict[str, Any]]:
+    """Half a character is no text that UTF-8 could carry; readers drop the whole message for it."""
+    whole = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace").decode()
+    return whole, json.loads(whole)
+
+
+def _is_too_deep(text: str) -> bool:
+    if text.count("{") + text.count("[") <= MOST_NESTED:
+        return False
+    # Level by level from the inside, each at the speed of C: this must not hold up the loop for a long answer.
+    brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
+    for _ in range(MOST_NESTED):
+        brackets = brackets.replace("{}", "").replace("[]", "")
+        if not brackets:
+            return False
+    return True
+
+
+def _error_of(message: str) -> dict[str, object]:
+    from ..core.errors import error_entry
+
+    hint = error_entry("RESULT_NOT_SERIALIZABLE").hint
+    return {
+        "code": "RESULT_NOT_SERIALIZABLE",
+        "message": message,
+        "retryable": False,
+        "phase": "execution",
+        "suggestion": hint,
+    }

@@ -1,0 +1,112 @@
+"""MCP over HTTP: the SDK's own transport (one POST per call, and sessions for older clients) on a socket of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+from mcp.server.lowlevel import Server
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ..core.errors import Failure
+
+PATH = "/mcp"
+BACKLOG = 1024
+# Once we are told to stop and everything is answered, how long connections may take to go. Nobody works any more.
+FAREWELL_S = 1
+_SECURITY = TransportSecuritySettings(
+    enable_dns_rebinding_protection=True,
+    allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
+    allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
+)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT of this machine only. Raises ValueError that says what is wrong with it."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{text!r} should be HOST:PORT, as in 127.0.0.1:8000")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if host == "localhost":
+        return "127.0.0.1", int(port)
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: who knows where it leads, or how long it takes to find out
+        is_loopback = False
+    if not is_loopback:
+        raise ValueError(
+            f"{host} can be reached from other machines, and there are no access tokens yet: "
+            "serve on 127.0.0.1, and put a proxy that asks for credentials before it"
+        )
+    return host, int(port)
+
+
+def bound_socket(address: tuple[str, int]) -> socket.socket:
+    """Raises Failure where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        where = url_of(address)
+        raise Failure("ADDRESS_UNAVAILABLE", f"cannot listen on {where}: {error.strerror or error}") from None
+    return sock
+
+
+def url_of(address: tuple[str, int], path: str = "") -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http://{host}:{address[1]}{path}"
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until it is told to leave. Signals are ours."""
+
+    def __init__(self, server: Server[Any], sock: socket.socket, health: Callable[[], Mapping[str, object]]) -> None:
+        app = server.streamable_http_app(
+            streamable_http_path=PATH,
+            transport_security=_SECURITY,
+            custom_starlette_routes=[Route("/health", _health_endpoint(health), methods=["GET"])],
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                ws="none",
+                lifespan="on",
+                backlog=BACKLOG,
+                server_header=False,
+                timeout_graceful_shutdown=FAREWELL_S,
+            )
+        )
+        self._sock = sock
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def run_until_left(self) -> None:
+        await self.serve(sockets=[self._sock])
+
+    def leave(self) -> None:
+        self.should_exit = True
+
+
+def _health_endpoint(health: Callable[[], Mapping[str, object]]) -> Callable[[Request], Any]:
+    security = TransportSecurityMiddleware(_SECURITY)
+
+    async def endpoint(request: Request) -> Response:
+        refusal = await security.validate_request(request)
+        return refusal if refusal is not None else JSONResponse({"ok": True, **health()})
+
+    return endpoint

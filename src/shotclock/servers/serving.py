@@ -1,0 +1,307 @@
+"""An App on the wire, from start to end: a runtime, what the App offers, the SDK's server, and who tells it to stop.
+
+The client leaves (end of stdin): everything is stopped, and that was it. SIGTERM or SIGINT: everything is stopped,
+those who wait are told, and the second signal does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mcp.server.lowlevel import Server
+from mcp_types import ListToolsResult
+
+from ..core.catalogue import Catalogue
+from ..core.clocks import Clocks
+from ..core.durations import DurationError, format_duration, parse_duration_ms
+from ..core.errors import Failure
+from ..desk import Desk
+from ..enforce.call import Runtime
+from ..enforce.pool import DEFAULT_WARM
+from ..enforce.preloaded import Program
+from .calls import DEFAULT_BUDGET_MS, Gate
+from .complaints import unblocking_stderr
+from .http import PATH, HttpServer, bound_socket, parse_address, url_of
+from .stdio import Wire, claimed_descriptors
+from .targets import learn, parse_target
+from .tools import headers_matter, may_go_on, tools_of
+
+# Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
+MOST_WORKERS = 256
+# How long the first workers may take to come up before clients are served; those who call meanwhile only wait longer.
+WARM_UP_S = 10.0
+# Once everything is stopped, how long the last answers may take to reach clients that still read.
+LAST_ANSWERS_S = 1.0
+# After the transport was told to end. Each of its own waits is shorter.
+TRANSPORT_ENDS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to serve. `address` None is stdin and stdout; `operation_timeout_ms` None is what the app says."""
+
+    address: tuple[str, int] | None = None
+    operation_timeout_ms: int | None = None
+
+
+class ServedApp(Protocol):
+    """What is asked of an App that serves itself."""
+
+    clocks: Clocks
+    workers: int | None
+
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def program(self) -> Program: ...
+
+
+def options_of(
+    *, http: str | None = None, operation_timeout: object = None, operation_timeout_ms: object = None
+) -> tuple[Options, list[dict[str, str]]]:
+    """The options as people write them, and every mistake in them."""
+    mistakes: list[dict[str, str]] = []
+    address = limit_ms = None
+    if http is not None:
+        try:
+            address = parse_address(http)
+        except ValueError as error:
+            mistakes.append({"field": "http", "message": str(error)})
+    if operation_timeout is not None and operation_timeout_ms is not None:
+        message = "say it once, as a duration or in milliseconds"
+        mistakes.append({"field": "operation_timeout", "message": message})
+    elif operation_timeout is not None:
+        try:
+            limit_ms = parse_duration_ms(operation_timeout)
+        except DurationError as error:
+            mistakes.append({"field": "operation_timeout", "message": str(error)})
+    elif operation_timeout_ms is not None:
+        written = str(operation_timeout_ms)
+        if written.isascii() and written.isdecimal() and len(written) < 12:
+            limit_ms = int(written)
+        else:
+            mistakes.append({"field": "operation_timeout_ms", "message": f"{written!r} is no number of milliseconds"})
+    return Options(address, limit_ms), mistakes
+
+
+def serve_target(text: str, options: Options) -> int:
+    """Serve an App that this process never imports, until the client leaves or a signal comes: the exit code.
+
+    Raises Failure if it cannot be served. Nothing survives this.
+    """
+    target = parse_target(text)
+    runtime = Runtime(
+        program=target.program,
+        preload=target.preload,
+        host_process=True,
+        most_workers=MOST_WORKERS,
+    )
+    return asyncio.run(_Serving(runtime, options, lambda: learn(runtime, target)).run())
+
+
+def serve_app(
+    app: ServedApp, *, http: str | None = None, operation_timeout: object = None, operation_timeout_ms: object = None
+) -> None:
+    """Serve an App from the program that made it. Its functions run elsewhere all the same.
+
+    Raises Failure if it cannot be served, and SystemExit if a signal ended it.
+    """
+    options, mistakes = options_of(
+        http=http, operation_timeout=operation_timeout, operation_timeout_ms=operation_timeout_ms
+    )
+    if mistakes:
+        message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+        raise Failure("ARG_ERROR", message, context={"errors": mistakes})
+    program = app.program
+    imported = program.module is not None and program.module in sys.modules
+    runtime = Runtime(
+        program=Program() if imported else program,
+        preload=[program.module] if imported and program.module else [],
+        clocks=app.clocks,
+        workers=app.workers or DEFAULT_WARM,
+        host_process=True,
+        most_workers=MOST_WORKERS,
+    )
+
+    async def known() -> Catalogue:
+        return app.catalogue()
+
+    code = asyncio.run(_Serving(runtime, options, known).run())
+    if code:
+        sys.exit(code)
+
+
+def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[str]:
+    """That the backstop rings before a tool's own clock does, which would then never be heard."""
+    longest_ms, name = max(
+        (
+            (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
+            for spec in catalogue.commands
+            if spec.on_mcp
+        ),
+        default=(0, ""),
+    )
+    if not operation_timeout_ms or operation_timeout_ms > longest_ms:
+        return []
+    return [
+        f"the operation timeout of {format_duration(operation_timeout_ms)} is not longer than the "
+        f"{format_duration(longest_ms)} that {name!r} may take: it will answer first, and with less to say"
+    ]
+
+
+class McpServer:
+    """The SDK's server over a desk. Says what it has to warn of when it is built; `gate.counts` says how it goes."""
+
+    def __init__(self, desk: Desk, operation_timeout_ms: int | None = None) -> None:
+        catalogue = desk.catalogue
+        limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
+        tools = tools_of(catalogue, with_jobs=may_go_on(catalogue) and hasattr(desk, "job"))
+        listed = ListToolsResult(tools=list(tools.values()))
+        with_headers = {name: tool.input_schema for name, tool in tools.items() if headers_matter(tool)}
+
+        async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+            return listed
+
+        self.desk = desk
+        self.warnings = backstop_warnings(catalogue, limit_ms)
+        self.sdk: Server[Any] = Server(
+            catalogue.name,
+            version=catalogue.version,
+            instructions=catalogue.summary or None,
+            on_list_tools=list_tools,
+            get_tool_input_schema=with_headers.get,
+        )
+        self.gate = Gate(desk, tools, operation_timeout_ms=limit_ms, server_info=self.sdk.server_info_stamp)
+        self.sdk.middleware[:] = [self.gate]
+
+    def health(self) -> Mapping[str, object]:
+        runtime, counts = self.desk.runtime, self.gate.counts
+        return {
+            "name": self.desk.catalogue.name,
+            "calls": counts.calls,
+            "in_flight": counts.in_flight,
+            "cancelled": counts.cancelled,
+            "operation_timeouts": counts.backstop,
+            "late": counts.late + runtime.counts.late,
+            "abandoned": runtime.counts.abandoned,
+            "orphans": len(runtime.orphans),
+            "workers": runtime.worker_count,
+        }
+
+
+class _Serving:
+    """One run of a server, from learning what to serve to the last process gone."""
+
+    def __init__(self, runtime: Runtime, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]) -> None:
+        self._runtime = runtime
+        self._options = options
+        self._catalogue = catalogue
+        self._signal = 0
+        self._told: asyncio.Event
+
+    async def run(self) -> int:
+        self._told = asyncio.Event()
+        with contextlib.ExitStack() as stack:
+            complaints = stack.enter_context(unblocking_stderr())
+            if self._options.address is None:
+                wire = stack.enter_context(claimed_descriptors())
+                sock = None
+            else:
+                sock = stack.enter_context(contextlib.closing(bound_socket(self._options.address)))
+            stack.enter_context(self._listening_to_signals())
+            async with self._runtime:
+                catalogue = await self._unless_told(self._catalogue())
+                if catalogue is None:
+                    return 128 + self._signal
+                desk = Desk(catalogue, self._runtime)
+                for spec in catalogue.commands:
+                    self._runtime.register(spec.operation())
+                await self._unless_told(self._runtime.warm_up(WARM_UP_S))
+                server = McpServer(desk, self._options.operation_timeout_ms)
+                for line in server.warnings:
+                    complaints.write(f"shotclock: {line}\n")
+                if sock is not None:
+                    host, port = sock.getsockname()[:2]
+                    complaints.write(f"shotclock: serving {catalogue.name} on {url_of((host, port), PATH)}\n")
+                    await self._serve_http(server, sock)
+                else:
+                    await self._serve_stdio(server, *wire)
+        return 128 + self._signal if self._signal else 0
+
+    async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
+        wire = Wire(wire_in, wire_out)
+        try:
+            serving = asyncio.ensure_future(
+                server.sdk.run(wire.reading, wire.writing, server.sdk.create_initialization_options())
+            )
+            await self._until_told(server, serving)
+            if not serving.done():
+                await _bounded(wire.until_written(), LAST_ANSWERS_S)
+                serving.cancel()
+                await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+            _complain_about(serving)
+        finally:
+            wire.close()
+
+    async def _serve_http(self, server: McpServer, sock: socket.socket) -> None:
+        http = HttpServer(server.sdk, sock, server.health)
+        serving = asyncio.ensure_future(http.run_until_left())
+        await self._until_told(server, serving)
+        http.leave()
+        await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+        serving.cancel()
+        _complain_about(serving)
+
+    async def _until_told(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
+        told = asyncio.ensure_future(self._told.wait())
+        # Unbounded on purpose: a server serves until its client leaves or somebody stops it.
+        await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not serving.done():
+            await self._runtime.close()  # first: whoever waits is answered that it was stopped
+            await _bounded(server.gate.until_idle(), LAST_ANSWERS_S)
+
+    async def _unless_told(self, work: Awaitable[Any]) -> Any:
+        """What came of the work; None if a signal came first."""
+        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self._told.wait())
+        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if self._signal:
+            task.cancel()
+            return None
+        return task.result()
+
+    @contextlib.contextmanager
+    def _listening_to_signals(self) -> Any:
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._hear, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _hear(self, number: int) -> None:
+        if self._signal:
+            os._exit(128 + number)  # everything we started dies with us
+        self._signal = number
+        self._told.set()
+
+
+async def _bounded(work: Awaitable[Any], limit_s: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(work, limit_s)
+
+
+def _complain_about(serving: asyncio.Future[Any]) -> None:
+    """A transport that ended by a bug of ours or the SDK's says so; the exit is clean otherwise."""
+    if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
+        sys.excepthook(type(error), error, error.__traceback__)

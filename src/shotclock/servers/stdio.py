@@ -1,0 +1,282 @@
+"""MCP over stdin and stdout, without threads: lines in, lines out, on the event loop.
+
+The SDK's own transport reads and writes in threads of a pool that hung work can exhaust. Here nothing blocks: a client
+that does not read is written to only as far as its pipe has room; what does not fit waits in memory, and as long as
+more than MOST_UNWRITTEN waits, nothing more is read from that client. So what it can make us hold is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import select
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE
+from mcp.shared.message import SessionMessage
+from mcp_types import PARSE_ERROR, jsonrpc_message_adapter
+
+# A pipe that can be written to has room for this much; so a write never blocks, and no flag of a descriptor that others
+# may share has to be changed.
+PIPE_ROOM = 4096
+READ_SIZE = 256 * 1024
+# Messages that were read and not yet taken by the SDK. It takes them at once; only a busy loop runs this out.
+MOST_UNREAD = 1024
+MOST_UNWRITTEN = 1024 * 1024
+# The same as over HTTP. A longer line is answered with an error and forgotten.
+LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
+
+
+@contextlib.contextmanager
+def claimed_descriptors() -> Iterator[tuple[int, int]]:
+    """The wire on descriptors that nobody else knows. Meanwhile stdin is empty, and what is printed goes to stderr."""
+    wire_in, wire_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(null, 0)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # somebody closed stderr
+            os.dup2(null, 1)
+        yield wire_in, wire_out
+    finally:
+        os.dup2(wire_in, 0)
+        os.dup2(wire_out, 1)
+        for fd in (wire_in, wire_out, null):
+            os.close(fd)
+
+
+class Wire:
+    """Both directions of one client. Give `reading` and `writing` to the SDK's server."""
+
+    def __init__(self, wire_in: int, wire_out: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._in, self._out = wire_in, wire_out
+        self._messages: deque[SessionMessage | Exception] = deque()
+        self._line = bytearray()
+        self._skipping = False
+        self._at_end = False
+        self._reads = False
+        self._wanted: asyncio.Future[None] | None = None
+        self._unwritten: deque[memoryview] = deque()
+        self._unwritten_bytes = 0
+        self._writes = False
+        self._room: asyncio.Future[None] | None = None
+        self._broken = False
+        self._poller = select.poll()
+        self._poller.register(wire_out, select.POLLOUT)
+        self.reading, self.writing = Reading(self), Writing(self)
+        self._read_on()
+
+    def close(self) -> None:
+        self._pause()
+        if self._writes:
+            self._loop.remove_writer(self._out)
+            self._writes = False
+        self._end()
+
+    # --- in -----------------------------------------------------------------------------------------------
+
+    def _read_on(self) -> None:
+        if self._reads or self._at_end:
+            return
+        self._reads = True
+        try:
+            self._loop.add_reader(self._in, self._readable)
+        except PermissionError:  # a file or /dev/null: always readable, and nothing to wait for
+            self._loop.call_soon(self._readable_file)
+
+    def _pause(self) -> None:
+        if self._reads:
+            self._reads = False
+            self._loop.remove_reader(self._in)
+
+    def _readable_file(self) -> None:
+        if self._reads:
+            self._readable()
+            self._loop.call_soon(self._readable_file)
+
+    def _readable(self) -> None:
+        try:
+            chunk = os.read(self._in, READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._pause()
+            self._end()
+            return
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            self._line += line
+            self._take_line()
+        self._line += rest
+        if len(self._line) > LONGEST_LINE:
+            self._skipping = True
+            self._line.clear()
+        if len(self._messages) > MOST_UNREAD or self._unwritten_bytes > MOST_UNWRITTEN:
+            self._pause()
+        self._wake_reader()
+
+    def _take_line(self) -> None:
+        line, self._line = bytes(self._line).strip(), bytearray()
+        if self._skipping or len(line) > LONGEST_LINE:
+            self._skipping = False
+            self._refuse(f"a message may have {LONGEST_LINE} bytes at most")
+        elif line:
+            try:
+                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError:
+                self._refuse("not a JSON-RPC message")
+            else:
+                self._messages.append(SessionMessage(message))
+
+    def _refuse(self, why: str) -> None:
+        refusal = {"jsonrpc": "2.0", "id": None, "error": {"code": PARSE_ERROR, "message": why}}
+        with contextlib.suppress(anyio.BrokenResourceError):
+            self.write(json.dumps(refusal).encode() + b"\n")
+
+    def _end(self) -> None:
+        self._at_end = True
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    async def next_message(self) -> SessionMessage | Exception:
+        while not self._messages:
+            if self._at_end:
+                raise anyio.EndOfStream
+            self._wanted = self._loop.create_future()
+            await self._wanted  # unbounded on purpose: a server waits for its client, and ends with it
+        message = self._messages.popleft()
+        if not self._reads and self._unwritten_bytes <= MOST_UNWRITTEN:
+            self._read_on()
+        return message
+
+    # --- out ----------------------------------------------------------------------------------------------
+
+    def write(self, line: bytes) -> None:
+        """Write what there is room for now, the rest as room comes. Raises BrokenResourceError if nobody is there."""
+        if self._broken:
+            raise anyio.BrokenResourceError
+        rest = memoryview(line)
+        if not self._unwritten:
+            rest = rest[self._write_some(rest) :]
+        if rest:
+            self._unwritten.append(rest)
+            self._unwritten_bytes += len(rest)
+            if not self._writes:
+                self._writes = True
+                self._loop.add_writer(self._out, self._writable)
+
+    def _write_some(self, data: memoryview) -> int:
+        written = 0
+        try:
+            while written < len(data) and self._poller.poll(0):
+                written += os.write(self._out, data[written : written + PIPE_ROOM])
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._break()
+            raise anyio.BrokenResourceError from error
+        return written
+
+    def _writable(self) -> None:
+        with contextlib.suppress(anyio.BrokenResourceError):
+            while self._unwritten:
+                first = self._unwritten[0]
+                written = self._write_some(first)
+                self._unwritten_bytes -= written
+                if written < len(first):
+                    self._unwritten[0] = first[written:]
+                    return
+                self._unwritten.popleft()
+        self._loop.remove_writer(self._out)
+        self._writes = False
+        self._wake_writers()
+        if self._messages or not self._at_end:
+            self._read_on()
+
+    def _break(self) -> None:
+        """The client closed our stdout: it has left."""
+        self._broken = True
+        self._unwritten.clear()
+        self._unwritten_bytes = 0
+        self._wake_writers()
+        self._pause()
+        self._end()
+
+    def _wake_writers(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+    async def until_written(self) -> None:
+        """As long as the client does not read, whoever has something to say waits; its calls have their own clocks."""
+        while self._unwritten and not self._broken:
+            if self._room is None:
+                self._room = self._loop.create_future()
+            await asyncio.shield(self._room)
+
+
+class _Stream:
+    """What the SDK expects of either direction."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._closed = False
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Reading(_Stream):
+    async def receive(self) -> SessionMessage | Exception:
+        if self._closed:
+            raise anyio.ClosedResourceError
+        return await self._wire.next_message()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+
+class Writing(_Stream):
+    async def send(self, item: SessionMessage, /) -> None:
+        if self._closed:
+            raise anyio.ClosedResourceError
+        self._wire.write(_line_of(item.message))
+        if self._wire._unwritten:
+            await self._wire.until_written()
+
+
+def _line_of(message: Any) -> bytes:
+    try:
+        text: str = message.model_dump_json(by_alias=True, exclude_unset=True)
+    except ValueError:  # half a character somewhere, which UTF-8 cannot carry
+        plain = message.model_dump(mode="python", by_alias=True, exclude_unset=True)
+        text = json.dumps(plain, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace") + b"\n"

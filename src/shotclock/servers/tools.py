@@ -1,0 +1,112 @@
+"""The tools that are listed: what a client is told about each command, made once from the catalogue."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mcp_types import Tool, ToolAnnotations
+
+from ..core.catalogue import Catalogue, CommandSpec, JsonSchema
+from ..core.durations import format_duration
+
+JOB_TOOL = "job"
+JOB_ACTIONS = ("list", "status", "wait", "cancel")
+
+_GOES_ON = (
+    "May take longer than you wait: then it answers INCOMPLETE, which is no error, and goes on in the background. "
+    "Call it again with the same arguments to attach to it, or use the tool `job` with data.job_id to wait for it or "
+    "to cancel it."
+)
+_JOB_DESCRIPTION = (
+    "Work that goes on in the background: list it, ask how far it is, wait for it (wait_ms at most) or cancel it. "
+    "job_id is what an INCOMPLETE answer names; only `list` does without."
+)
+
+
+def tools_of(catalogue: Catalogue, *, with_jobs: bool) -> dict[str, Tool]:
+    """By name, in the order they were declared."""
+    tools = {spec.name: _tool(spec) for spec in catalogue.commands if spec.on_mcp}
+    if with_jobs:
+        tools[JOB_TOOL] = _job_tool()
+    return tools
+
+
+def may_go_on(catalogue: Catalogue) -> bool:
+    """Whether any tool may outlive its caller's budget."""
+    return any(spec.on_mcp and spec.interruption is not None for spec in catalogue.commands)
+
+
+def headers_matter(tool: Tool) -> bool:
+    """Whether its schema asks for arguments to be repeated in HTTP headers, which the SDK then compares."""
+    return "x-mcp-header" in json.dumps(tool.input_schema, default=str)
+
+
+def _tool(spec: CommandSpec) -> Tool:
+    return Tool(
+        name=spec.name,
+        description=_description(spec) or None,
+        input_schema={"type": "object", **spec.input_schema},
+        output_schema=_envelope_schema(spec.output_schema),
+        annotations=ToolAnnotations(
+            read_only_hint=not spec.mutates,
+            destructive_hint=spec.destructive,
+            idempotent_hint=spec.idempotent or not spec.mutates,
+        ),
+    )
+
+
+def _description(spec: CommandSpec) -> str:
+    said = [spec.description] if spec.description else []
+    if spec.interruption is not None:
+        said.append(_GOES_ON)
+    elif spec.clocks.timeout_ms:
+        said.append(f"Answers within {format_duration(spec.clocks.timeout_ms)}.")
+    return "\n\n".join(said)
+
+
+def _envelope_schema(own: JsonSchema | None) -> JsonSchema:
+    """The envelope with the command's own result as its data. An answer that says something else (nothing yet, an
+    error with what was done before it, a function that does not keep its word) is an answer nevertheless, and no client
+    may throw it away: so it is lenient where it cannot be sure."""
+    anything: JsonSchema = {"type": ["object", "array", "null"]}
+    schema: JsonSchema = {
+        "type": "object",
+        "properties": {
+            "ok": {"type": "boolean"},
+            "data": anything,
+            "error": {"type": ["object", "null"], "description": "code, message, retryable, suggestion, context"},
+            "warnings": {"type": "array"},
+            "meta": {"type": "object", "description": "exit_code, duration_ms, timeout_ms, ending, side_effects, …"},
+        },
+        "required": ["ok", "data", "error", "warnings", "meta"],
+    }
+    if own:
+        definitions = own.get("$defs")
+        shape = {key: value for key, value in own.items() if key != "$defs"}
+        if shape.get("type") in ("string", "integer", "number", "boolean"):  # a bare value is named
+            shape = {"type": "object", "properties": {"result": shape}, "required": ["result"]}
+        schema["properties"]["data"] = {"anyOf": [shape, anything]}
+        if definitions:  # the references inside point at the root
+            schema["$defs"] = definitions
+    return schema
+
+
+def _job_tool() -> Tool:
+    properties: dict[str, Any] = {
+        "action": {"type": "string", "enum": list(JOB_ACTIONS)},
+        "job_id": {"type": "string"},
+        "wait_ms": {"type": "integer", "minimum": 0, "description": "with `wait`: how long at most"},
+    }
+    return Tool(
+        name=JOB_TOOL,
+        description=_JOB_DESCRIPTION,
+        input_schema={
+            "type": "object",
+            "properties": properties,
+            "required": ["action"],
+            "additionalProperties": False,
+        },
+        output_schema=_envelope_schema(None),
+        annotations=ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True),
+    )
