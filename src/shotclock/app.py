@@ -250,7 +250,7 @@ class App:
         """What another process has to import to have this app."""
         if self._module == "__main__":
             return Program.running_here()
-        return Program(module=self._module)
+        return Program(imports=(self._module,))
 
     # --- the surfaces -------------------------------------------------------------------------------------
 
@@ -312,9 +312,9 @@ class App:
             operations=self._operations(),
             clocks=self.clocks,
             workers=self.workers or DEFAULT_WARM,
-            preload=[] if self._module == "__main__" else [self._module],
+            program=self.program,
         )
-        self._running = await Desk(self.catalogue(), runtime).__aenter__()
+        self._running = await Desk(self.catalogue(), runtime, program=self.program).__aenter__()
         return self
 
     def _operations(self) -> list[Operation]:

@@ -113,7 +113,7 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
     if words[0] == "job" and "job" in names:
         from .job import main as job_main
 
-        return job_main(words[1:], app=catalogue.name, program=catalogue.name)
+        return job_main(words[1:], app=catalogue.name, command=own_words())
     parsed, mistakes = parse(parser, words, help_hint=f"{catalogue.name} {words[0]} --help")
     if parsed is None:
         return _refuse(words[0], mistakes, as_json)
@@ -332,7 +332,8 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
         program=app.program if preloaded is None else None,
     )
     heard: list[int] = []
-    envelope = asyncio.run(_converse(Desk(catalogue, runtime), request, heard))
+    desk = Desk(catalogue, runtime, program=found_from_elsewhere(app.program), command=own_words())
+    envelope = asyncio.run(_converse(desk, request, heard))
     if mistakes:
         found = (envelope.error or {}).get("errors") if envelope.code == "ARG_ERROR" else None
         return _refuse(spec.name, mistakes + (found if isinstance(found, list) else []), as_json)
@@ -393,6 +394,21 @@ def _version(catalogue: Catalogue, mistakes: Mistakes, as_json: bool) -> int:
         return _refuse(catalogue.name, mistakes, as_json)
     admission = admit(catalogue.name, Clocks(), mutates=False)
     return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json)
+
+
+def own_words() -> list[str]:
+    """How the program that runs here is called once more."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+    file = os.path.abspath(getattr(main, "__file__", None) or sys.argv[0])
+    return [file] if os.access(file, os.X_OK) else [sys.executable, file]
+
+
+def found_from_elsewhere(program: Program) -> Program:
+    """The program as a process in another place can import it."""
+    return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
 
 
 # --- answering --------------------------------------------------------------------------------------------

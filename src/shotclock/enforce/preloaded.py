@@ -24,6 +24,10 @@ class Program(NamedTuple):
 
     module: str | None = None
     file: str | None = None
+    path: tuple[str, ...] | None = None
+    """Where it looks for modules; not said, where this process does."""
+    imports: tuple[str, ...] = ()
+    """Modules that are imported under their own names."""
 
     @classmethod
     def running_here(cls) -> Program:
@@ -109,8 +113,9 @@ class Preloaded:
         self._control, self._requests = control, requests
         self.started_ns = monotonic_ns()
         program = Program.running_here() if self._program is None else self._program
-        path = list(sys.path if self._path is None else self._path)
-        wire.send(requests, ("prepare", path, self._modules, self._handlers, *program))
+        path = list(self._path or program.path or sys.path)
+        modules = [*program.imports, *self._modules]
+        wire.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file))
 
     def close(self) -> None:
         for sock in (self._control, self._requests):

@@ -1,0 +1,229 @@
+"""`job list|status|wait|cancel`: what goes on after its caller left, for `shotclock` and for every app."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from cyclopts import App as Parser
+from cyclopts import Parameter
+from cyclopts.help import PlainFormatter
+from rich.console import Console
+
+from ..core.clocks import Clocks
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import DurationError, parse_duration_ms
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline
+from ..enforce.clock import monotonic_ns
+from ..enforce.handlers import raised
+from ..jobs.front import Front
+from ..store import Store
+from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
+from .parsing import Mistakes, parse
+
+DEFAULT_BUDGET_MS = 30_000
+BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Looking and cancelling take a moment; the store's own waits are shorter than this.
+TIMEOUT_MS = 30_000
+
+_FLAG = Parameter(negative="", show_default=False)
+_JSON = Annotated[bool, _FLAG]
+_ID = Annotated[str | None, Parameter(name="job-id")]
+
+
+def main(words: list[str], *, app: str | None, command: list[str]) -> int:
+    """`app` limits the list to one app's jobs, `command` is how the job commands are called."""
+    as_json = wants_json("--json" in words)
+    parser = _parser(command)
+    verbs = ("list", "status", "wait", "cancel")
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_help(parser, [])
+        return 0 if words else _refuse([{"field": "verb", "message": f"one of {', '.join(verbs)}"}], as_json)
+    if words[0] not in verbs:
+        return _refuse([{"field": "verb", "message": f"{words[0]!r} is none of {', '.join(verbs)}"}], as_json)
+    parsed, mistakes = parse(parser, words, help_hint=f"{' '.join(command)} job --help")
+    if parsed is None:
+        return _refuse(mistakes, as_json)
+    if parsed.wants_help:
+        _print_help(parser, words[:1])
+        return 0
+    said = parsed.bound.arguments
+    if words[0] != "list" and said.get("job_id") is None:
+        mistakes.append({"field": "job-id", "message": "which one? `job list` lists them"})
+    budget_ms = _budget(said.get("budget"), mistakes)
+    if mistakes:
+        return _refuse(mistakes, as_json)
+    name = f"job {words[0]}"
+    # Waiting is bounded by the budget, and without one by the job's own clocks.
+    clocks = Clocks(timeout_ms=0 if words[0] == "wait" else TIMEOUT_MS)
+    admission = admit(
+        name,
+        clocks,
+        parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
+        mutates=words[0] == "cancel",
+        idempotent=True,
+    )
+
+    async def perform() -> Envelope:
+        with Store.open() as store:
+            front = Front(store, command)
+            if words[0] == "list":
+                jobs = await asyncio.to_thread(front.list, app, active_only=bool(said.get("active")))
+                return answer(admission, Outcome(Ending.FINISHED, data={"jobs": jobs}))
+            job = await asyncio.to_thread(front.find, said["job_id"])
+            if words[0] == "status":
+                return answer(admission, Outcome(Ending.FINISHED, data=front.shown(job)))
+            if words[0] == "cancel":
+                return _cancelled(front, admission, await front.cancel(job))
+            until_ns = None if budget_ms is None else admission.started_ns + budget_ms * NS_PER_MS
+            bell = admission.bound.bell
+            if bell is not None:
+                until_ns = bell.at_ns if until_ns is None else min(until_ns, bell.at_ns)
+            return await front.wait(job, admission, until_ns=until_ns, budget_ms=budget_ms or 0)
+
+    try:
+        envelope = asyncio.run(_unless_signalled(perform, admission))
+    except Failure as failure:
+        envelope = answer(admission, raised(failure))
+    return deliver(envelope, as_json)
+
+
+async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Admission) -> Envelope:
+    """A signal ends the waiting. The job goes on: it is not ours."""
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[int] = loop.create_future()
+
+    def hear(number: int) -> None:
+        if heard.done():
+            os._exit(128 + number)
+        heard.set_result(number)
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, hear, number)
+    working = asyncio.ensure_future(perform())
+    both: list[asyncio.Future[Any]] = [working, heard]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the budget or the job's clocks
+    if working.done():
+        return working.result()
+    working.cancel()
+    name = signal.Signals(heard.result()).name
+    problem = Problem(
+        "CANCELLED",
+        f"stopped by {name}; the job goes on",
+        context={"signal": name},
+        exit_code=128 + heard.result(),
+    )
+    return answer(admission, Outcome(Ending.CANCELLED, problem, {"partial": True}))
+
+
+def _cancelled(front: Front, admission: Admission, job: Any) -> Envelope:
+    shown = front.shown(job)
+    if not job.is_active:
+        return answer(admission, Outcome(Ending.FINISHED, data=shown))
+    problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
+    return answer(admission, Outcome(Ending.DETACHED, problem, shown))
+
+
+def _budget(written: str | None, mistakes: Mistakes) -> int | None:
+    if written is not None:
+        try:
+            return parse_duration_ms(written) or None
+        except DurationError as error:
+            mistakes.append({"field": "budget", "message": str(error)})
+            return None
+    said = os.environ.get(BUDGET_VARIABLE, "").strip()
+    if said.isdecimal():
+        return int(said) or None
+    return None if is_terminal(sys.stdout) else DEFAULT_BUDGET_MS
+
+
+def _parser(command: list[str]) -> Parser:
+    parser = Parser(
+        name="job",
+        help="Work that goes on after its caller left.",
+        usage=f"Usage: {' '.join(command)} job VERB [OPTIONS]",
+        version_flags=[],
+    )
+
+    @parser.command(name="list")
+    def list_(*, active: Annotated[bool, _FLAG] = False, json: _JSON = False) -> None:
+        """List the jobs, the newest first.
+
+        Parameters
+        ----------
+        active
+            Only those that still run.
+        """
+
+    @parser.command
+    def status(job_id: _ID = None, /, *, json: _JSON = False) -> None:
+        """Say how far a job is. The beginning of its id will do."""
+
+    @parser.command
+    def wait(
+        job_id: _ID = None, /, *, budget: Annotated[str | None, Parameter(metavar="D")] = None, json: _JSON = False
+    ) -> None:
+        """Wait for a job and answer with its result, or INCOMPLETE once the budget is used up.
+
+        Parameters
+        ----------
+        budget
+            How long to wait (30s off a terminal, else until it ends).
+        """
+
+    @parser.command
+    def cancel(job_id: _ID = None, /, *, json: _JSON = False) -> None:
+        """Stop a job, and wait until it has stopped."""
+
+    return parser
+
+
+def _refuse(mistakes: Mistakes, as_json: bool) -> int:
+    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
+    return deliver(answer(admit("job", Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
+
+
+def deliver(envelope: Envelope, as_json: bool) -> int:
+    if as_json:
+        return emit(envelope)
+    if isinstance(envelope.data, dict):
+        write_quietly(sys.stdout, _readable(envelope.data))
+    if envelope.error is not None or envelope.warnings:
+        say_line(summary_line(envelope))
+    return envelope.exit_code
+
+
+def _readable(data: dict[str, Any]) -> str:
+    if "jobs" in data:
+        return "".join(_line(job) for job in data["jobs"]) or "no jobs\n"
+    if "job_id" in data and "status" in data:
+        return _line(data)
+    import json
+
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _line(job: dict[str, Any]) -> str:
+    progress = job["progress"]
+    of = f"/{progress['total']}" if "total" in progress else ""
+    unit = f" {progress['unit']}" if "unit" in progress else ""
+    code = f"  {job['code']}" if "code" in job else ""
+    return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}  {progress['done']}{of}{unit}{code}\n"
+
+
+def _print_help(parser: Parser, words: list[str]) -> None:
+    on_terminal = is_terminal(sys.stdout)
+    parser.help_formatter = None if on_terminal else PlainFormatter(max_width=96)
+    console = Console(highlight=False)
+    if not on_terminal:
+        console = Console(stderr=True, highlight=False, no_color=True, width=160)
+    parser.help_print(words, console=console)

@@ -1,0 +1,296 @@
+"""One app, described, before the runtime that its calls run on.
+
+It adds to the clocks what else a command declared: steps, limits on how many run at once, keys that make a repeat
+harmless, and the way out of a call that takes longer than its caller can wait. The command line, the MCP server and
+the library differ only in how they read a call and how they show its envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from ..core.catalogue import Catalogue, CommandSpec
+from ..core.clocks import Clocks
+from ..core.deadlines import NS_PER_MS, Deadline
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..core.operation import Operation
+from ..enforce.admission import Admission, Outcome, admit, answer
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns
+from ..enforce.context import Attendant, Progress, Scope
+from ..enforce.handlers import raised
+from ..enforce.hosted import current_scope
+from ..enforce.preloaded import Program
+from ..enforce.processes import shielded
+from ..jobs.attending import Checkpointing
+from ..jobs.front import Front
+from ..jobs.invocation import Invocation, invocation_key
+from ..store import Store
+from .repeats import Repeats
+from .turnstile import Turnstile
+
+# How long a stopped call may take beyond its grace until its processes are reported gone.
+STOP_LIMIT_S = 3.0
+# What is kept back from the caller's own deadline, so that the news of a job arrives before it.
+NEWS_RESERVE_MS = 200
+
+
+class Desk:
+    """Use it as an async context manager. The store is opened when a call first needs it."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        runtime: Runtime,
+        *,
+        program: Program | None = None,
+        command: list[str] | None = None,
+    ) -> None:
+        """With a `program`, commands that declare it go on as jobs in a process that imports it. `command` is how
+        the `job` commands are called, for the hints in their envelopes."""
+        self.catalogue = catalogue
+        self.runtime = runtime
+        self._program = program
+        self._command = command or ["shotclock"]
+        self._specs = {spec.name: spec for spec in catalogue.commands}
+        self._checks: dict[str, Operation] = {}
+        self._opened: Store | None = None
+        runtime.turnstile = Turnstile(catalogue, self.store)
+
+    async def __aenter__(self) -> Self:
+        await self.runtime.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.runtime.__aexit__(kind, error, trace)
+        if self._opened is not None:
+            self._opened.close()
+
+    def store(self) -> Store:
+        """Raises StoreError, which is a Failure."""
+        if self._opened is None:
+            self._opened = Store.open()
+        return self._opened
+
+    def jobs(self) -> Front:
+        return Front(self.store(), self._command)
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        clocks: Clocks | None = None,
+        *,
+        budget_ms: int | None = None,
+        idempotency_key: str | None = None,
+        validate_only: bool = False,
+        dry_run: bool = False,
+        resume_from: str | None = None,
+        parent: Deadline | None = None,
+        on_progress: Progress | None = None,
+        stop: asyncio.Future[str] | None = None,
+    ) -> Envelope:
+        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
+        it holds the name of a signal, stops it as well, and what came of it until then is the answer.
+
+        `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
+        for a command that may outlive it; None waits as long as the work takes.
+        """
+        spec = self._specs.get(name)
+        if spec is None:
+            return await self._dispatch(name, arguments, clocks, parent, None)
+        checks_only = validate_only or (dry_run and "dry_run" not in spec.input_schema["properties"])
+        if checks_only:
+            checked = await self._dispatch(self._check_of(spec), arguments, clocks, parent, None)
+            if checked.ok and dry_run:
+                checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
+            return checked
+        if dry_run:
+            arguments = {**arguments, "dry_run": True}
+        admission = admit(
+            name,
+            clocks or Clocks(),
+            defaults=spec.clocks,
+            parent=self._earlier(parent),
+            mutates=spec.mutates,
+            idempotent=spec.idempotent,
+        )
+        try:
+            if spec.interruption is not None and spec.interruption.detach and self._program is not None and not dry_run:
+                return await self._as_job(
+                    spec, arguments, admission, budget_ms, idempotency_key, resume_from, on_progress, stop
+                )
+            key = invocation_key(self.catalogue, name, arguments, idempotency_key)
+            attending = Attending(self.store, key, spec, on_progress, resume_from)
+
+            async def run() -> Envelope:
+                return await self._here(spec, arguments, clocks, parent, admission, attending, stop)
+
+            if idempotency_key is None:
+                return await run()
+            repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, arguments)
+            return await repeats.call(admission, run)
+        except Failure as failure:  # the store cannot be used
+            return answer(admission, raised(failure))
+
+    def _earlier(self, parent: Deadline | None) -> Deadline | None:
+        inherited = self.runtime.inherited
+        if parent is None or inherited is None:
+            return parent or inherited
+        return min(parent, inherited, key=lambda deadline: deadline.at_ns)
+
+    async def _here(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        clocks: Clocks | None,
+        parent: Deadline | None,
+        admission: Admission,
+        attending: Attending,
+        stop: asyncio.Future[str] | None,
+    ) -> Envelope:
+        working = asyncio.ensure_future(self._dispatch(spec.name, arguments, clocks, parent, attending))
+        envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
+        if envelope is None:
+            assert stop is not None
+            envelope = answer(admission, Outcome(Ending.KILLED, stopped_by(stop.result()), {"partial": True}))
+        if not envelope.ok and spec.steps:
+            envelope.data = attending.partial(envelope.data)
+        envelope.warnings += attending.warnings
+        if envelope.ok and attending.kept:
+            await asyncio.to_thread(attending.clear)
+        return envelope
+
+    async def _as_job(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        budget_ms: int | None,
+        idempotency_key: str | None,
+        resume_from: str | None,
+        on_progress: Progress | None,
+        stop: asyncio.Future[str] | None,
+    ) -> Envelope:
+        """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job."""
+        checked = await self._dispatch(self._check_of(spec), arguments, None, None, None)
+        if not checked.ok:
+            return checked
+        assert self._program is not None
+        timeout_ms = admission.clocks.timeout_ms or 0
+        invocation = Invocation(
+            self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from
+        )
+        front = self.jobs()
+        job = await asyncio.to_thread(front.start_or_attach, invocation)
+        until_ns = None if budget_ms is None else admission.started_ns + budget_ms * NS_PER_MS
+        parent = self._earlier(None)
+        if parent is not None:
+            parent_ns = parent.at_ns - NEWS_RESERVE_MS * NS_PER_MS
+            until_ns = parent_ns if until_ns is None else min(until_ns, parent_ns)
+        waited_ms = 0 if until_ns is None else max(0, (until_ns - admission.started_ns) // NS_PER_MS)
+        waiting = asyncio.ensure_future(
+            front.wait(job, admission, until_ns=until_ns, budget_ms=waited_ms, on_progress=on_progress)
+        )
+        envelope = await _unless_stopped(waiting, stop, STOP_LIMIT_S)
+        if envelope is not None:
+            return envelope
+        assert stop is not None
+        if stop.result() == "SIGINT":  # a person at the keyboard means the work, not the waiting
+            job = await front.cancel(job)
+            if not job.is_active:
+                ended = front.delivered(job)
+                problem = stopped_by("SIGINT")
+                return ended if ended.ok else answer(admission, Outcome(Ending.KILLED, problem, {"partial": True}))
+        current = await asyncio.to_thread(front.look, job.id)
+        elapsed_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+        return front.incomplete(current or job, admission, elapsed_ms)
+
+    async def _dispatch(
+        self,
+        operation: Operation | str,
+        arguments: Mapping[str, object],
+        clocks: Clocks | None,
+        parent: Deadline | None,
+        attendant: Attendant | None,
+    ) -> Envelope:
+        inherited = self.runtime.inherited
+        if parent is None or (inherited is not None and inherited.at_ns <= parent.at_ns):
+            return await self.runtime.call(operation, arguments, clocks, attendant=attendant)
+        token = current_scope.set(Scope(parent, -1, "caller", self.runtime.trace_id))
+        try:
+            return await self.runtime.call(operation, arguments, clocks, attendant=attendant)
+        finally:
+            current_scope.reset(token)
+
+    def _check_of(self, spec: CommandSpec) -> Operation:
+        """The operation that only validates the arguments, where the command's types can be imported."""
+        if spec.name not in self._checks:
+            reference = replace(spec.handler, qualname=f"{spec.handler.qualname}?", is_async=False)
+            self._checks[spec.name] = Operation(
+                spec.name, reference, isolation="process", mutates=False, idempotent=True, clocks=CHECK_CLOCKS
+            )
+        return self._checks[spec.name]
+
+
+# Checking arguments runs the types' own code, which may do anything; it has no business to take long.
+CHECK_CLOCKS = Clocks(timeout_ms=30_000, grace_ms=0)
+
+
+class Attending(Checkpointing):
+    """Listens to one call of a command that is run here and now."""
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        key: str,
+        spec: CommandSpec,
+        on_progress: Progress | None,
+        resume_from: str | None = None,
+    ) -> None:
+        super().__init__(store, key, spec.steps, resume_from)
+        self._on_progress = on_progress
+
+    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+        if self._on_progress is not None:
+            self._on_progress(done, total, unit)
+
+
+async def _unless_stopped(
+    working: asyncio.Future[Envelope], stop: asyncio.Future[str] | None, limit_s: float
+) -> Envelope | None:
+    """The envelope, or None where the work was stopped before it had one."""
+    try:
+        if stop is None:
+            return await working
+        both: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the work's own clocks
+        if working.done():
+            return working.result()
+    except asyncio.CancelledError:
+        working.cancel()
+        await shielded(asyncio.wait([working], timeout=limit_s))
+        raise
+    working.cancel()
+    await asyncio.wait([working], timeout=limit_s)
+    if working.done() and not working.cancelled() and working.exception() is None:
+        return working.result()  # it ended by itself just then, and that is the truth
+    return None
+
+
+def stopped_by(signal_name: str) -> Problem:
+    exit_code = {"SIGINT": 130, "SIGHUP": 129}.get(signal_name, 143)
+    return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)
+
+
+def _shown(arguments: Mapping[str, object]) -> dict[str, object]:
+    plain = str | int | float | bool | None
+    return {name: value if isinstance(value, plain) else repr(value) for name, value in arguments.items()}

@@ -1,0 +1,90 @@
+"""Idempotency keys: a repeat gets the first call's answer instead of running a second time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from ..core.arguments import to_jsonable
+from ..core.effects import Ending, SideEffects
+from ..core.envelope import Envelope, Problem, warning
+from ..core.walltime import WallTime
+from ..enforce.admission import Admission, Outcome, answer
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.identity import is_alive, this_process
+from ..enforce.outcomes import timeout_problem
+from ..store import Store
+from ..store.jobs import RETENTION_MS
+from ..store.replies import Beginning, Finished, Fresh, Interrupted, Mismatch
+
+FIRST_LOOK_S = 0.02
+LATER_LOOKS_S = 0.2
+
+
+class Repeats:
+    """One call with a key: runs if it is the first, waits for the first otherwise."""
+
+    def __init__(self, store: Store, scope: str, key: str, arguments: Mapping[str, object]) -> None:
+        self._store, self._scope, self._key = store, scope, key
+        text = json.dumps(to_jsonable(dict(arguments)), sort_keys=True)
+        self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    async def call(self, admission: Admission, first: Callable[[], Awaitable[Envelope]]) -> Envelope:
+        pause_s = FIRST_LOOK_S
+        while True:
+            beginning = await asyncio.to_thread(self._begin)
+            if isinstance(beginning, Fresh):
+                return await self._run(admission, first)
+            told = self._told(admission, beginning)
+            if told is not None:
+                return told
+            bell = admission.bound.bell
+            if bell is not None and bell.has_passed(monotonic_ns()):
+                problem = timeout_problem(admission, monotonic_ns() - admission.started_ns)
+                message = f"{problem.message}; the first call with this key goes on"
+                return answer(admission, Outcome(Ending.DETACHED, Problem("TIMEOUT", message, fired=problem.fired)))
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
+
+    def _begin(self) -> Beginning:
+        now = _now()
+        self._store.replies.forget_begun_before(WallTime(max(0, now.ms - RETENTION_MS)), is_alive)
+        return self._store.replies.begin(self._scope, self._key, self._digest, this_process(), now, is_alive)
+
+    def _told(self, admission: Admission, beginning: Beginning) -> Envelope | None:
+        if isinstance(beginning, Finished):
+            first = beginning.envelope
+            again = warning("REPLAYED", finished_at=beginning.finished_at.iso())
+            return Envelope(first["data"], first["error"], [*first["warnings"], again], first["meta"])
+        if isinstance(beginning, Mismatch):
+            message = f"the key {self._key!r} was used for other arguments at {beginning.began_at}"
+            problem = Problem("KEY_REUSED", message, "validation")
+            return answer(admission, Outcome(Ending.NOT_STARTED, problem))
+        if isinstance(beginning, Interrupted):
+            message = f"the first call with this key began at {beginning.began_at} and its process died"
+            problem = Problem("INTERRUPTED", message, side_effects=SideEffects.UNKNOWN)
+            return answer(admission, Outcome(Ending.NOT_STARTED, problem))
+        return None
+
+    async def _run(self, admission: Admission, first: Callable[[], Awaitable[Envelope]]) -> Envelope:
+        """What may be repeated without harm is forgotten; everything else is the answer from now on."""
+        try:
+            envelope = await first()
+        except BaseException:
+            problem = Problem("CANCELLED", "the first call with this key was cancelled")
+            self._finish(answer(admission, Outcome(Ending.CANCELLED, problem)))
+            raise
+        if envelope.ok or envelope.meta["side_effects"] != SideEffects.NONE.value:
+            await asyncio.to_thread(self._finish, envelope)
+        else:
+            await asyncio.to_thread(self._store.replies.drop, self._scope, self._key)
+        return envelope
+
+    def _finish(self, envelope: Envelope) -> None:
+        self._store.replies.finish(self._scope, self._key, envelope.to_dict(), _now())
+
+
+def _now() -> WallTime:
+    return WallTime.of_ns(wall_ns())

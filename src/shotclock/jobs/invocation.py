@@ -1,0 +1,72 @@
+"""One invocation of a command that may outlive its caller, and its identity: equal ones are the same work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.arguments import to_jsonable
+from ..core.catalogue import Catalogue, CommandSpec
+from ..core.walltime import WallTime
+from ..enforce.preloaded import Program
+from ..store.jobs import NewJob
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    catalogue: Catalogue
+    spec: CommandSpec
+    program: Program
+    arguments: Mapping[str, object]
+    timeout_ms: int
+    """Of all the work; 0 is none."""
+    idempotency_key: str | None = None
+    resume_from: str | None = None
+
+    def key(self) -> str:
+        return invocation_key(self.catalogue, self.spec.name, self.arguments, self.idempotency_key)
+
+    def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
+        interruption = self.spec.interruption
+        assert interruption is not None
+        return NewJob(
+            id=job_id,
+            key=self.key(),
+            app=self.catalogue.name,
+            command=self.spec.name,
+            arguments=to_jsonable(dict(self.arguments)),
+            cwd=os.getcwd(),
+            program=self.program._asdict(),
+            tool_version=self.catalogue.version,
+            spec={
+                "catalogue": self.catalogue.to_plain(),
+                "timeout_ms": self.timeout_ms,
+                "resume_from": self.resume_from,
+            },
+            max_lifetime_ms=interruption.max_lifetime_ms,
+            idle_timeout_ms=interruption.idle_timeout_ms,
+            idempotency_key=self.idempotency_key,
+            log_path=log_path,
+            deadline_at=now + self.timeout_ms if self.timeout_ms else None,
+            resume=interruption.resume,
+        )
+
+
+def invocation_key(
+    catalogue: Catalogue, command: str, arguments: Mapping[str, object], idempotency_key: str | None = None
+) -> str:
+    """The same command, arguments, directory, version and key: the same work."""
+    identity: list[Any] = [
+        catalogue.name,
+        catalogue.version,
+        command,
+        to_jsonable(dict(arguments)),
+        os.getcwd(),
+        idempotency_key,
+    ]
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
