@@ -34,13 +34,16 @@ from .schema import APPLICATION_ID, MIGRATIONS
 BUSY_TIMEOUT_MS = 5_000
 # How long a thread waits for another thread's transaction, which may itself be waiting for another process.
 THREAD_WAIT_S = 10.0
-# Some of what happens while files are created and removed around us is answered "busy" without any waiting.
+# Some of what happens while files are created and removed around us is answered "busy" without any waiting, so opening
+# waits in small steps of its own: ten seconds at the most. Many first opens on a slow disk would run this out.
 OPEN_ATTEMPTS = 100
-OPEN_PAUSE_S = 0.02
+OPEN_PAUSE_S = 0.05
+OPEN_STEP_MS = 25
 # What a fork may be kept waiting by a transaction of another thread. Run out: the child cannot use the store.
 FORK_WAIT_S = 2.0
 # What is kept of the write-ahead log's file after a burst.
 LOG_KEPT_BYTES = 4 * 1024 * 1024
+_HEADER_BYTES = 100
 
 _FORKED = "the store was in use in the moment this process was forked, and can only be opened after an exec"
 
@@ -55,12 +58,15 @@ _torn = False  # this process was forked while another thread was opening some s
 class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.RLock()
+        # Whoever waits for the lock holds the gate, so a thread in a hurry cannot come back before it: Python's locks
+        # are not fair, and a fork would wait for ever behind one that writes in a loop.
+        self._gate = threading.Lock()
+        self._lock = threading.Lock()
+        self._user = 0  # the thread inside
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
         self._synchronous = ""
-        self._in_use = False
         self._let_go_by = 0
         self._closed = False
         with self._locked():
@@ -92,8 +98,8 @@ class Database:
     @contextmanager
     def _transaction(self, begin: str, synchronous: str = "") -> Iterator[sqlite3.Connection]:
         with self._locked():
-            connection = self._connection or self._connect()
             self._check_file()
+            connection = self._connection or self._connect()
             try:
                 if synchronous and synchronous != self._synchronous:
                     connection.execute(f"PRAGMA synchronous={synchronous}")
@@ -114,18 +120,25 @@ class Database:
             raise StoreUnusable("the store was closed", self.path)
         if self._pid != os.getpid():
             raise StoreUnusable(_FORKED, self.path)
-        if not self._lock.acquire(timeout=THREAD_WAIT_S):
+        if self._user == threading.get_ident():  # a signal handler, or a callback such as is_alive
+            raise StoreBusy("the store was asked from inside one of its own transactions", self.path)
+        if not self._acquire(THREAD_WAIT_S):
             raise StoreBusy("another thread of this process is using the store", self.path)
         try:
-            if self._in_use:  # a signal handler, or a callback such as is_alive
-                raise StoreBusy("the store was asked from inside one of its own transactions", self.path)
-            self._in_use = True
-            try:
-                yield
-            finally:
-                self._in_use = False
+            self._user = threading.get_ident()
+            yield
         finally:
+            self._user = 0
             self._lock.release()
+
+    def _acquire(self, within_s: float) -> bool:
+        """Twice that, at the worst: at the gate, and behind it."""
+        if not self._gate.acquire(timeout=within_s):
+            return False
+        try:
+            return self._lock.acquire(timeout=within_s)
+        finally:
+            self._gate.release()
 
     def _check_file(self) -> None:
         """Whoever goes on with a file that was removed or replaced shares its locks with nobody."""
@@ -164,10 +177,11 @@ class Database:
             connection: sqlite3.Connection | None = None
             try:
                 connection = sqlite3.connect(
-                    self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+                    self.path, timeout=OPEN_STEP_MS / 1000, isolation_level=None, check_same_thread=False
                 )
                 self._synchronous = ""
                 _set_up(connection, self.path)
+                connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
                 return connection
             except sqlite3.Error as error:
                 last = translated(error, self.path)
@@ -191,15 +205,15 @@ class Database:
     # --- forks ------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        if self._pid != os.getpid() or not self._lock.acquire(timeout=FORK_WAIT_S):
-            return
-        if self._in_use:  # the fork is made from inside a transaction of this very thread
-            self._lock.release()
+        inside = self._user == threading.get_ident()  # the fork is made from inside a transaction
+        if inside or self._pid != os.getpid() or not self._acquire(FORK_WAIT_S):
             return
         self._let_go_by = threading.get_ident()
         self._disconnect()
 
     def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._gate = threading.Lock()  # somebody may have held it, who is not here
         if self._let_go_by == threading.get_ident():  # two threads may fork at once
             self._let_go_by = 0
             self._pid = os.getpid()
@@ -223,6 +237,10 @@ def _prepare_file(path: Path) -> tuple[int, int]:
         raise StoreUnusable("the store is no regular file", path)
     if found.st_uid != os.geteuid():
         raise StoreUnusable(f"the store belongs to user {found.st_uid}, not to {os.geteuid()}", path)
+    # SQLite takes anything shorter than its header for a new database and writes over it. With a journal beside it,
+    # it is one whose creation was interrupted, and SQLite knows what to do.
+    if 0 < found.st_size < _HEADER_BYTES and not os.path.exists(f"{path}-journal"):
+        raise StoreUnusable("this is not a Shotclock store, or a corrupt one; move it away to start a new one", path)
     if stat.S_IMODE(found.st_mode) != FILE_MODE:  # SQLite gives its -wal and -shm the same
         os.chmod(path, FILE_MODE)
     return found.st_dev, found.st_ino
