@@ -30,7 +30,7 @@ from .output import emit, emit_help, say_line, summary_line, wants_json, write_q
 from .parsing import Mistakes, parse
 from .serve import Serve
 
-SUBCOMMANDS = ("exec", "serve", "errors", "doctor", "help")
+SUBCOMMANDS = ("exec", "serve", "job", "errors", "doctor", "help")
 DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
@@ -92,6 +92,10 @@ def _main(words: list[str], as_json: bool) -> int:
         return _refuse("shotclock", [{"field": "subcommand", "message": f"none given; {_listed()}"}], as_json)
     if words[0] not in (*SUBCOMMANDS, "-h", "--help", "--version"):
         return _refuse("shotclock", [_unknown(words)], as_json, suggestion=_nearest(words[0]))
+    if words[0] == "job":
+        from .job import main as job_main
+
+        return job_main(words[1:], app=None, command=["shotclock"])
     name = words[0] if words[0] in SUBCOMMANDS else "shotclock"
     understood, mistakes = _understand(words)
     clocks = Clocks()
@@ -128,6 +132,12 @@ app = App(
 def _exec() -> Help:
     """Run one command on the clock; when it hangs, it is really stopped."""
     return Help("exec")  # only listed here: `shotclock exec` itself never comes this way
+
+
+@app.command(name="job")
+def _job() -> Help:
+    """List, look at, wait for and cancel work that goes on after its caller left."""
+    return Help("job")  # only listed here, like exec
 
 
 @app.command
@@ -337,6 +347,11 @@ def _print_help(subcommand: str | None) -> None:
         from .exec import HELP
 
         emit_help(HELP)
+        return
+    if subcommand == "job":
+        from .job import main as job_main
+
+        job_main(["--help"], app=None, command=["shotclock"])
         return
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     app.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)

@@ -15,7 +15,6 @@ from cyclopts.help import PlainFormatter
 from rich.console import Console
 
 from ..core.clocks import Clocks
-from ..core.deadlines import NS_PER_MS
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
@@ -74,20 +73,14 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
 
     async def perform() -> Envelope:
         with Store.open() as store:
-            front = Front(store, command)
-            if words[0] == "list":
-                jobs = await asyncio.to_thread(front.list, app, active_only=bool(said.get("active")))
-                return answer(admission, Outcome(Ending.FINISHED, data={"jobs": jobs}))
-            job = await asyncio.to_thread(front.find, said["job_id"])
-            if words[0] == "status":
-                return answer(admission, Outcome(Ending.FINISHED, data=front.shown(job)))
-            if words[0] == "cancel":
-                return _cancelled(front, admission, await front.cancel(job))
-            until_ns = None if budget_ms is None else admission.started_ns + budget_ms * NS_PER_MS
-            bell = admission.bound.bell
-            if bell is not None:
-                until_ns = bell.at_ns if until_ns is None else min(until_ns, bell.at_ns)
-            return await front.wait(job, admission, until_ns=until_ns, budget_ms=budget_ms or 0)
+            return await Front(store, command).perform(
+                words[0],
+                said.get("job_id"),
+                admission,
+                app=app,
+                active_only=bool(said.get("active")),
+                budget_ms=budget_ms,
+            )
 
     try:
         envelope = asyncio.run(_unless_signalled(perform, admission))
@@ -122,14 +115,6 @@ async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admissio
         exit_code=128 + heard.result(),
     )
     return answer(admission, Outcome(Ending.CANCELLED, problem, {"partial": True}))
-
-
-def _cancelled(front: Front, admission: Admission, job: Any) -> Envelope:
-    shown = front.shown(job)
-    if not job.is_active:
-        return answer(admission, Outcome(Ending.FINISHED, data=shown))
-    problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
-    return answer(admission, Outcome(Ending.DETACHED, problem, shown))
 
 
 def _budget(written: str | None, mistakes: Mistakes) -> int | None:

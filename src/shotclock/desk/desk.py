@@ -37,8 +37,8 @@ from .turnstile import Turnstile
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0
-# What is kept back from the caller's own deadline, so that the news of a job arrives before it.
-NEWS_RESERVE_MS = 200
+# The job commands other than `wait` take a moment; the store's own waits are shorter than this.
+JOB_CLOCKS = Clocks(timeout_ms=30_000)
 
 
 class Desk:
@@ -141,6 +141,25 @@ class Desk:
         except Failure as failure:  # the store cannot be used
             return answer(admission, raised(failure))
 
+    async def job(
+        self,
+        action: str,
+        job_id: str | None = None,
+        wait_ms: int | None = None,
+        *,
+        parent: Deadline | None = None,
+        on_progress: Progress | None = None,
+    ) -> Envelope:
+        """list, status, wait or cancel. Waiting without a limit takes as long as the job."""
+        clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
+        admission = admit(f"job {action}", clocks, parent=self._earlier(parent), mutates=action == "cancel")
+        try:
+            return await self.jobs().perform(
+                action, job_id, admission, app=self.catalogue.name, budget_ms=wait_ms, on_progress=on_progress
+            )
+        except Failure as failure:
+            return answer(admission, raised(failure))
+
     def _earlier(self, parent: Deadline | None) -> Deadline | None:
         inherited = self.runtime.inherited
         if parent is None or inherited is None:
@@ -185,20 +204,15 @@ class Desk:
         if not checked.ok:
             return checked
         assert self._program is not None
-        timeout_ms = admission.clocks.timeout_ms or 0
+        timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
         invocation = Invocation(
             self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from
         )
         front = self.jobs()
         job = await asyncio.to_thread(front.start_or_attach, invocation)
-        until_ns = None if budget_ms is None else admission.started_ns + budget_ms * NS_PER_MS
-        parent = self._earlier(None)
-        if parent is not None:
-            parent_ns = parent.at_ns - NEWS_RESERVE_MS * NS_PER_MS
-            until_ns = parent_ns if until_ns is None else min(until_ns, parent_ns)
-        waited_ms = 0 if until_ns is None else max(0, (until_ns - admission.started_ns) // NS_PER_MS)
+        until_ns, waits_ms = front.patience(admission, budget_ms)
         waiting = asyncio.ensure_future(
-            front.wait(job, admission, until_ns=until_ns, budget_ms=waited_ms, on_progress=on_progress)
+            front.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)
         )
         envelope = await _unless_stopped(waiting, stop, STOP_LIMIT_S)
         if envelope is not None:

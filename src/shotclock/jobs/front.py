@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
@@ -46,6 +47,45 @@ class Front:
     def __init__(self, store: Store, command: list[str]) -> None:
         self._store = store
         self._command = command
+
+    # --- the job commands, for every surface ----------------------------------------------------------------
+
+    async def perform(
+        self,
+        verb: str,
+        job_id: str | None,
+        admission: Admission,
+        *,
+        app: str | None = None,
+        active_only: bool = False,
+        budget_ms: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> Envelope:
+        """One of list, status, wait and cancel. Raises Failure where there is no such job, or no usable store."""
+        if verb == "list":
+            jobs = await asyncio.to_thread(self.list, app, active_only=active_only)
+            return answer(admission, Outcome(Ending.FINISHED, data={"jobs": jobs}))
+        job = await asyncio.to_thread(self.find, job_id or "")
+        if verb == "status":
+            return answer(admission, Outcome(Ending.FINISHED, data=self.shown(job)))
+        if verb == "cancel":
+            job = await self.cancel(job)
+            problem = None
+            if job.is_active:
+                problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
+            return answer(admission, Outcome(Ending.FINISHED, problem, self.shown(job)))
+        until_ns, waits_ms = self.patience(admission, budget_ms)
+        return await self.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)
+
+    @staticmethod
+    def patience(admission: Admission, budget_ms: int | None) -> tuple[int | None, int]:
+        """Until when this caller waits, and how long that is: its budget, and never past its own caller's deadline."""
+        ends = [] if budget_ms is None else [admission.started_ns + budget_ms * NS_PER_MS]
+        if admission.bound.owner != admission.name and admission.bound.bell is not None:
+            ends.append(admission.bound.bell.at_ns)
+        if not ends:
+            return None, 0
+        return min(ends), max(0, (min(ends) - admission.started_ns) // NS_PER_MS)
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -240,8 +280,10 @@ def lost_envelope(job: Job) -> dict[str, Any]:
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
     message = f"the keeper of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
-    admission = admit(job.command, Clocks())
-    return answer(admission, Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data)).to_dict()
+    admission = admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]))
+    envelope = answer(admission, Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
+    envelope.meta["duration_ms"] = 0 if job.heartbeat_at is None else job.heartbeat_at.since_ms(job.attempt_at)
+    return envelope.to_dict()
 
 
 def _tail(log_path: str | None) -> str:

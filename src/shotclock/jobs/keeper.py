@@ -86,6 +86,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         program=program,
     )
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
+    admission = admit(job.command, Clocks(timeout_ms=timeout_ms), mutates=spec.mutates, idempotent=spec.idempotent)
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
     async with runtime:
         working = asyncio.ensure_future(
@@ -101,7 +102,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
             envelope = working.result()
         else:
             problem = Problem("CANCELLED", "the job was cancelled")
-            envelope = answer(admit(job.command, Clocks()), Outcome(Ending.KILLED, problem, {"partial": True}))
+            envelope = answer(admission, Outcome(Ending.KILLED, problem, {"partial": True}))
     attending.write_progress()
     if not envelope.ok and spec.steps:
         envelope.data = attending.partial(envelope.data)

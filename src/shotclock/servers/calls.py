@@ -126,7 +126,7 @@ class Gate:
         started_ns = monotonic_ns()
         parent = None if terms.remaining_ms is None else Deadline.after_ms(started_ns, terms.remaining_ms)
         if name == JOB_TOOL:
-            work = self._desk.job(**arguments)  # type: ignore[attr-defined]
+            work = self._desk.job(**arguments)
         else:
             work = self._desk.call(
                 name,
