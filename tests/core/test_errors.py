@@ -98,7 +98,7 @@ def test_an_exit_code_that_promises_that_nothing_happened_is_only_given_when_not
 @by_code
 def test_only_clocks_may_be_retryable_without_knowing_the_effects_because_the_operation_decides(entry: ErrorEntry):
     if entry.retryable and entry.side_effects is not SideEffects.NONE:
-        assert entry.exit_code == 10
+        assert entry.exit_code == 10 or entry.code == "HOST_REPLACED"  # a neighbour's clock, not its own
 
 
 @by_code

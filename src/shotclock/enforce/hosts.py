@@ -15,38 +15,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import mmap
-import os
-import pickle
-import socket
-import tempfile
 from collections import deque
-from collections.abc import Callable, Coroutine
-from enum import Enum, auto
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from ..core.clocks import ClockKind, Clocks
+from ..core.clocks import ClockKind
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, Warning_, warning
-from ..core.errors import Failure
+from ..core.envelope import Problem, Warning_, warning
 from . import wire
 from .admission import Outcome
 from .assignment import Report
 from .clock import monotonic_ns
 from .guests import Guest
-from .host import BEGUN, CLOSED, RUNNING, SHARED_SIZE
-from .hosted import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
+from .hosted import HEARD_LIMIT_S, STARVED_TRIES
+from .hostprocess import HEARD_LIMIT_NS, KILL_LIMIT_S, Fate, HostProcess
 from .outcomes import crash_outcome
 from .pool import CLOSE_LIMIT_S, IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S
 from .preloaded import Preloaded
-from .processes import REPORT_MARGIN_MS, shielded
-from .supervisor import VERIFY_LIMIT_MS
-from .zygote import HOST
+from .processes import shielded
 
-HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
-# How long a kill may take to be reported; a supervisor that was stopped or is broken runs it out.
-KILL_LIMIT_S = (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
 # Each tainted host is a process with handlers that would not stop. Beyond this the oldest goes, whoever is in it.
 MOST_TAINTED = 3
 # Calls whose grace ends this soon after another's are waited for, so that all are killed and none is abandoned.
@@ -55,256 +41,12 @@ TOGETHER_NS = HEARD_LIMIT_NS
 MOST_FAILED_STARTS = 8
 
 
-class Fate(Enum):
-    """Why a host ends."""
-
-    DEAF = auto()
-    TAINTED = auto()
-    CROWDED_OUT = auto()
-    CLOSING = auto()
-    DIED = auto()
-    """By itself: nobody here wanted it to."""
-
-
 class Books(Protocol):
     """Who keeps the books of what was abandoned: the runtime."""
 
     def abandoned(self, call: Guest) -> None: ...
     def came_late(self, call: Guest) -> None: ...
     def was_killed(self, call: Guest) -> None: ...
-
-
-class HostProcess:
-    """A host process and its supervisor, from fork to the last report."""
-
-    def __init__(self, owner: HostProcesses) -> None:
-        self._owner = owner
-        self._loop = owner.loop
-        self.fate = Fate.DIED
-        self.is_ready = False
-        self.is_dying = False
-        self.culprit = ""
-        """Whose code held the loop when it was given up, as far as can be known."""
-        self.guests: dict[int, Guest] = {}
-        self.gone: asyncio.Future[Report | None] = self._loop.create_future()
-        self._numbers = 0
-        self._unheard: dict[int, Guest] = {}
-        self._check: asyncio.TimerHandle | None = None
-        self._check_due_ns = 0
-        self._tries = 0
-        self._pulse = -1
-        self._sign_ns = self._born_ns = monotonic_ns()
-        self._further: dict[int, asyncio.Task[None]] = {}
-        self._outbox = bytearray()
-        self._flushing = False
-        self._kill_limit: asyncio.TimerHandle | None = None
-        self._control, their_control = socket.socketpair()
-        self._calls, their_calls = socket.socketpair()
-        self._control.setblocking(False)
-        self._calls.setblocking(False)
-        memory = _shared_memory()
-        self._words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
-        try:
-            owner.preloaded.send(HOST, [their_control.fileno(), their_calls.fileno(), memory])
-        except BaseException:
-            self._control.close()
-            self._calls.close()
-            raise
-        finally:
-            their_control.close()
-            their_calls.close()
-            os.close(memory)
-        self._reports, self._replies = wire.Inbox(self._control), wire.Inbox(self._calls)
-        self._loop.add_reader(self._control, self._on_report)
-        self._loop.add_reader(self._calls, self._on_reply)
-
-    # --- calls --------------------------------------------------------------------------------------------
-
-    def take(self, guest: Guest) -> None:
-        """Give it a call. It is answered exactly once, whatever happens to the process."""
-        self._numbers += 1
-        guest.host, guest.number = self, self._numbers
-        self.guests[guest.number] = guest
-        guest.sign_of_life()
-        self._say(*guest.message())
-        if guest.stopping:
-            self.ask_to_wind_down(guest)
-
-    def has_begun(self, guest: Guest) -> bool:
-        return bool(self._words[BEGUN] >= guest.number)
-
-    @property
-    def was_any_good(self) -> bool:
-        """Whether it came up and was there for a while, so that there is a point in starting another at once."""
-        return self.is_ready and bool(self._words[BEGUN] or monotonic_ns() - self._born_ns > RESPAWN_PAUSE_S * 1e9)
-
-    def ask_to_wind_down(self, guest: Guest) -> None:
-        self._say("stopping", guest.number)
-
-    def cancel(self, guest: Guest) -> None:
-        """Tell the host to cancel it. Whether the host hears that decides about the host."""
-        if self.is_dying:
-            return  # its end answers for everybody in it
-        guest.asked_ns = monotonic_ns()
-        self._unheard[guest.number] = guest
-        self._say("cancel", guest.number)
-        if self._check is None:
-            self._tries = 0
-            self._check_later()
-
-    def _check_later(self) -> None:
-        self._pulse = self._words[BEGUN]
-        self._check_due_ns = monotonic_ns() + HEARD_LIMIT_NS
-        self._check = self._loop.call_later(HEARD_LIMIT_S, self._check_heard, context=self._owner.context)
-
-    def _check_heard(self) -> None:
-        self._check = None
-        now_ns = monotonic_ns()
-        deaf_to = [guest for guest in self._unheard.values() if now_ns - guest.asked_ns >= HEARD_LIMIT_NS]
-        if not self._unheard or self.is_dying:
-            return
-        self._tries += 1
-        is_starved = now_ns - self._check_due_ns > STARVED_S * 1e9 and self._tries < STARVED_TRIES
-        is_alive = now_ns - self._sign_ns <= HEARD_LIMIT_NS or self._words[BEGUN] != self._pulse
-        is_too_late = any(now_ns >= guest.asked_ns + guest.grace_ns for guest in deaf_to)
-        if deaf_to and not is_starved and (is_too_late or not is_alive):
-            self._owner.found_deaf(self)
-        else:
-            self._check_later()
-
-    def running(self) -> Guest | None:
-        """Whose code holds the loop at this moment."""
-        return self.guests.get(self._words[RUNNING])
-
-    # --- what the process says ----------------------------------------------------------------------------
-
-    def _on_reply(self) -> None:
-        try:
-            messages = self._replies.receive()
-        except BlockingIOError:
-            return
-        except wire.Broken:
-            # It is gone. Its supervisor tells how; what it left below need not be waited for.
-            self._loop.remove_reader(self._calls)
-            self._order("kill", "its host is gone")
-            return
-        self._sign_ns = monotonic_ns()
-        for message in messages:
-            self._hear(message)
-
-    def _hear(self, message: wire.Message) -> None:
-        if message[0] == "ready":
-            self.is_ready = True
-            self._owner.came_up(self)
-            return
-        if message[0] == "never mind":
-            if (further := self._further.get(message[1])) is not None:
-                further.cancel()
-            return
-        guest = self.guests.get(message[1])
-        if guest is None:
-            return
-        match message:
-            case ("done", _, str(kind), payload, int(finished_ns)):
-                del self.guests[guest.number]
-                self._unheard.pop(guest.number, None)
-                self._owner.ended(self, guest, kind, payload, finished_ns)
-            case ("heard", _):
-                if self._unheard.pop(guest.number, None) is not None:
-                    self._owner.heard(self, guest)
-            case ("progress", _, int(done), total, unit) if not guest.is_abandoned:
-                guest.sign_of_life()
-                guest.attendant.progress(done, total, unit)
-            case ("step", _, str(name)) if not guest.is_abandoned:
-                guest.sign_of_life()
-                guest.attendant.step(name)
-            case ("call", _, int(question), str(name), bytes(arguments), dict(limits)):
-                self._attend(question, partial(_redispatched, guest, name, arguments, limits))
-            case ("ask", _, int(question), str(what), bytes(value)):
-                self._attend(question, partial(_answered, guest, what, value))
-
-    def _attend(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
-        async def answer() -> None:
-            self._say("answer", question, await find_answer())
-
-        further = self._further[question] = self._loop.create_task(answer())
-        further.add_done_callback(lambda _: self._further.pop(question, None))
-
-    def _on_report(self) -> None:
-        try:
-            messages = self._reports.receive()
-        except BlockingIOError:
-            return
-        except wire.Broken:
-            self.end(None)
-            return
-        for message in messages:
-            if message[0] == "ended":
-                self.end(Report.unpack(message[1]))
-
-    # --- what it is told ----------------------------------------------------------------------------------
-
-    def _say(self, *message: object) -> None:
-        """Sent at the end of this turn of our loop, together with whatever else is said until then."""
-        self._outbox += wire.frame(message)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush, context=self._owner.context)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self.gone.done():
-            return
-        try:
-            while self._outbox:
-                del self._outbox[: self._calls.send(self._outbox)]
-        except (BlockingIOError, InterruptedError):
-            self._flushing = True
-            self._loop.add_writer(self._calls, self._flush_rest)
-        except OSError:
-            pass  # it is dying; its supervisor will report
-
-    def _flush_rest(self) -> None:
-        self._sign_ns = monotonic_ns()  # it has read something
-        self._loop.remove_writer(self._calls)
-        self._flush()
-
-    def _order(self, *order: object) -> None:
-        with contextlib.suppress(wire.Broken, BlockingIOError):
-            wire.send(self._control, order)
-
-    # --- the end ------------------------------------------------------------------------------------------
-
-    def kill(self, fate: Fate, culprit: str = "") -> None:
-        if self.is_dying or self.gone.done():
-            return
-        self.is_dying = True
-        self.fate, self.culprit = fate, culprit
-        self._words[CLOSED] = 1
-        self._order("kill", fate.name.lower())
-        self._kill_limit = self._loop.call_later(KILL_LIMIT_S, self.end, None)
-
-    def end(self, report: Report | None) -> None:
-        """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
-        if self.gone.done():
-            return
-        self.is_dying = True
-        self._words[CLOSED] = 1
-        with contextlib.suppress(wire.Broken, OSError):
-            while self.guests:  # a result sent before the end is still in the socket, and is the truth
-                for message in self._replies.receive():
-                    self._hear(message)
-        for handle in (self._check, self._kill_limit):
-            if handle is not None:
-                handle.cancel()
-        for further in list(self._further.values()):
-            further.cancel()  # whoever asked is gone
-        for sock in (self._control, self._calls):
-            self._loop.remove_reader(sock)
-            self._loop.remove_writer(sock)
-            sock.close()
-        self.gone.set_result(report)
-        self._owner.lost(self, report)
 
 
 class HostProcesses:
@@ -321,6 +63,7 @@ class HostProcesses:
         self._waiting: deque[Guest] = deque()
         self._respawn: asyncio.TimerHandle | None = None
         self._failed_starts = 0
+        self._came_up_ns = 0
         self._closing = False
 
     async def warm_up(self, within_s: float) -> bool:
@@ -335,6 +78,8 @@ class HostProcesses:
 
     async def run(self, guest: Guest) -> Outcome:
         """Run a call. Returns when the work has ended one way or the other; bounded by its clocks."""
+        if self._closing:
+            return _closing()
         guest.on_waiting_end = self._turn_away
         guest.arm(self.loop, self.context)
         queue: asyncio.TimerHandle | None = None
@@ -379,7 +124,8 @@ class HostProcesses:
         with contextlib.suppress(ValueError):
             self._waiting.remove(guest)
         why = "no host process came up in time; importing the modules it needs takes too long"
-        if monotonic_ns() - self.preloaded.started_ns > IMPORT_LIMIT_NS:
+        started_ns = self.preloaded.started_ns
+        if self._came_up_ns < started_ns < monotonic_ns() - IMPORT_LIMIT_NS:
             self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
         if kind is ClockKind.QUEUE:
             fired = guest.admission.fired(kind, monotonic_ns() - guest.started_ns)
@@ -415,8 +161,11 @@ class HostProcesses:
             self._ensure_host()
 
     def came_up(self, host: HostProcess) -> None:
-        self._failed_starts = 0
-        if host is self._serving:
+        self._came_up_ns = monotonic_ns()
+        self._serve_waiting(host)
+
+    def _serve_waiting(self, host: HostProcess) -> None:
+        if host is self._serving and not host.is_dying:
             while self._waiting:
                 host.take(self._waiting.popleft())
 
@@ -429,10 +178,14 @@ class HostProcesses:
             guest.call_when_overdue(self.loop, self._overdue)
 
     def ended(self, host: HostProcess, guest: Guest, kind: str, payload: object, finished_ns: int) -> None:
+        self._failed_starts = 0
         if guest.is_abandoned:
             self._books.came_late(guest)
-        elif kind == "unbegun" and guest.fired is None:
-            self._move([guest])  # refused because its host was closing
+        elif kind == "unbegun" and guest.fired is None:  # refused, because its host is on its way out
+            if self._closing:
+                guest.resolve(_closing())
+            else:
+                self._move([guest])
         else:
             guest.arrived(kind, payload, finished_ns)
         self._kill_if_useless(host)
@@ -532,7 +285,7 @@ class HostProcesses:
         if self._waiting:
             self._ensure_host()
             if self._serving is not None and self._serving.is_ready:
-                self.came_up(self._serving)
+                self._serve_waiting(self._serving)
 
     def _answer_for(self, host: HostProcess, guest: Guest, report: Report | None, told: int) -> None:
         """For a call that had begun in a host that is gone."""
@@ -593,33 +346,3 @@ def _replaced(why: str, told: int = 0) -> Warning_:
 
 def _closing() -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
-
-
-async def _answered(guest: Guest, question: str, value: bytes) -> bytes:
-    answer: object
-    try:
-        answer = (True, await guest.attendant.ask(question, pickle.loads(value)))
-    except Failure as failure:
-        answer = (False, failure)
-    except Exception as error:
-        answer = (False, Failure("CHECKPOINTS_UNAVAILABLE", f"{type(error).__name__}: {error}"))
-    return pickle.dumps(answer)
-
-
-async def _redispatched(guest: Guest, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
-    envelope = await guest.on_call(name, pickle.loads(arguments), Clocks(**limits))
-    try:
-        return pickle.dumps(envelope)
-    except Exception:  # the value cannot be pickled; its JSON form always can
-        return pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
-
-
-def _shared_memory() -> int:
-    """A descriptor of memory that both sides map."""
-    if hasattr(os, "memfd_create"):
-        memory = os.memfd_create("shotclock-host")
-    else:
-        with tempfile.TemporaryFile() as file:
-            memory = os.dup(file.fileno())
-    os.ftruncate(memory, SHARED_SIZE)
-    return memory
