@@ -7,6 +7,7 @@ killable processes with everything imported, and this process only holds the clo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import inspect
 import json
@@ -33,9 +34,11 @@ from ..desk import Desk, stopped_by
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.preloaded import Preloaded, Program
+from ..jobs.invocation import Stdin
 from .heartbeat import Heartbeat
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, Parsed, parse
+from .spool import spooled_stdin
 
 HELP_WIDTH, HELP_ROOM = 96, 160
 DEFAULT_BUDGET_MS = 30_000
@@ -323,6 +326,22 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
         refusal = _ask_person(spec, request.arguments)
         if refusal is not None:
             return _deliver_unstarted(spec.name, refusal, as_json)
+    with contextlib.ExitStack() as stack:
+        stdin = None
+        if spec.reads_stdin and not request.validate_only:
+            limit_ms = spec.clocks.timeout_ms if request.clocks.timeout_ms is None else request.clocks.timeout_ms
+            spooled = stack.enter_context(spooled_stdin(limit_ms or None))
+            if isinstance(spooled, Problem):
+                return _deliver_unstarted(spec.name, spooled, as_json)
+            stdin = spooled
+        envelope = _converse_about(app, catalogue, request, stdin)
+    if mistakes:
+        found = (envelope.error or {}).get("errors") if envelope.code == "ARG_ERROR" else None
+        return _refuse(spec.name, mistakes + (found if isinstance(found, list) else []), as_json)
+    return deliver(envelope, as_json)
+
+
+def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
     preloaded = Preloaded.forked_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
@@ -331,17 +350,13 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
         preloaded=preloaded,
         program=app.program if preloaded is None else None,
     )
-    heard: list[int] = []
-    desk = Desk(catalogue, runtime, program=found_from_elsewhere(app.program), command=own_words())
-    envelope = asyncio.run(_converse(desk, request, heard))
-    if mistakes:
-        found = (envelope.error or {}).get("errors") if envelope.code == "ARG_ERROR" else None
-        return _refuse(spec.name, mistakes + (found if isinstance(found, list) else []), as_json)
-    return deliver(envelope, as_json)
+    program = app.program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))  # for other directories
+    return asyncio.run(_converse(Desk(catalogue, runtime, program=program, command=own_words()), request, stdin))
 
 
-async def _converse(desk: Desk, request: Request, heard: list[int]) -> Envelope:
+async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelope:
     loop = asyncio.get_running_loop()
+    heard: list[int] = []
     stop: asyncio.Future[str] = loop.create_future()
 
     def hear(number: int) -> None:
@@ -368,6 +383,7 @@ async def _converse(desk: Desk, request: Request, heard: list[int]) -> Envelope:
                 resume_from=request.resume_from,
                 on_progress=None if heartbeat is None else heartbeat.progress,
                 stop=stop,
+                stdin=stdin,
             )
     finally:
         if beats is not None:
@@ -404,11 +420,6 @@ def own_words() -> list[str]:
         return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
     file = os.path.abspath(getattr(main, "__file__", None) or sys.argv[0])
     return [file] if os.access(file, os.X_OK) else [sys.executable, file]
-
-
-def found_from_elsewhere(program: Program) -> Program:
-    """The program as a process in another place can import it."""
-    return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
 
 
 # --- answering --------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from ..enforce.preloaded import Program
 from ..enforce.processes import shielded
 from ..jobs.attending import Checkpointing
 from ..jobs.front import Front
-from ..jobs.invocation import Invocation, invocation_key
+from ..jobs.invocation import Invocation, Stdin, invocation_key
 from ..store import Store
 from .repeats import Repeats
 from .turnstile import Turnstile
@@ -97,6 +97,7 @@ class Desk:
         parent: Deadline | None = None,
         on_progress: Progress | None = None,
         stop: asyncio.Future[str] | None = None,
+        stdin: Stdin | None = None,
     ) -> Envelope:
         """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
         it holds the name of a signal, stops it as well, and what came of it until then is the answer.
@@ -126,10 +127,11 @@ class Desk:
         try:
             if spec.interruption is not None and spec.interruption.detach and self._program is not None and not dry_run:
                 return await self._as_job(
-                    spec, arguments, admission, budget_ms, idempotency_key, resume_from, on_progress, stop
+                    spec, arguments, admission, budget_ms, idempotency_key, resume_from, on_progress, stop, stdin
                 )
-            key = invocation_key(self.catalogue, name, arguments, idempotency_key)
+            key = invocation_key(self.catalogue, name, arguments, idempotency_key, stdin)
             attending = Attending(self.store, key, spec, on_progress, resume_from)
+            attending.stdin_path = None if stdin is None else stdin.path
 
             async def run() -> Envelope:
                 return await self._here(spec, arguments, clocks, parent, admission, attending, stop)
@@ -198,6 +200,7 @@ class Desk:
         resume_from: str | None,
         on_progress: Progress | None,
         stop: asyncio.Future[str] | None,
+        stdin: Stdin | None,
     ) -> Envelope:
         """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job."""
         checked = await self._dispatch(self._check_of(spec), arguments, None, None, None)
@@ -206,7 +209,7 @@ class Desk:
         assert self._program is not None
         timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
         invocation = Invocation(
-            self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from
+            self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from, stdin
         )
         front = self.jobs()
         job = await asyncio.to_thread(front.start_or_attach, invocation)

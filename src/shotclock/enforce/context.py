@@ -19,6 +19,8 @@ class Attendant:
 
     skipped_steps: tuple[str, ...] = ()
     """Steps that were done before and are not to be done again."""
+    stdin_path: str | None = None
+    """The file that a function in a worker finds on its stdin; nothing, if not said."""
 
     def progress(self, done: int, total: int | None, unit: str | None) -> None:
         """The work is this far."""

@@ -111,9 +111,7 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
     inbox = wire.Inbox(sock)
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
     kernel.name_process("shotclock-work")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    _read_from(os.devnull)
     running = False
 
     def on_term(number: int, frame: object) -> None:
@@ -203,6 +201,7 @@ def _perform(
     bell_ns: int,
     depth: int,
     skipped_steps: tuple[str, ...],
+    stdin_path: str | None,
 ) -> Reply:
     def context(function: Callable[..., Any]) -> Context:
         is_async = inspect.iscoroutinefunction(function)
@@ -220,6 +219,8 @@ def _perform(
         )
 
     try:
+        if stdin_path is not None:
+            _read_from(stdin_path)
         bound = bind(module, qualname, payload, context)
         if isinstance(bound, tuple):
             return bound
@@ -232,7 +233,18 @@ def _perform(
         raise
     except BaseException as error:
         return reply_to_error(error)
+    finally:
+        if stdin_path is not None:
+            _read_from(os.devnull)
     return reply_to_result(result)
+
+
+def _read_from(path: str) -> None:
+    """From here on this is what is on stdin."""
+    file = os.open(path, os.O_RDONLY)
+    os.dup2(file, 0)
+    os.close(file)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
 # --- what a worker and a host process say in the same way -------------------------------------------------

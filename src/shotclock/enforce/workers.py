@@ -89,6 +89,7 @@ class Task:
                 bell.at_ns if bell is not None else 0,
                 self.depth,
                 self.attendant.skipped_steps,
+                self.attendant.stdin_path,
             )
         )
 

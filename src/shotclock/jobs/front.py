@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,9 @@ class Front:
         log = self._store.folder("jobs") / f"{job_id}.log"
         job, ours = self._store.jobs.attach_or_create(invocation.as_new_job(str(log), job_id, now()), now(), is_alive)
         if ours:
+            if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
+                os.close(private_file(Path(job.stdin_path)))
+                shutil.copyfile(invocation.stdin.path, job.stdin_path)
             self._start_keeper(job)
         return job
 

@@ -17,6 +17,14 @@ from ..store.jobs import NewJob
 
 
 @dataclass(frozen=True, slots=True)
+class Stdin:
+    """What came in on the caller's stdin, spooled to a file that is the caller's to remove."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Invocation:
     catalogue: Catalogue
     spec: CommandSpec
@@ -26,9 +34,10 @@ class Invocation:
     """Of all the work; 0 is none."""
     idempotency_key: str | None = None
     resume_from: str | None = None
+    stdin: Stdin | None = None
 
     def key(self) -> str:
-        return invocation_key(self.catalogue, self.spec.name, self.arguments, self.idempotency_key)
+        return invocation_key(self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin)
 
     def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
         interruption = self.spec.interruption
@@ -51,15 +60,20 @@ class Invocation:
             idle_timeout_ms=interruption.idle_timeout_ms,
             idempotency_key=self.idempotency_key,
             log_path=log_path,
+            stdin_path=None if self.stdin is None else f"{log_path.removesuffix('.log')}.stdin",
             deadline_at=now + self.timeout_ms if self.timeout_ms else None,
             resume=interruption.resume,
         )
 
 
 def invocation_key(
-    catalogue: Catalogue, command: str, arguments: Mapping[str, object], idempotency_key: str | None = None
+    catalogue: Catalogue,
+    command: str,
+    arguments: Mapping[str, object],
+    idempotency_key: str | None = None,
+    stdin: Stdin | None = None,
 ) -> str:
-    """The same command, arguments, directory, version and key: the same work."""
+    """The same command, arguments, directory, version, key and input: the same work."""
     identity: list[Any] = [
         catalogue.name,
         catalogue.version,
@@ -67,6 +81,7 @@ def invocation_key(
         to_jsonable(dict(arguments)),
         os.getcwd(),
         idempotency_key,
+        None if stdin is None else stdin.digest,
     ]
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
