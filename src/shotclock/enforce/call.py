@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
 from ..core.effects import Ending
@@ -53,6 +53,15 @@ _ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
 Observer = Callable[[Envelope], Any]
 
 
+class Turnstile(Protocol):
+    """Who lets only so many calls through at a time."""
+
+    def guards(self, name: str) -> bool: ...
+    async def enter(
+        self, name: str, arguments: Mapping[str, object], admission: Admission
+    ) -> Callable[[], None] | Outcome: ...
+
+
 @dataclass(slots=True)
 class Counts:
     """What an operator wants to know about calls that did not end well."""
@@ -80,15 +89,14 @@ class Runtime:
         share_loop: bool = False,
         host_process: bool = False,
         program: Program | None = None,
-        path: Iterable[str] | None = None,
         preloaded: Preloaded | None = None,
     ) -> None:
         """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
         cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
         handlers known not to, or where another process holds the clock. `host_process` runs them in a process of
         their own, where they can be killed and nothing of theirs can block this one. `program` is what the workers
-        import to find their functions, `path` where they look for it; not said, it is the program that runs here.
-        `preloaded` forks them, if there is one already."""
+        import to find their functions; not said, it is the program that runs here. `preloaded` forks them, if there is
+        one already."""
         if worker.inside_worker:
             raise RuntimeError(
                 "a runtime was started while a worker imported this program: put the start of the program "
@@ -111,7 +119,6 @@ class Runtime:
         self._defaults: dict[Operation, Clocks] = {}
         self._home: asyncio.AbstractEventLoop | None = None
         self._program = program
-        self._path = None if path is None else list(path)
         self._preloaded = preloaded
         self._pool: Pool | None = None
         self._host_processes: HostProcesses | None = None
@@ -120,6 +127,7 @@ class Runtime:
         self._pickup_check: asyncio.TimerHandle | None = None
         self._commands: set[Running] = set()
         self._closed = False
+        self.turnstile: Turnstile | None = None
         self.counts = Counts()
         self.last_observer_error: BaseException | None = None
         inherited = inherited_deadline(os.environ, monotonic_ns())
@@ -183,7 +191,10 @@ class Runtime:
             outcome = self._refusal(known, admission, depth)
             if outcome is None:
                 assert known is not None
-                outcome = await self._execute(known, arguments or {}, admission, depth, attendant)
+                if self.turnstile is not None and self.turnstile.guards(known.name):
+                    outcome = await self._execute_in_turn(known, arguments or {}, admission, depth, attendant)
+                else:
+                    outcome = await self._execute(known, arguments or {}, admission, depth, attendant)
         except asyncio.CancelledError:
             ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
             self._tell_observers(answer(admission, Outcome(ending, Problem("CANCELLED", "cancelled by the caller"))))
@@ -283,6 +294,23 @@ class Runtime:
         return None
 
     # --- running ------------------------------------------------------------------------------------------
+
+    async def _execute_in_turn(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        depth: int,
+        attendant: Attendant,
+    ) -> Outcome:
+        assert self.turnstile is not None
+        leave = await self.turnstile.enter(operation.name, arguments, admission)
+        if isinstance(leave, Outcome):
+            return leave
+        try:
+            return await self._execute(operation, arguments, admission, depth, attendant)
+        finally:
+            leave()
 
     def _execute(
         self,
@@ -501,7 +529,6 @@ class Runtime:
                 program=self._program,
                 modules=(*own, *self._preload),
                 handlers=[handler for handler in handlers if not unfindable(handler)],
-                path=self._path,
             )
         return self._preloaded
 
