@@ -31,9 +31,9 @@ from ..enforce.processes import shielded
 from ..jobs.attending import Checkpointing
 from ..jobs.front import Front
 from ..jobs.invocation import Invocation, Stdin, invocation_key
+from ..jobs.turnstile import Turnstile
 from ..store import Store
 from .repeats import Repeats
-from .turnstile import Turnstile
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0

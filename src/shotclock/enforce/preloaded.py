@@ -49,13 +49,11 @@ class Preloaded:
         program: Program | None = None,
         modules: Sequence[str] = (),
         handlers: Sequence[Handler] = (),
-        path: Sequence[str] | None = None,
     ) -> None:
         self._request_fork = request_fork
         self._program = program
         self._modules = list(modules)
         self._handlers = [address_of(handler) for handler in handlers]
-        self._path = path
         self._requests: socket.socket | None = None
         self._control: socket.socket | None = None
         self.started_ns = 0
@@ -113,7 +111,7 @@ class Preloaded:
         self._control, self._requests = control, requests
         self.started_ns = monotonic_ns()
         program = Program.running_here() if self._program is None else self._program
-        path = list(self._path or program.path or sys.path)
+        path = list(sys.path if program.path is None else program.path)
         modules = [*program.imports, *self._modules]
         wire.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file))
 

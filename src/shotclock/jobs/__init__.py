@@ -1,1 +1,1 @@
-"""Jobs: work that goes on after its caller has left. One keeper process each, and the store between them."""
+"""Jobs: work that goes on after its caller has left, and how many may run at once. The store is between them all."""

@@ -28,6 +28,7 @@ from ..enforce.preloaded import Program
 from ..store import Store
 from ..store.jobs import Job
 from .attending import Checkpointing
+from .turnstile import Turnstile
 
 # How often a keeper says that it lives, and looks whether it should stop.
 BEAT_S = 0.25
@@ -85,6 +86,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         workers=1,
         program=program,
     )
+    runtime.turnstile = Turnstile(catalogue, lambda: store)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
     admission = admit(job.command, Clocks(timeout_ms=timeout_ms), mutates=spec.mutates, idempotent=spec.idempotent)
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
