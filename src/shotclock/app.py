@@ -55,6 +55,8 @@ RESERVED = frozenset(
     }
 )
 """Options of every command line; a parameter of the same name could not be told from them."""
+DEFAULT_GRACE = "500ms"
+"""Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PLACEHOLDER = re.compile(r"\{(\w*)")
@@ -95,13 +97,13 @@ class App:
         *,
         default_timeout: object = "30s",
         operation_timeout: object = "120s",
-        grace: object = None,
+        grace: object = DEFAULT_GRACE,
         version: str = "0",
         help: str = "",
         workers: int | None = None,
     ) -> None:
         """`default_timeout` bounds every command that has none of its own, `operation_timeout` is the MCP server's
-        backstop above all of them. `workers` is how many processes for sync commands are kept warm."""
+        backstop above all of them, `grace` what a command has to clean up once its time is up. `workers` is how many processes for sync commands are kept warm."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
