@@ -102,8 +102,9 @@ class App:
         help: str = "",
         workers: int | None = None,
     ) -> None:
-        """`default_timeout` bounds every command that has none of its own, `operation_timeout` is the MCP server's
-        backstop above all of them, `grace` what a command has to clean up once its time is up. `workers` is how many processes for sync commands are kept warm."""
+        """`default_timeout` bounds every command that has none of its own; `grace` is what a command has to clean up
+        once its time is up; `operation_timeout` is the MCP server's backstop above all of them. `workers` is how many
+        processes for sync commands are kept warm."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
