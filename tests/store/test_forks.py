@@ -134,6 +134,7 @@ def test_a_fork_waits_for_a_transaction_of_another_thread_but_not_for_ever(
     assert store.checkpoints.load("k").state == 1
 
 
+@pytest.mark.slow
 def test_threads_that_write_while_others_fork_lose_nothing(store: Store):
     stop = threading.Event()
     counts = [0, 0]

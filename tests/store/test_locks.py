@@ -208,7 +208,7 @@ class LocksAgainstAModel(RuleBasedStateMachine):
 
 
 LocksAgainstAModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestLocksAgainstAModel = LocksAgainstAModel.TestCase
+TestLocksAgainstAModel = pytest.mark.slow(LocksAgainstAModel.TestCase)
 
 
 # --- for real -------------------------------------------------------------------------------------
@@ -255,8 +255,13 @@ def die_holding(number: int, home: Path, rounds: int) -> int:
                 give_up_at = time.monotonic() + ACQUIRED_WITHIN_S
                 while time.monotonic() < give_up_at:
                     found = store.locks.acquire(
-                        "l", holder=this_process(), label="", token=f"{number}.{round}", now=wall_now(), is_alive=is_alive
-                    )  # fmt: skip
+                        "l",
+                        holder=this_process(),
+                        label="",
+                        token=f"{number}.{round}",
+                        now=wall_now(),
+                        is_alive=is_alive,
+                    )
                     if isinstance(found, Held):
                         os.close(os.open(home / "inside", os.O_CREAT | os.O_EXCL))
                         os.unlink(home / "inside")

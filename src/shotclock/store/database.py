@@ -261,6 +261,7 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     if mode != "wal":
         raise StoreUnusable(f"this file system cannot hold the store (journal mode {mode})", path)
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA fullfsync=ON")  # macOS: there, plain fsync stops at the drive's own cache
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA trusted_schema=OFF")
     connection.execute(f"PRAGMA journal_size_limit={LOG_KEPT_BYTES}")

@@ -282,7 +282,8 @@ class Jobs:
 def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[Holder], bool]) -> bool:
     """Whether this job is the answer to the invocation as it stands."""
     if job.state is JobState.STARTING:
-        return now - job.attempt_at < STARTING_LIMIT_MS
+        # Either way: a clock that was set back must not keep a job starting until it has caught up.
+        return abs(now - job.attempt_at) < STARTING_LIMIT_MS
     if job.state is JobState.RUNNING:
         return job.keeper is not None and is_alive(job.keeper)
     assert job.ended_at is not None
