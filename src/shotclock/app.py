@@ -25,12 +25,13 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import docstring_parser
 
-from .core.arguments import CONTEXT_NAME, signature_of
+from .core.arguments import CONTEXT_NAME, signature_of, to_jsonable
 from .core.catalogue import Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import error_entry
+from .core.manifest import flag_name
 from .core.operation import HandlerReference, Isolation, Operation
 from .desk import Desk
 from .enforce import worker
@@ -46,11 +47,11 @@ RESERVED = frozenset(
         "timeout",
         "budget",
         "json",
-        "validate_only",
-        "idempotency_key",
-        "heartbeat_interval",
-        "heartbeat_ms",
-        "resume_from",
+        "validate-only",
+        "idempotency-key",
+        "heartbeat-interval",
+        "heartbeat-ms",
+        "resume-from",
         "help",
     }
 )
@@ -173,12 +174,13 @@ class App:
             raise ValueError(f"{self.name} already has a command {name!r}")
         signature = signature_of(function)
         parameters = [p for p in inspect.signature(function).parameters.values() if p.name != CONTEXT_NAME]
+        flags: dict[str, str] = {}
         for parameter in parameters:
-            if parameter.name in RESERVED:
-                raise ValueError(
-                    f"{name!r}: --{parameter.name.replace('_', '-')} is an option of every command; "
-                    f"call the parameter something else"
-                )
+            flag = flag_name(parameter.name)
+            if flag in RESERVED:
+                raise ValueError(f"{name!r}: --{flag} is an option of every command; call the parameter something else")
+            if flags.setdefault(flag, parameter.name) != parameter.name:
+                raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
             if parameter.name == "dry_run" and not destructive:
                 raise ValueError(f"{name!r}: only a destructive command has a dry run")
         if destructive and not mutates:
@@ -199,7 +201,7 @@ class App:
         if len(set(step_names)) < len(step_names):
             raise ValueError(f"{name!r}: every step needs a name of its own")
         documentation = _documentation(function)
-        schema = signature.json_schema()
+        schema = to_jsonable(signature.json_schema())  # a default may be infinite, which JSON cannot hold
         for parameter_name, text in documentation.parameters.items():
             if parameter_name in schema["properties"]:
                 schema["properties"][parameter_name].setdefault("description", text)

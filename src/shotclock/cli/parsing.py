@@ -36,7 +36,7 @@ def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | No
             command, bound, _ = parser.parse_args(rest, print_error=False, exit_on_error=False)
         except UnknownOptionError as error:
             option = error.token.keyword or error.token.value
-            close = difflib.get_close_matches(option, _options_of(error), n=1)
+            close = _nearest(option, _options_of(error))
             hint = f"did you mean {close[0]}?" if close else f"see {help_hint}"
             mistakes.append({"field": option, "message": f"unknown option; {hint}"})
             # Read on as if it had been spelt right, or its value would be taken for an argument.
@@ -48,11 +48,15 @@ def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | No
             for word in reversed(unused):
                 del rest[len(rest) - 1 - rest[::-1].index(word)]  # the last of its kind is the one too many
         except CycloptsError as error:
-            token = getattr(error, "token", None)  # of an option given twice
-            name = error.argument.name if error.argument is not None else getattr(token, "keyword", None) or "arguments"
+            token = getattr(error, "token", None)
+            keyword = getattr(token, "keyword", None) or getattr(error, "keyword", None)
+            name = error.argument.name if error.argument is not None else keyword or "arguments"
             message = f"{name} needs a value" if isinstance(error, MissingArgumentError) else str(error)
             mistakes.append({"field": name.lstrip("-"), "message": message})
-            return None, mistakes
+            less = _without(rest, keyword or name, getattr(token, "value", None))
+            if len(less) == len(rest):
+                return None, mistakes
+            rest = less
         else:
             return Parsed(command, bound, rest), mistakes
     return None, mistakes
@@ -72,6 +76,21 @@ def _respelt(words: list[str], option: str, meant: str | None) -> list[str]:
         else:
             dropping = False
     return kept
+
+
+def _without(words: list[str], option: str, value: str | None) -> list[str]:
+    """What the parser could not take in is left out: the option with its value, or a word that is no option's."""
+    less = _respelt(words, option, None)
+    if len(less) == len(words) and value in words:
+        last = len(words) - 1 - words[::-1].index(value)
+        less = words[:last] + words[last + 1 :]
+    return less
+
+
+def _nearest(option: str, known: list[str]) -> list[str]:
+    """Compared without the dashes, which would make any two of them look alike."""
+    named = {name.lstrip("-"): name for name in known}
+    return [named[name] for name in difflib.get_close_matches(option.lstrip("-"), named, n=1)]
 
 
 def _options_of(error: UnknownOptionError) -> list[str]:

@@ -29,7 +29,7 @@ from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.manifest import build_manifest, choices_of, option_flags, resolved
+from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
 from ..desk import Desk, stopped_by
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.call import Runtime
@@ -82,6 +82,14 @@ def main(app: Offered, words: list[str]) -> int:
         return _main(app, catalogue, words, as_json)
     except Signalled as signalled:
         return _deliver_unstarted(catalogue.name, stopped_by(signalled.name), as_json)
+    except Exception as error:  # ours: whoever called still gets an envelope
+        import traceback
+
+        context: dict[str, object] = {"traceback": traceback.format_exc()}
+        write_quietly(sys.stderr, traceback.format_exc())
+        problem = Problem("INTERNAL_ERROR", f"{type(error).__name__}: {error}", context=context)
+        # What had begun dies with us; how far it was nobody knows here.
+        return deliver(answer(admit(catalogue.name, Clocks()), Outcome(Ending.KILLED, problem)), as_json)
 
 
 class Signalled(BaseException):
@@ -173,7 +181,8 @@ def _stand_in(spec: CommandSpec) -> Callable[..., None]:
         positional = name in spec.positionals and schema.get("type") != "boolean"
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if positional else inspect.Parameter.KEYWORD_ONLY
         negative = None if schema.get("type") == "boolean" else ""
-        described = Parameter(help=_help_on(schema, name in required), negative=negative, show_default=False)
+        text = _help_on(schema, name in required)
+        described = Parameter(name=f"--{flag_name(name)}", help=text, negative=negative, show_default=False)
         annotation = Annotated[_word_type(schema), described]  # type: ignore[valid-type]
         parameters.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
     group = Group("Options of every command", sort_key=1)
@@ -296,23 +305,37 @@ def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any
     types say what is wrong with it."""
     if isinstance(value, list):
         items = resolved(schema.get("items", {}), definitions)
-        return [from_words(item, items, definitions) for item in value]
+        if len(value) == 1 and items.get("type") != "string" and value[0].startswith("["):
+            return _from_json(value[0], "array", value)  # the whole list, written as JSON
+        kinds = [resolved(item, definitions) for item in schema.get("prefixItems", ())]
+        kinds += [items] * max(0, len(value) - len(kinds))
+        return [from_words(item, kind, definitions) for item, kind in zip(value, kinds, strict=False)]
     if not isinstance(value, str):
         return value
     for choice in schema.get("enum", [schema["const"]] if "const" in schema else []):
         if str(choice) == value:
             return choice
-    if schema.get("type") in ("integer", "number", "object", "boolean"):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    if "type" not in schema and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
+    kind = schema.get("type", "array or object" if value[:1] in ("{", "[") else "string")
+    return _from_json(value, kind, value) if kind in _JSON_TYPES else value
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int, float),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "array or object": (list, dict),
+}
+
+
+def _from_json(text: str, kind: str, otherwise: object) -> object:
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return otherwise
+    fits = isinstance(read, _JSON_TYPES[kind]) and (kind == "boolean" or not isinstance(read, bool))  # a bool is an int
+    return read if fits else otherwise
 
 
 # --- doing ------------------------------------------------------------------------------------------------
@@ -336,8 +359,11 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
             stdin = spooled
         envelope = _converse_about(app, catalogue, request, stdin)
     if mistakes:
-        found = (envelope.error or {}).get("errors") if envelope.code == "ARG_ERROR" else None
-        return _refuse(spec.name, mistakes + (found if isinstance(found, list) else []), as_json)
+        found: Any = (envelope.error or {}).get("errors", []) if envelope.code == "ARG_ERROR" else []
+        # A value that was not understood was left out: that it is missing is no news.
+        known = {mistake["field"].lstrip("-").replace("-", "_") for mistake in mistakes}
+        others = [problem for problem in found if problem["field"].partition(".")[0] not in known]
+        return _refuse(spec.name, mistakes + others, as_json)
     return deliver(envelope, as_json)
 
 
@@ -395,7 +421,13 @@ def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | No
     from .person import ask
 
     assert spec.requires_person is not None
-    expected = spec.requires_person.format_map({name: str(value) for name, value in arguments.items()})
+    properties = spec.input_schema.get("properties", {})
+    defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
+    missing = [name for name in spec.input_schema.get("required", ()) if name not in arguments]
+    if missing:  # nobody is asked about a call that cannot be made
+        errors = [{"field": name, "message": "Field required"} for name in missing]
+        return Problem("ARG_ERROR", "; ".join(f"{name}: required" for name in missing), "validation", errors=errors)
+    expected = spec.requires_person.format_map({name: str(value) for name, value in {**defaults, **arguments}.items()})
     return ask(spec.name, expected)
 
 

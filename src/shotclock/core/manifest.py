@@ -94,7 +94,7 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
     required = set(spec.input_schema.get("required", ()))
     definitions = spec.input_schema.get("$defs", {})
     flags = {
-        name.replace("_", "-"): _flag_of(resolved(schema, definitions), definitions, name in required)
+        flag_name(name): _flag_of(resolved(schema, definitions), definitions, name in required)
         for name, schema in properties.items()
         if name != "dry_run"
     }
@@ -135,6 +135,11 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
     if spec.reads_stdin:
         entry["stdin"] = {"mode": "buffered"}
     return entry
+
+
+def flag_name(parameter: str) -> str:
+    """`from_` is how Python has to write `--from`."""
+    return parameter.strip("_").replace("_", "-") or parameter
 
 
 def option_flags(spec: CommandSpec) -> dict[str, Any]:
