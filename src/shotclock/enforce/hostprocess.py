@@ -22,12 +22,13 @@ from typing import Any, Protocol
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from . import wire
+from . import values, wire
 from .assignment import Report
 from .clock import monotonic_ns
 from .guests import Guest
 from .host import BEGUN, CLOSED, RUNNING, SHARED_SIZE
 from .hosted import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
+from .outcomes import unopenable
 from .pool import RESPAWN_PAUSE_S
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS
@@ -301,7 +302,7 @@ class HostProcess:
 async def _answered(guest: Guest, question: str, value: bytes) -> bytes:
     answer: object
     try:
-        answer = (True, await guest.attendant.ask(question, pickle.loads(value)))
+        answer = (True, await guest.attendant.ask(question, values.opened(value)))
     except Failure as failure:
         answer = (False, failure)
     except Exception as error:
@@ -310,7 +311,12 @@ async def _answered(guest: Guest, question: str, value: bytes) -> bytes:
 
 
 async def _redispatched(guest: Guest, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
-    envelope = await guest.on_call(name, pickle.loads(arguments), Clocks(**limits))
+    try:
+        opened = values.opened(arguments)
+    except Exception as error:
+        envelope = unopenable(name, error)
+    else:
+        envelope = await guest.on_call(name, opened, Clocks(**limits))
     try:
         return pickle.dumps(envelope)
     except Exception:  # the value cannot be pickled; its JSON form always can

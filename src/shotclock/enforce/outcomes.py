@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 from typing import Any
 
-from ..core.clocks import ClockKind
+from ..core.arguments import NotSerializable, to_jsonable
+from ..core.clocks import ClockKind, Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Problem, as_data
+from ..core.envelope import Envelope, Problem, as_data
 from ..core.errors import Failure, is_registered
-from .admission import Admission, Outcome
+from . import values
+from .admission import Admission, Outcome, admit, answer
 from .assignment import Report
 from .clock import monotonic_ns
 from .commands import signal_name
@@ -21,11 +22,14 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
     """What the worker said, as an outcome. The table of everything a function can do to its caller."""
     match kind:
         case "returned":
+            pickled, data = payload
             try:
-                value, data = pickle.loads(payload)
+                value = values.opened(pickled)
             except Exception as error:
-                message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
-                return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", message))
+                if data is None:
+                    message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
+                    return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", message))
+                value = data
             return Outcome(Ending.FINISHED, value=value, data=as_data(value if data is None else data))
         case "invalid":
             message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in payload)
@@ -36,15 +40,22 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
         case "failed":
             try:
-                return failure_outcome(pickle.loads(payload))
+                return failure_outcome(values.opened(payload))
             except Exception as error:
                 return raised_outcome(type(error).__name__, str(error), "")
         case _:
             name, text, lines, pickled = payload
             outcome = raised_outcome(name, text, lines)
             with contextlib.suppress(Exception):
-                outcome.value = pickle.loads(pickled) if pickled else None
+                outcome.value = values.opened(pickled) if pickled else None
             return outcome
+
+
+def unopenable(name: str, error: Exception) -> Envelope:
+    """The answer to a call of a call, if its arguments are objects of a program that is not imported here."""
+    message = f"pass plain data, not objects: {error}"
+    problem = Problem("ARG_ERROR", message, "validation", errors=[{"field": "arguments", "message": message}])
+    return answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem))
 
 
 def failure_outcome(failure: Failure) -> Outcome:
@@ -54,12 +65,20 @@ def failure_outcome(failure: Failure) -> Outcome:
     problem = Problem(
         failure.code,
         str(failure),
-        context=failure.context or None,
+        context=_as_plain(failure.context) or None,
         suggestion=failure.suggestion,
         retry_after_ms=failure.retry_after_ms,
         side_effects=failure.side_effects,
     )
-    return Outcome(Ending.FINISHED, problem, as_data(failure.data), value=failure)
+    return Outcome(Ending.FINISHED, problem, as_data(_as_plain(failure.data)), value=failure)
+
+
+def _as_plain(said: Any) -> Any:
+    """An envelope that cannot be written would be no answer."""
+    try:
+        return to_jsonable(said)
+    except NotSerializable:
+        return {name: repr(value) for name, value in said.items()} if isinstance(said, dict) else repr(said)
 
 
 def raised_outcome(name: str, text: str, lines: str) -> Outcome:

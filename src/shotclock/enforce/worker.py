@@ -26,7 +26,7 @@ from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.records import as_dict
-from . import kernel, wire
+from . import kernel, values, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
 
@@ -272,9 +272,9 @@ def bind(
 
 def reply_to_result(result: object) -> Reply:
     try:
-        data = to_jsonable(result)
-        same = type(data) is type(result) and data == result
-        return "returned", pickle.dumps((result, None if same else data))
+        data, pickled = to_jsonable(result), pickle.dumps(result)
+        same = type(data) is type(result) and data == result and values.is_plain(pickled)
+        return "returned", (pickled, None if same else data)
     except Stopped:
         raise
     except NotSerializable as error:
@@ -289,6 +289,7 @@ def reply_to_result(result: object) -> Reply:
 def reply_to_error(error: BaseException) -> Reply:
     if isinstance(error, Failure):
         with contextlib.suppress(Exception):
+            error.data, error.context = to_jsonable(error.data), to_jsonable(error.context)
             return "failed", pickle.dumps(error)
     return "raised", _describe(error)
 

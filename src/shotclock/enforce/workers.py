@@ -25,7 +25,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
 from ..core.operation import Handler, HandlerReference
-from . import wire
+from . import values, wire
 from .admission import Admission, Outcome
 from .alarms import Alarms
 from .assignment import Report
@@ -33,7 +33,7 @@ from .clock import monotonic_ns
 from .commands import count_processes
 from .context import Attendant
 from .kernel import Bell
-from .outcomes import crash_outcome, worker_outcome
+from .outcomes import crash_outcome, unopenable, worker_outcome
 from .preloaded import Preloaded, address_of
 from .zygote import WORKER
 
@@ -284,7 +284,7 @@ class Worker:
     async def _answer(self, task: Task, question: str, value: bytes) -> None:
         answer: object
         try:
-            answer = (True, await task.attendant.ask(question, pickle.loads(value)))
+            answer = (True, await task.attendant.ask(question, values.opened(value)))
         except Failure as failure:
             answer = (False, failure)
         except Exception as error:
@@ -292,7 +292,12 @@ class Worker:
         await self._reply(task, pickle.dumps(answer))
 
     async def _redispatch(self, task: Task, name: str, arguments: bytes, limits: dict[str, int | None]) -> None:
-        envelope = await task.on_call(name, pickle.loads(arguments), Clocks(**limits))
+        try:
+            opened = values.opened(arguments)
+        except Exception as error:
+            envelope = unopenable(name, error)
+        else:
+            envelope = await task.on_call(name, opened, Clocks(**limits))
         try:
             answer = pickle.dumps(envelope)
         except Exception:  # the value cannot be pickled; its JSON form always can

@@ -27,6 +27,7 @@ from ..desk import Desk
 from ..enforce.call import Runtime
 from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
+from ..enforce.values import users_code_kept_out
 from .calls import DEFAULT_BUDGET_MS, Gate
 from .complaints import unblocking_stderr
 from .http import PATH, HttpServer, bound_socket, parse_address, url_of
@@ -209,6 +210,7 @@ class _Serving:
     async def run(self) -> int:
         self._told = asyncio.Event()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(users_code_kept_out())
             complaints = stack.enter_context(unblocking_stderr())
             if self._options.address is None:
                 wire = stack.enter_context(claimed_descriptors())
