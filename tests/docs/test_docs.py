@@ -175,7 +175,8 @@ def run_python(block: Block, scratch: Path) -> list[str]:
     named = re.match(r"# (\w+\.py)\n", block.text)
     file = scratch / (named[1] if named else ".block.py")
     file.write_text(block.text)
-    if any(command == f"python {file.name}" for later in blocks_of(block.page) for command, _ in later.steps):
+    run_below = re.compile(rf"\bpython {re.escape(file.name)}(?!\S)")
+    if any(run_below.search(command) for later in blocks_of(block.page) for command, _ in later.steps):
         return []  # run there, and its output looked at
     code, output = run([sys.executable, str(file)], scratch)
     return [] if code == 0 else [f"{block}: exit code {code}\n{output}"]

@@ -1,0 +1,128 @@
+"""The reference of the App names every option there is, with its real default, and none that there is not."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from shotclock.app import BUILT_IN, RESERVED, App, Declared
+from shotclock.core.catalogue import CommandSpec, Interruption
+from shotclock.core.manifest import build_manifest, option_flags
+from shotclock.core.operation import HandlerReference
+from shotclock.enforce.context import Context
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "docs" / "reference" / "app.md").read_text("utf-8")
+
+# An example that only prints its help or checks an argument starts one Python and one worker.
+EXAMPLE_LIMIT_S = 30.0
+
+
+def section(heading: str) -> str:
+    """What stands below a heading, up to the next one of any depth."""
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None, heading
+    return found[1]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def named(text: str) -> dict[str, str]:
+    """The second column by the names in the first; several names may share a row."""
+    return {name: row[1] for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def defaults(parameters: dict[str, inspect.Parameter]) -> dict[str, str]:
+    return {
+        name: "required" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        for name, parameter in parameters.items()
+        if name not in ("self", "function")
+    }
+
+
+def test_every_option_of_a_command_is_in_the_reference_with_its_default_and_no_other() -> None:
+    declared = defaults(dict(inspect.signature(App._declare).parameters))
+    assert declared.keys() == Declared.__annotations__.keys()
+    assert named(section("@app.command(…)")) == declared
+
+
+def test_every_option_of_an_app_is_in_the_reference_with_its_default_and_no_other() -> None:
+    assert named(section("App(name, …)")) == defaults(dict(inspect.signature(App.__init__).parameters))
+
+
+def test_every_field_of_interruption_is_in_the_reference_with_its_default_and_no_other() -> None:
+    assert named(section("interruption")) == {field.name: f"`{field.default!r}`" for field in fields(Interruption)}
+
+
+def test_every_member_of_the_context_is_in_the_reference_and_no_other() -> None:
+    attributes = {name for name in inspect.signature(Context.__init__).parameters if not name.startswith("on_")}
+    hidden = {"self", "is_stopping", "skipped_steps"}
+    members = {name for name in vars(Context) if not name.startswith("_")} | (attributes - hidden)
+    assert {name.partition("(")[0] for name in named(section("Context"))} == members
+
+
+def test_every_option_of_a_call_is_in_the_reference_and_no_other() -> None:
+    spec = CommandSpec("all", HandlerReference("m", "f"), destructive=True, steps=("a",), interruption=Interruption())
+    flags = {name.split()[0] for name in named(section("Options of a call")) if name.startswith("--")}
+    assert flags == {f"--{name}" for name in ("timeout", "json", "help", *option_flags(spec))}
+    assert {name.removeprefix("--") for name in flags} == RESERVED | {"dry-run"}
+    for name in BUILT_IN:
+        assert f"`{name}`" in section("Options of a call"), name
+
+
+def test_every_option_of_a_library_call_is_in_the_reference_with_its_default() -> None:
+    signature = inspect.signature(App.call_with).parameters
+    options = {name: parameter for name, parameter in signature.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    table = named(section("Options of a call"))
+    assert {name: table[name] for name in table if not name.startswith("--")} == defaults(options)
+
+
+def test_every_variable_of_the_manifest_is_in_the_reference() -> None:
+    variables = {entry["name"] for entry in build_manifest(App("listed").catalogue(), "0")["env_vars"]}
+    assert variables <= named(section("Environment")).keys()
+
+
+# --- the examples ---------------------------------------------------------------------------------
+
+EXAMPLES = {"first_tool.py": "docs/tutorial-app.md", "long_work.py": "docs/howto/long-work.md"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_is_the_program_its_page_shows(example: str) -> None:
+    page = (ROOT / EXAMPLES[example]).read_text("utf-8")
+    shown = re.search(rf"^```python\n# {re.escape(example)}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    written = ast.parse((ROOT / "examples" / example).read_text("utf-8"))
+    assert ast.get_docstring(written), "an example says what it shows, and where"
+    written.body.pop(0)
+    assert ast.dump(written) == ast.dump(ast.parse(shown[1]))
+
+
+def test_every_program_among_the_examples_is_on_a_page() -> None:
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == EXAMPLES.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("example", "words"), [("first_tool.py", ["greet", "Ada"]), ("long_work.py", ["manifest"])])
+def test_an_example_runs_where_it_lies(example: str, words: list[str], tmp_path: Path, no_survivors: object) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example), *words],
+        cwd=tmp_path,
+        env={**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "state")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=EXAMPLE_LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b'{"ok":true')
