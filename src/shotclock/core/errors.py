@@ -96,7 +96,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "define it at the top level of an importable module, or ask for isolation='thread'"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
                    "this is a bug in the handler; error.context.traceback says where"),
-        ErrorEntry("CHECKPOINTS_UNAVAILABLE", 12, 503, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
+        ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
                    "call the command through its app; error.message says what is wrong with the store"),
         # This machine or this process cannot take the call now.
         ErrorEntry("ORPHANS_EXHAUSTED", 12, 503, True, NONE, "Too much abandoned work is still running.",

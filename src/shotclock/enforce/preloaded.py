@@ -5,7 +5,6 @@ Workers and host processes are forked from it. It may hang in an import or be ki
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
@@ -62,15 +61,14 @@ class Preloaded:
 
     @classmethod
     def forked_here(cls) -> Preloaded | None:
-        """A fork of this very program, with all it has imported. None where it has threads: those cannot be forked."""
+        """A fork of this very program, with all it has imported. None where it has threads: those cannot be forked.
+
+        What is buffered for the streams has to be flushed before, or every fork would write it once more."""
         import threading
 
         if threading.active_count() > 1:
             return None
         ours, theirs = socket.socketpair()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()  # or every fork would write it once more
         pid = os.fork()
         if pid == 0:
             try:
