@@ -36,7 +36,7 @@ from ..enforce.call import Runtime
 from ..enforce.preloaded import Preloaded, Program
 from ..jobs.invocation import Stdin
 from .heartbeat import Heartbeat
-from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
+from .output import emit, flush_quietly, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, Parsed, parse
 from .spool import spooled_stdin
 
@@ -368,6 +368,8 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
 
 
 def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
+    for stream in (sys.stdout, sys.stderr):
+        flush_quietly(stream)
     preloaded = Preloaded.forked_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
