@@ -19,7 +19,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..core.clocks import Clocks
-from ..core.durations import DurationError
+from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
@@ -30,7 +30,7 @@ from .output import emit, emit_help, say_line, summary_line, wants_json, write_q
 from .parsing import Mistakes, parse
 from .serve import Serve
 
-SUBCOMMANDS = ("exec", "serve", "job", "errors", "doctor", "help")
+SUBCOMMANDS = ("exec", "check", "plan", "schema", "serve", "job", "errors", "doctor", "help")
 DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
@@ -132,6 +132,75 @@ app = App(
 def _exec() -> Help:
     """Run one command on the clock; when it hangs, it is really stopped."""
     return Help("exec")  # only listed here: `shotclock exec` itself never comes this way
+
+
+@app.command
+def check(
+    flow: str,
+    /,
+    *,
+    run_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
+    common: Common | None = None,
+) -> Work:
+    """Look a workflow file over: its shape, its dependencies, and whether its clocks can fit.
+
+    Parameters
+    ----------
+    flow
+        The file.
+    run_timeout
+        As if the run had this long (5m, or a number of milliseconds).
+    """
+    from .flow import check, render_findings
+
+    limit_ms = _run_timeout(run_timeout)
+    return Work("check", lambda: check(flow, limit_ms), render_findings, common or Common())
+
+
+@app.command
+def plan(
+    flow: str,
+    /,
+    *,
+    run_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
+    common: Common | None = None,
+) -> Work:
+    """Say what a workflow would take: order, clocks after nesting, the longest way through. Nothing runs.
+
+    Parameters
+    ----------
+    flow
+        The file.
+    run_timeout
+        As if the run had this long (5m, or a number of milliseconds).
+    """
+    from .flow import plan, render_plan
+
+    limit_ms = _run_timeout(run_timeout)
+    return Work("plan", lambda: plan(flow, limit_ms), render_plan, common or Common())
+
+
+@app.command
+def schema(*, common: Common | None = None) -> Work:
+    """Print the JSON Schema of workflow files, for editors."""
+    from .flow import schema
+
+    return Work("schema", schema, _render_json, common or Common())
+
+
+def _run_timeout(written: str | None) -> int | None:
+    if written is None:
+        return None
+    try:
+        return int(written) if written.isdecimal() else parse_duration_ms(written)
+    except DurationError as error:
+        raise _Mistaken([{"field": "run-timeout", "message": str(error)}]) from None
+
+
+def _render_json(envelope: Envelope, console: Console) -> None:
+    from json import dumps
+
+    console.print(dumps(envelope.data, indent=2), soft_wrap=True)
 
 
 @app.command(name="job")

@@ -49,6 +49,12 @@ _ERRORS: dict[str, ErrorEntry] = {
         # What the caller asked for. Nothing ran.
         ErrorEntry("ARG_ERROR", 2, 422, False, NONE, "The arguments are wrong; nothing ran.",
                    "mend what error.errors lists, then call again"),
+        ErrorEntry("WORKFLOW_INVALID", 2, 422, False, NONE, "The workflow file is wrong; nothing ran.",
+                   "mend what error.errors lists"),
+        ErrorEntry("FILE_NOT_FOUND", 5, 404, False, NONE, "There is no such file.",
+                   "mind the spelling and the directory"),
+        ErrorEntry("FILE_UNREADABLE", 7, 403, False, NONE, "The file is there but cannot be read.",
+                   "look at its permissions"),
         ErrorEntry("INPUT_REQUIRED", 4, 412, False, NONE, "An answer is needed and nobody can be asked here.",
                    "pass the answer as an argument"),
         ErrorEntry("CWD_UNUSABLE", 4, 412, False, NONE, "The working directory cannot be entered.",

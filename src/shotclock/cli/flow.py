@@ -1,0 +1,159 @@
+"""`shotclock check`, `plan` and `schema`: a workflow file looked at before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..enforce.admission import Outcome
+from ..workflow.lint import lint
+from ..workflow.loading import Finding, Loaded, load_file
+from ..workflow.plan import Plan, PlannedStep, plan_of
+from ..workflow.schema import json_schema
+
+
+def check(flow: str, timeout_ms: int | None = None) -> Outcome:
+    loaded = _load(flow)
+    if isinstance(loaded, Outcome):
+        return loaded
+    findings = lint(loaded, timeout_ms=timeout_ms)
+    return _judged(loaded, findings, {"findings": [_shown(loaded, finding) for finding in findings]})
+
+
+def plan(flow: str, timeout_ms: int | None = None) -> Outcome:
+    loaded = _load(flow)
+    if isinstance(loaded, Outcome):
+        return loaded
+    findings = lint(loaded, timeout_ms=timeout_ms)
+    data: dict[str, object] = {"findings": [_shown(loaded, finding) for finding in findings]}
+    broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
+    if loaded.workflow is not None and not broken:
+        data |= _planned(plan_of(loaded.workflow, timeout_ms=timeout_ms))
+    return _judged(loaded, findings, data)
+
+
+def schema() -> Outcome:
+    return Outcome(Ending.FINISHED, data=json_schema())
+
+
+def _load(flow: str) -> Loaded | Outcome:
+    try:
+        return load_file(Path(flow))
+    except FileNotFoundError:
+        problem = Problem("FILE_NOT_FOUND", f"there is no file {flow!r}", "validation")
+    except OSError as error:
+        problem = Problem("FILE_UNREADABLE", f"{flow!r} cannot be read: {error.strerror}", "validation")
+    except ValueError as error:  # a NUL in its name
+        problem = Problem("FILE_NOT_FOUND", f"{flow!r} is no name of a file: {error}", "validation")
+    return Outcome(Ending.NOT_STARTED, problem)
+
+
+def _judged(loaded: Loaded, findings: list[Finding], data: dict[str, object]) -> Outcome:
+    wrong = [finding for finding in findings if finding.is_error]
+    data = {"file": loaded.source.name, **data}
+    if not wrong:
+        return Outcome(Ending.FINISHED, data=data)
+    errors = [{"field": finding.field, "message": _line(loaded, finding)} for finding in wrong]
+    count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
+    problem = Problem("WORKFLOW_INVALID", f"{loaded.source.name}: {count}, nothing ran", "validation", errors=errors)
+    return Outcome(Ending.FINISHED, problem, data)
+
+
+def _line(loaded: Loaded, finding: Finding) -> str:
+    hint = f"; {finding.suggestion}" if finding.suggestion else ""
+    return f"{loaded.source.name}:{finding.place.line}:{finding.place.column}: {finding.message}{hint}"
+
+
+def _shown(loaded: Loaded, finding: Finding) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "rule": finding.rule,
+        "severity": "error" if finding.is_error else "warning",
+        "file": loaded.source.name,
+        "line": finding.place.line,
+        "column": finding.place.column,
+        "field": finding.field,
+        "message": finding.message,
+    }
+    if finding.suggestion:
+        shown["suggestion"] = finding.suggestion
+    return shown
+
+
+def _planned(made: Plan) -> dict[str, object]:
+    return {
+        "run_timeout_ms": made.run_timeout_ms,
+        "worst_case_ms": made.worst_ms,
+        "critical_path": list(made.critical_path),
+        "steps": [_step(step) for step in made.steps],
+    }
+
+
+def _step(step: PlannedStep) -> dict[str, object]:
+    return {
+        "id": step.id,
+        "type": step.type,
+        "depends_on": ["|".join(group) for group in step.groups],
+        "timeout_ms": step.timeout_ms,
+        "effective_timeout_ms": step.effective_ms,
+        "grace_ms": step.grace_ms,
+        "attempts": step.attempts,
+        "retry_delays_ms": step.delays_ms,
+        "latest_start_ms": step.starts_ms,
+        "latest_end_ms": step.ends_ms,
+        "per_item": step.is_per_item,
+    }
+
+
+# --- for a person -----------------------------------------------------------------------------------------
+
+
+def render_findings(envelope: Envelope, console: Console) -> None:
+    data: Any = envelope.data
+    for finding in data["findings"]:
+        colour = "red" if finding["severity"] == "error" else "yellow"
+        where = f"{finding['file']}:{finding['line']}:{finding['column']}: "
+        hint = f" ({finding['suggestion']})" if "suggestion" in finding else ""
+        said = Text(where) + Text(finding["severity"], colour)
+        console.print(said + Text(f": {finding['field']}: {finding['message']}{hint}  [{finding['rule']}]"))
+    if not data["findings"]:
+        console.print(Text(f"{data['file']}: nothing to say against it"))
+
+
+def render_plan(envelope: Envelope, console: Console) -> None:
+    data: Any = envelope.data
+    if "steps" in data:
+        table = Table(box=None, pad_edge=False)
+        for title in ("step", "type", "after", "timeout", "tries", "starts by", "ends by"):
+            table.add_column(
+                title, justify="right" if title in ("timeout", "tries", "starts by", "ends by") else "left"
+            )
+        on_path = set(data["critical_path"])
+        for step in data["steps"]:
+            style = "bold" if step["id"] in on_path else None
+            table.add_row(
+                step["id"],
+                step["type"],
+                " ".join(step["depends_on"]),
+                _clock(step["effective_timeout_ms"]),
+                str(step["attempts"]),
+                _clock(step["latest_start_ms"], "?"),
+                _clock(step["latest_end_ms"], "?"),
+                style=style,
+            )
+        console.print(table)
+        worst = _clock(data["worst_case_ms"], "no end in sight")
+        limit = _clock(data["run_timeout_ms"])
+        console.print(Text(f"\nat worst {worst} along {' → '.join(data['critical_path'])}; the run has {limit}"))
+    if data["findings"]:
+        render_findings(envelope, console)
+
+
+def _clock(ms: int | None, otherwise: str = "no limit") -> str:
+    return otherwise if ms is None or (ms == 0 and otherwise == "no limit") else format_duration(ms)

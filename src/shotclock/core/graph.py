@@ -1,0 +1,79 @@
+"""Dependencies between steps: what must come first, what goes round in circles, and in which order things can start."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+Groups = tuple[tuple[str, ...], ...]
+"""What a step waits for: something of every group. `["A", "B|C"]` is A, and B or C."""
+
+
+def groups_of(written: Iterable[str]) -> Groups:
+    return tuple(tuple(name.strip() for name in entry.split("|") if name.strip()) for entry in written)
+
+
+def needs(groups: Groups) -> set[str]:
+    return {name for group in groups for name in group}
+
+
+def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
+    """One circle, as a path that ends where it began; None where there is none. Unknown names are nobody's concern."""
+    done: set[str] = set()
+    for start in graph:
+        if start in done:
+            continue
+        path: list[str] = []
+        on_path: set[str] = set()
+        # Depth first without recursion: a chain of ten thousand steps is a chain of ten thousand steps.
+        stack: list[tuple[str, list[str]]] = [(start, sorted(needs(graph[start])))]
+        path.append(start)
+        on_path.add(start)
+        while stack:
+            name, left = stack[-1]
+            if not left:
+                stack.pop()
+                path.pop()
+                on_path.discard(name)
+                done.add(name)
+                continue
+            following = left.pop(0)
+            if following in on_path:
+                return [*path[path.index(following) :], following]
+            if following in graph and following not in done:
+                stack.append((following, sorted(needs(graph[following]))))
+                path.append(following)
+                on_path.add(following)
+    return None
+
+
+def order_of(graph: Mapping[str, Groups]) -> list[str]:
+    """Every step after everything it names, otherwise as written. Steps on or behind a circle are left out."""
+    waiting = {name: {other for other in needs(groups) if other in graph} for name, groups in graph.items()}
+    behind: dict[str, list[str]] = {name: [] for name in graph}
+    for name, others in waiting.items():
+        for other in others:
+            behind[other].append(name)
+    ready = deque(name for name, others in waiting.items() if not others)
+    order = []
+    while ready:
+        name = ready.popleft()
+        order.append(name)
+        for follower in behind[name]:
+            waiting[follower].discard(name)
+            if not waiting[follower]:
+                ready.append(follower)
+    return order
+
+
+def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
+    """What can never start if none of these does: whoever waits for a group that lies wholly among them."""
+    lost = set(names)
+    changed = True
+    while changed:
+        changed = False
+        for name, groups in graph.items():
+            if name not in lost and any(group and all(other in lost for other in group) for group in groups):
+                lost.add(name)
+                changed = True
+    return lost

@@ -1,0 +1,143 @@
+"""What a workflow would take: the clocks of each step after nesting, and the longest way through.
+
+Worst cases throughout: every step uses all of its time and all of its tries. A plan that fits then fits always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.clocks import DEFAULT_GRACE_MS
+from ..core.deadlines import reserve_ms_for
+from ..core.graph import Groups, groups_of, needs, order_of
+from .kinds import KINDS, duration_ms
+from .schema import AnyStep, GitStep, Retry, WorkflowFile
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step and its clocks, in milliseconds; None is no limit of its own."""
+
+    id: str
+    type: str
+    groups: Groups
+    timeout_ms: int | None
+    """As written, or what holds for its kind."""
+    is_written: bool
+    """Whether the file says it, rather than the kind."""
+    effective_ms: int | None
+    """What is left of it inside the run."""
+    grace_ms: int
+    attempts: int
+    delays_ms: int
+    """All the pauses between its tries together."""
+    starts_ms: int | None
+    """The latest it starts if nothing cuts it short, everything before it taking all its time. None: no telling."""
+    ends_ms: int | None
+    is_per_item: bool
+
+    @property
+    def worst_ms(self) -> int | None:
+        """All of its tries and pauses."""
+        return None if not self.timeout_ms else self.attempts * self.timeout_ms + self.delays_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    run_timeout_ms: int | None
+    steps: tuple[PlannedStep, ...]
+    """In an order in which they could start."""
+    critical_path: tuple[str, ...]
+    worst_ms: int | None
+    """How long the longest way takes; None if a step on it has no limit."""
+
+    def step(self, step_id: str) -> PlannedStep:
+        return next(step for step in self.steps if step.id == step_id)
+
+
+def graph_of(workflow: WorkflowFile) -> dict[str, Groups]:
+    return {step_id: groups_of(step.depends_on) for step_id, step in workflow.steps.items()}
+
+
+def run_timeout_ms(workflow: WorkflowFile) -> int | None:
+    """Of the whole run. A bare number is seconds; none or 0 is no limit."""
+    return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
+
+
+def written_timeout(step: AnyStep) -> object:
+    if isinstance(step, GitStep) and step.clone_timeout_ms is not None:
+        return step.clone_timeout_ms
+    return step.timeout
+
+
+def step_timeout_ms(workflow: WorkflowFile, step: AnyStep) -> int | None:
+    """0 is none; None is as long as the run."""
+    kind, written = KINDS[step.type], written_timeout(step)
+    if written is None and workflow.defaults.timeout is not None and kind.default_ms is not None:
+        written = workflow.defaults.timeout
+    return kind.timeout_ms(written)
+
+
+def retry_of(workflow: WorkflowFile, step: AnyStep) -> Retry | None:
+    reaction = step.on_fail or workflow.defaults.on_fail
+    return None if reaction is None else reaction.retry
+
+
+def delay_ms(retry: Retry, number: int) -> int:
+    """The pause before try `number` + 1, without jitter, which only shortens it."""
+    backoff = retry.backoff
+    delay = backoff.delay_ms
+    if backoff.mode == "linear":
+        delay *= number
+    elif backoff.mode == "exponential":
+        delay *= 2 ** min(number - 1, 60)
+    return delay if backoff.max_delay_ms is None else min(delay, backoff.max_delay_ms)
+
+
+def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
+    """Of a workflow without circles. `timeout_ms` is the caller's limit on the run, where it is shorter."""
+    limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
+    run_ms = min(limits) if limits else None
+    inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
+    graph = graph_of(workflow)
+    planned: dict[str, PlannedStep] = {}
+    through: dict[str, str | None] = {}
+    for step_id in order_of(graph):
+        step = workflow.steps[step_id]
+        own_ms = step_timeout_ms(workflow, step)
+        retry = retry_of(workflow, step)
+        attempts = 1 + (retry.max if retry is not None else 0)
+        delays = 0 if retry is None else sum(delay_ms(retry, number) for number in range(1, attempts))
+        before = [planned[name] for name in needs(graph[step_id]) if name in planned]
+        starts = _latest([other.ends_ms for other in before])
+        through[step_id] = max(before, key=_by_end).id if before else None
+        worst = None if not own_ms else attempts * own_ms + delays
+        ends = None if starts is None or worst is None else starts + worst
+        planned[step_id] = PlannedStep(
+            step_id,
+            step.type,
+            graph[step_id],
+            own_ms,
+            written_timeout(step) is not None,
+            inside_ms if not own_ms else own_ms if inside_ms is None else min(own_ms, inside_ms),
+            duration_ms(step.grace or workflow.defaults.grace or f"{DEFAULT_GRACE_MS}ms", "s"),
+            attempts,
+            delays,
+            starts,
+            ends,
+            step.for_each is not None and step.for_each is not False,
+        )
+    last = max(planned.values(), key=_by_end) if planned else None
+    path = [] if last is None else [last.id]
+    while path and (before_it := through[path[-1]]) is not None:
+        path.append(before_it)
+    return Plan(run_ms, tuple(planned.values()), tuple(reversed(path)), 0 if last is None else last.ends_ms)
+
+
+def _by_end(step: PlannedStep) -> tuple[bool, int]:
+    """No end in sight is the latest of all."""
+    return step.ends_ms is None, step.ends_ms or 0
+
+
+def _latest(ends: list[int | None]) -> int | None:
+    return None if None in ends else max((end for end in ends if end is not None), default=0)
