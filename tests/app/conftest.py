@@ -74,7 +74,7 @@ class Running:
         self.process.send_signal(number)
 
     def ends(self, within_s: float = 30.0) -> Ran:
-        overran = not ends_within(self.process, within_s)
+        overran = self.process.returncode is None and not ends_within(self.process, within_s)
         elapsed_s = time.perf_counter() - self.began
         if overran:
             self.process.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -19,17 +18,19 @@ from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.records import changed
+from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline
 from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
 from ..jobs.front import Front
 from ..store import Store
+from . import signals
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse
 
 DEFAULT_BUDGET_MS = 30_000
 BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Looking and cancelling take a moment; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
 
@@ -91,29 +92,15 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
 
 async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Admission) -> Envelope:
     """A signal ends the waiting. The job goes on: it is not ours."""
-    loop = asyncio.get_running_loop()
-    heard: asyncio.Future[int] = loop.create_future()
-
-    def hear(number: int) -> None:
-        if heard.done():
-            os._exit(128 + number)
-        heard.set_result(number)
-
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, hear, number)
-    working = asyncio.ensure_future(perform())
-    both: list[asyncio.Future[Any]] = [working, heard]
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the budget or the job's clocks
-    if working.done():
-        return working.result()
-    working.cancel()
-    name = signal.Signals(heard.result()).name
-    problem = Problem(
-        "CANCELLED",
-        f"stopped by {name}; the job goes on",
-        context={"signal": name},
-        exit_code=128 + heard.result(),
-    )
+    with signals.told() as stop:
+        working = asyncio.ensure_future(perform())
+        both: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the budget or the job's clocks
+        if working.done():
+            return working.result()
+        working.cancel()
+        problem = stopped_by(stop.result())
+        problem = changed(problem, message=f"{problem.message}; the job goes on")
     return answer(admission, Outcome(Ending.CANCELLED, problem, {"partial": True}))
 
 
@@ -178,10 +165,11 @@ def _refuse(mistakes: Mistakes, as_json: bool) -> int:
 
 
 def deliver(envelope: Envelope, as_json: bool) -> int:
+    signals.only_note()
     if as_json:
-        return emit(envelope)
+        return emit(envelope, signals.heard)
     if isinstance(envelope.data, dict):
-        write_quietly(sys.stdout, _readable(envelope.data))
+        write_quietly(sys.stdout, _readable(envelope.data), signals.heard)
     if envelope.error is not None or envelope.warnings:
         say_line(summary_line(envelope))
     return envelope.exit_code

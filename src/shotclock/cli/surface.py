@@ -12,7 +12,6 @@ import difflib
 import inspect
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -33,8 +32,10 @@ from ..core.manifest import build_manifest, choices_of, flag_name, option_flags,
 from ..desk import Desk, stopped_by
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.call import Runtime
+from ..enforce.foreground import fill_standard_descriptors
 from ..enforce.preloaded import Preloaded, Program
 from ..jobs.invocation import Stdin
+from . import signals
 from .heartbeat import Heartbeat
 from .output import emit, flush_quietly, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, Parsed, parse
@@ -45,7 +46,6 @@ DEFAULT_BUDGET_MS = 30_000
 BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 _FLAG = Parameter(negative="", show_default=False)
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Offered(Protocol):
@@ -76,11 +76,11 @@ class Request:
 def main(app: Offered, words: list[str]) -> int:
     catalogue = app.catalogue()
     as_json = wants_json("--json" in words)
-    for number in STOP_SIGNALS:  # until the work has begun, which hears them itself
-        signal.signal(number, _raise_signalled)
+    signals.raise_when_told()
+    fill_standard_descriptors()
     try:
         return _main(app, catalogue, words, as_json)
-    except Signalled as signalled:
+    except signals.Signalled as signalled:
         return _deliver_unstarted(catalogue.name, stopped_by(signalled.name), as_json)
     except Exception as error:  # ours: whoever called still gets an envelope
         import traceback
@@ -90,18 +90,6 @@ def main(app: Offered, words: list[str]) -> int:
         problem = Problem("INTERNAL_ERROR", f"{type(error).__name__}: {error}", context=context)
         # What had begun dies with us; how far it was nobody knows here.
         return deliver(answer(admit(catalogue.name, Clocks()), Outcome(Ending.KILLED, problem)), as_json)
-
-
-class Signalled(BaseException):
-    """A signal came before or after the work."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.name = signal.Signals(number).name
-
-
-def _raise_signalled(number: int, frame: object) -> None:
-    raise Signalled(number)
 
 
 def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
@@ -383,36 +371,25 @@ def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin:
 
 
 async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelope:
-    loop = asyncio.get_running_loop()
-    heard: list[int] = []
-    stop: asyncio.Future[str] = loop.create_future()
-
-    def hear(number: int) -> None:
-        if heard:  # the second one means now: everything below us dies with our socket
-            os._exit(128 + number)
-        heard.append(number)
-        stop.set_result(signal.Signals(number).name)
-
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, hear, number)
     heartbeat = request.heartbeat
     beating: Coroutine[Any, Any, None] | None = heartbeat.beat() if heartbeat is not None else None
     beats = None if beating is None else asyncio.ensure_future(beating)
     try:
-        async with desk:
-            return await desk.call(
-                request.spec.name,
-                request.arguments,
-                request.clocks,
-                budget_ms=request.budget_ms,
-                idempotency_key=request.idempotency_key,
-                validate_only=request.validate_only,
-                dry_run=request.dry_run,
-                resume_from=request.resume_from,
-                on_progress=None if heartbeat is None else heartbeat.progress,
-                stop=stop,
-                stdin=stdin,
-            )
+        with signals.told() as stop:
+            async with desk:
+                return await desk.call(
+                    request.spec.name,
+                    request.arguments,
+                    request.clocks,
+                    budget_ms=request.budget_ms,
+                    idempotency_key=request.idempotency_key,
+                    validate_only=request.validate_only,
+                    dry_run=request.dry_run,
+                    resume_from=request.resume_from,
+                    on_progress=None if heartbeat is None else heartbeat.progress,
+                    stop=stop,
+                    stdin=stdin,
+                )
     finally:
         if beats is not None:
             beats.cancel()
@@ -471,10 +448,11 @@ def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
 
 def deliver(envelope: Envelope, as_json: bool) -> int:
     """The envelope for programs; for a person what came of it, and what there is to know about it on stderr."""
+    signals.only_note()
     if as_json:
-        return emit(envelope)
+        return emit(envelope, signals.heard)
     if envelope.data:
-        write_quietly(sys.stdout, _readable(envelope.data) + "\n")
+        write_quietly(sys.stdout, _readable(envelope.data) + "\n", signals.heard)
     if envelope.error is not None or envelope.warnings:
         say_line(summary_line(envelope))
     return envelope.exit_code

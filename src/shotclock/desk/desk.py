@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from ..core.arguments import NotSerializable
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Deadline
@@ -24,7 +25,7 @@ from ..enforce.admission import Admission, Outcome, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..enforce.context import Attendant, Progress, Scope
-from ..enforce.handlers import raised
+from ..enforce.handlers import invalid, raised
 from ..enforce.hosted import current_scope
 from ..enforce.preloaded import Program
 from ..enforce.processes import shielded
@@ -110,7 +111,7 @@ class Desk:
             return await self._dispatch(name, arguments, clocks, parent, None)
         checks_only = validate_only or (dry_run and "dry_run" not in spec.input_schema["properties"])
         if checks_only:
-            checked = await self._dispatch(self._check_of(spec), arguments, clocks, parent, None)
+            checked = await self._checked(spec, arguments, clocks, parent, stop)
             if checked.ok and dry_run:
                 checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
             return checked
@@ -129,19 +130,25 @@ class Desk:
                 return await self._as_job(
                     spec, arguments, admission, budget_ms, idempotency_key, resume_from, on_progress, stop, stdin
                 )
-            key = invocation_key(self.catalogue, name, arguments, idempotency_key, stdin)
+
+            def key() -> str:
+                return invocation_key(self.catalogue, name, arguments, idempotency_key, stdin)
+
             attending = Attending(self.store, key, spec, on_progress, resume_from)
             attending.stdin_path = None if stdin is None else stdin.path
 
             async def run() -> Envelope:
                 return await self._here(spec, arguments, clocks, parent, admission, attending, stop)
 
-            if idempotency_key is None:
+            if idempotency_key is None or dry_run:  # a rehearsal uses no key up
                 return await run()
-            repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, arguments)
-            return await repeats.call(admission, run)
+            repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, arguments, stdin)
+            envelope = await repeats.call(admission, run, stop)
+            return _stopped(admission, stop, Ending.NOT_STARTED) if envelope is None else envelope
         except Failure as failure:  # the store cannot be used
             return answer(admission, raised(failure))
+        except NotSerializable as error:  # what is kept or repeated has to be written down
+            return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
 
     async def job(
         self,
@@ -181,8 +188,7 @@ class Desk:
         working = asyncio.ensure_future(self._dispatch(spec.name, arguments, clocks, parent, attending))
         envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
         if envelope is None:
-            assert stop is not None
-            envelope = answer(admission, Outcome(Ending.KILLED, stopped_by(stop.result()), {"partial": True}))
+            envelope = _stopped(admission, stop)
         if not envelope.ok and spec.steps:
             envelope.data = attending.partial(envelope.data)
         envelope.warnings += attending.warnings
@@ -203,7 +209,7 @@ class Desk:
         stdin: Stdin | None,
     ) -> Envelope:
         """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job."""
-        checked = await self._dispatch(self._check_of(spec), arguments, None, None, None)
+        checked = await self._checked(spec, arguments, None, None, stop)
         if not checked.ok:
             return checked
         assert self._program is not None
@@ -248,6 +254,18 @@ class Desk:
         finally:
             current_scope.reset(token)
 
+    async def _checked(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        clocks: Clocks | None,
+        parent: Deadline | None,
+        stop: asyncio.Future[str] | None,
+    ) -> Envelope:
+        checking = asyncio.ensure_future(self._dispatch(self._check_of(spec), arguments, clocks, parent, None))
+        checked = await _unless_stopped(checking, stop, STOP_LIMIT_S)
+        return _stopped(admit(spec.name, CHECK_CLOCKS, mutates=False), stop) if checked is None else checked
+
     def _check_of(self, spec: CommandSpec) -> Operation:
         """The operation that only validates the arguments, where the command's types can be imported."""
         if spec.name not in self._checks:
@@ -268,7 +286,7 @@ class Attending(Checkpointing):
     def __init__(
         self,
         store: Callable[[], Store],
-        key: str,
+        key: Callable[[], str],
         spec: CommandSpec,
         on_progress: Progress | None,
         resume_from: str | None = None,
@@ -301,6 +319,11 @@ async def _unless_stopped(
     if working.done() and not working.cancelled() and working.exception() is None:
         return working.result()  # it ended by itself just then, and that is the truth
     return None
+
+
+def _stopped(admission: Admission, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
+    assert stop is not None
+    return answer(admission, Outcome(ending, stopped_by(stop.result()), {"partial": True}))
 
 
 def stopped_by(signal_name: str) -> Problem:

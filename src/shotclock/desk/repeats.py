@@ -15,6 +15,7 @@ from ..enforce.admission import Admission, Outcome, answer
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.identity import is_alive, this_process
 from ..enforce.outcomes import timeout_problem
+from ..jobs.invocation import Stdin
 from ..store import Store
 from ..store.jobs import RETENTION_MS
 from ..store.replies import Beginning, Finished, Fresh, Interrupted, Mismatch
@@ -26,12 +27,20 @@ LATER_LOOKS_S = 0.2
 class Repeats:
     """One call with a key: runs if it is the first, waits for the first otherwise."""
 
-    def __init__(self, store: Store, scope: str, key: str, arguments: Mapping[str, object]) -> None:
+    def __init__(
+        self, store: Store, scope: str, key: str, arguments: Mapping[str, object], stdin: Stdin | None = None
+    ) -> None:
         self._store, self._scope, self._key = store, scope, key
-        text = json.dumps(to_jsonable(dict(arguments)), sort_keys=True)
+        text = json.dumps([to_jsonable(dict(arguments)), None if stdin is None else stdin.digest], sort_keys=True)
         self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
-    async def call(self, admission: Admission, first: Callable[[], Awaitable[Envelope]]) -> Envelope:
+    async def call(
+        self,
+        admission: Admission,
+        first: Callable[[], Awaitable[Envelope]],
+        stop: asyncio.Future[str] | None = None,
+    ) -> Envelope | None:
+        """None where the waiting for the first call was stopped; the first call itself listens to `stop` on its own."""
         pause_s = FIRST_LOOK_S
         while True:
             beginning = await asyncio.to_thread(self._begin)
@@ -45,7 +54,10 @@ class Repeats:
                 problem = timeout_problem(admission, monotonic_ns() - admission.started_ns)
                 message = f"{problem.message}; the first call with this key goes on"
                 return answer(admission, Outcome(Ending.DETACHED, Problem("TIMEOUT", message, fired=problem.fired)))
-            await asyncio.sleep(pause_s)
+            if stop is None:
+                await asyncio.sleep(pause_s)
+            elif (await asyncio.wait([stop], timeout=pause_s))[0]:
+                return None
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def _begin(self) -> Beginning:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ..core.arguments import to_jsonable
+from ..core.arguments import NotSerializable, to_jsonable
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
 from ..core.walltime import WallTime
@@ -49,14 +49,26 @@ class Checkpointing(Stepping):
     """Keeps checkpoints in the store, under the identity of the invocation."""
 
     def __init__(
-        self, store: Callable[[], Store], key: str, steps: tuple[str, ...] = (), resume_from: str | None = None
+        self,
+        store: Callable[[], Store],
+        key: Callable[[], str],
+        steps: tuple[str, ...] = (),
+        resume_from: str | None = None,
     ) -> None:
+        """The key is made when it is needed: most calls keep nothing, and not every argument can be put into JSON."""
         super().__init__(steps, resume_from)
         self._store = store
-        self._key = key
+        self._key_of = key
         self._fingerprint = ""
         self.kept = False
         self.warnings: list[Warning_] = []
+
+    @property
+    def _key(self) -> str:
+        try:
+            return self._key_of()
+        except NotSerializable as error:
+            raise Failure("CHECKPOINTS_UNAVAILABLE", f"the invocation has no identity: {error}") from None
 
     async def checkpoint(self, state: object) -> None:
         plain = to_jsonable(state)

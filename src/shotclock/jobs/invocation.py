@@ -48,7 +48,7 @@ class Invocation:
             app=self.catalogue.name,
             command=self.spec.name,
             arguments=to_jsonable(dict(self.arguments)),
-            cwd=os.getcwd(),
+            cwd=_directory(),
             program=self.program._asdict(),
             tool_version=self.catalogue.version,
             spec={
@@ -73,15 +73,26 @@ def invocation_key(
     idempotency_key: str | None = None,
     stdin: Stdin | None = None,
 ) -> str:
-    """The same command, arguments, directory, version, key and input: the same work."""
+    """The same command, arguments, directory, version, key and input: the same work. What is not said and what is
+    said to be as it is by default are the same."""
+    spec = catalogue.find(command)
+    properties = {} if spec is None else spec.input_schema.get("properties", {})
+    defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     identity: list[Any] = [
         catalogue.name,
         catalogue.version,
         command,
-        to_jsonable(dict(arguments)),
-        os.getcwd(),
+        to_jsonable({**defaults, **arguments}),
+        _directory(),
         idempotency_key,
         None if stdin is None else stdin.digest,
     ]
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed under us
+        return ""

@@ -127,7 +127,7 @@ class Keeping(Checkpointing):
     """Listens to the work and writes down how far it is."""
 
     def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
-        super().__init__(lambda: store, job.key, steps, resume_from)
+        super().__init__(lambda: store, lambda: job.key, steps, resume_from)
         self._job = job
         self.stdin_path = job.stdin_path
         self._latest: tuple[int, int | None, str | None] | None = None

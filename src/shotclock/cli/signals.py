@@ -1,0 +1,77 @@
+"""The signals that mean "stop", over the life of a command line: before its work, during it, and while it answers.
+
+raise_when_told    nothing has begun: leave where we are
+told               the work listens, and stops what it started; a second signal ends us at once
+only_note          the answer is being written, and is written once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+heard: list[int] = []
+"""Those that came, in their order."""
+
+
+class Signalled(BaseException):
+    """A signal came before the work."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.name = signal.Signals(number).name
+
+
+def raise_when_told() -> None:
+    for number in _listened_to():
+        signal.signal(number, _raise)
+
+
+def only_note() -> None:
+    for number in _listened_to():
+        signal.signal(number, _note)
+    # `told` held them back when its loop ended, until somebody listens again.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+
+class told:
+    """The first signal as a future of its name, from here on; one that came before and was lost in a finaliser or a
+    fork hook, where Python swallows exceptions, counts as well."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.stop: asyncio.Future[str] = self._loop.create_future()
+
+    def __enter__(self) -> asyncio.Future[str]:
+        for number in _listened_to():
+            self._loop.add_signal_handler(number, self._hear, number)
+        if heard:
+            self.stop.set_result(signal.Signals(heard[0]).name)
+        return self.stop
+
+    def __exit__(self, *_: object) -> None:
+        # The loop gives signals back to their defaults when it is closed. None may come in between.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+    def _hear(self, number: int) -> None:
+        if self.stop.done():  # the second one means now: everything below us dies with our socket
+            os._exit(128 + number)
+        heard.append(number)
+        self.stop.set_result(signal.Signals(number).name)
+
+
+def _listened_to() -> list[signal.Signals]:
+    """Whoever is started by nohup does not hear SIGHUP."""
+    return [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+
+
+def _raise(number: int, frame: object) -> None:
+    heard.append(number)
+    raise Signalled(number)
+
+
+def _note(number: int, frame: object) -> None:
+    heard.append(number)
