@@ -126,3 +126,20 @@ def test_an_example_runs_where_it_lies(example: str, words: list[str], tmp_path:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b'{"ok":true')
+
+
+# --- links into the pages -------------------------------------------------------------------------
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_anchor_leads_to_a_heading() -> None:
+    wrong = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text("utf-8")):
+            if anchor not in anchors_of(page.parent / target if target else page):
+                wrong.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert not wrong, "\n".join(wrong)
