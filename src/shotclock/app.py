@@ -263,9 +263,16 @@ class App:
         """The command line: one envelope, and the exit code that goes with it."""
         if worker.inside_worker:
             return  # a worker imports the program to find its functions; there is no command line to answer
-        from .cli.surface import main
+        from .cli import signals
 
-        sys.exit(main(self, sys.argv[1:] if argv is None else argv))
+        try:
+            signals.raise_when_told()
+            from .cli.surface import main
+
+            code = main(self, sys.argv[1:] if argv is None else argv)
+        except signals.Signalled as signalled:  # while the rest of us was still being imported
+            code = 128 + signalled.number
+        sys.exit(code)
 
     def serve_mcp(self, **options: Any) -> None:
         """Serve the commands as MCP tools, on stdin and stdout unless `http="HOST:PORT"` says otherwise.

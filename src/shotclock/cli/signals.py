@@ -22,6 +22,7 @@ class Signalled(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.number = number
         self.name = signal.Signals(number).name
 
 

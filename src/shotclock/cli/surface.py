@@ -76,7 +76,6 @@ class Request:
 def main(app: Offered, words: list[str]) -> int:
     catalogue = app.catalogue()
     as_json = wants_json("--json" in words)
-    signals.raise_when_told()
     fill_standard_descriptors()
     try:
         return _main(app, catalogue, words, as_json)
