@@ -314,11 +314,11 @@ def _prepare(
     signature_of(_prepare).check({})
     to_jsonable([1.5])
     for name in modules:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # a program may well leave when it is imported
             importlib.import_module(name)
     try:
         _import_main(main_module, main_file)
-    except Exception as error:
+    except BaseException as error:
         worker.main_import_error = f"{type(error).__name__}: {error}"
     for module, name in handlers:
         with contextlib.suppress(Exception):

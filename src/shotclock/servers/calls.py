@@ -23,7 +23,6 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from ..core.catalogue import CommandSpec
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
@@ -106,7 +105,12 @@ class Gate:
                 progress.abandon()
         if terms.unreadable is not None:
             envelope.warnings.append(warning("DEADLINE_UNREADABLE", terms.unreadable))
-        return shown(envelope, self._server_info if ctx.protocol_version in MODERN else None)
+        server_info = self._server_info if ctx.protocol_version in MODERN else None
+        try:
+            return shown(envelope, server_info)
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = Problem("RESULT_NOT_SERIALIZABLE", f"the answer cannot be put into JSON: {error}")
+            return shown(_refused(name, problem, Ending.FINISHED), server_info)
 
     async def _envelope(self, name: str, arguments: object, terms: Terms, progress: ProgressReports | None) -> Envelope:
         mistakes = list(terms.mistakes)
@@ -126,25 +130,35 @@ class Gate:
         started_ns = monotonic_ns()
         parent = None if terms.remaining_ms is None else Deadline.after_ms(started_ns, terms.remaining_ms)
         if name == JOB_TOOL:
-            work = self._desk.job(**arguments)
+            waits = arguments["action"] == "wait"
+            wait_ms = self._budget_ms(arguments.get("wait_ms"), terms) if waits else None
+            work = self._desk.job(
+                arguments["action"],
+                arguments.get("job_id"),
+                wait_ms,
+                parent=parent,
+                on_progress=None if progress is None else progress.heard,
+            )
         else:
             work = self._desk.call(
                 name,
                 arguments,
                 None if terms.timeout_ms is None else Clocks(timeout_ms=terms.timeout_ms),
-                budget_ms=self._budget_ms(self._specs[name], terms),
+                budget_ms=self._budget_ms(terms.budget_ms, terms) if self._specs[name].interruption else None,
                 idempotency_key=terms.idempotency_key,
                 parent=parent,
                 on_progress=None if progress is None else progress.heard,
             )
         return await self._backed(name, work, started_ns)
 
-    def _budget_ms(self, spec: CommandSpec, terms: Terms) -> int | None:
-        if spec.interruption is None or terms.budget_ms is not None:
-            return terms.budget_ms
-        # Where the work may go on without its caller, it must not be the backstop that ends it.
-        limits = (DEFAULT_BUDGET_MS, self._limit_ms * 8 // 10 or None, terms.remaining_ms)
-        return min(limit for limit in limits if limit is not None)
+    def _budget_ms(self, asked_ms: int | None, terms: Terms) -> int:
+        """How long the caller of something that may outlive it waits: as it asked, and in time before the backstop and
+        its own deadline, which would end the work instead of letting it go on."""
+        limits = [DEFAULT_BUDGET_MS if asked_ms is None else asked_ms]
+        for others_ms in (self._limit_ms or None, terms.remaining_ms):
+            if others_ms is not None:
+                limits.append(others_ms * 8 // 10)
+        return min(limits)
 
     # --- the backstop -------------------------------------------------------------------------------------
 

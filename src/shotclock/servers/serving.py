@@ -100,11 +100,10 @@ def serve_target(text: str, options: Options) -> int:
     target = parse_target(text)
     runtime = Runtime(
         program=target.program,
-        preload=target.preload,
         host_process=True,
         most_workers=MOST_WORKERS,
     )
-    return asyncio.run(_Serving(runtime, options, lambda: learn(runtime, target)).run())
+    return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
 
 
 def serve_app(
@@ -120,11 +119,8 @@ def serve_app(
     if mistakes:
         message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
         raise Failure("ARG_ERROR", message, context={"errors": mistakes})
-    program = app.program
-    imported = program.module is not None and program.module in sys.modules
     runtime = Runtime(
-        program=Program() if imported else program,
-        preload=[program.module] if imported and program.module else [],
+        program=app.program,
         clocks=app.clocks,
         workers=app.workers or DEFAULT_WARM,
         host_process=True,
@@ -134,7 +130,7 @@ def serve_app(
     async def known() -> Catalogue:
         return app.catalogue()
 
-    code = asyncio.run(_Serving(runtime, options, known).run())
+    code = asyncio.run(_Serving(runtime, app.program, options, known).run())
     if code:
         sys.exit(code)
 
@@ -163,7 +159,7 @@ class McpServer:
     def __init__(self, desk: Desk, operation_timeout_ms: int | None = None) -> None:
         catalogue = desk.catalogue
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
-        tools = tools_of(catalogue, with_jobs=may_go_on(catalogue) and hasattr(desk, "job"))
+        tools = tools_of(catalogue, with_jobs=may_go_on(catalogue))
         listed = ListToolsResult(tools=list(tools.values()))
         with_headers = {name: tool.input_schema for name, tool in tools.items() if headers_matter(tool)}
 
@@ -200,8 +196,11 @@ class McpServer:
 class _Serving:
     """One run of a server, from learning what to serve to the last process gone."""
 
-    def __init__(self, runtime: Runtime, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]) -> None:
+    def __init__(
+        self, runtime: Runtime, program: Program, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]
+    ) -> None:
         self._runtime = runtime
+        self._program = program
         self._options = options
         self._catalogue = catalogue
         self._signal = 0
@@ -222,7 +221,7 @@ class _Serving:
                 catalogue = await self._unless_told(self._catalogue())
                 if catalogue is None:
                     return 128 + self._signal
-                desk = Desk(catalogue, self._runtime)
+                desk = Desk(catalogue, self._runtime, program=self._program)
                 for spec in catalogue.commands:
                     self._runtime.register(spec.operation())
                 await self._unless_told(self._runtime.warm_up(WARM_UP_S))

@@ -32,6 +32,9 @@ MOST_UNREAD = 1024
 MOST_UNWRITTEN = 1024 * 1024
 # The same as over HTTP. A longer line is answered with an error and forgotten.
 LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
+# While nothing is read, its end is not seen either: this often it is looked whether the client has closed its side.
+HANG_UP_CHECK_S = 0.25
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 @contextlib.contextmanager
@@ -72,11 +75,16 @@ class Wire:
         self._broken = False
         self._poller = select.poll()
         self._poller.register(wire_out, select.POLLOUT)
+        self._hang_up = select.poll()
+        self._hang_up.register(wire_in, _HUNG_UP)
+        self._hang_up_check: asyncio.TimerHandle | None = None
         self.reading, self.writing = Reading(self), Writing(self)
         self._read_on()
 
     def close(self) -> None:
         self._pause()
+        if self._hang_up_check is not None:
+            self._hang_up_check.cancel()
         if self._writes:
             self._loop.remove_writer(self._out)
             self._writes = False
@@ -124,7 +132,18 @@ class Wire:
             self._line.clear()
         if len(self._messages) > MOST_UNREAD or self._unwritten_bytes > MOST_UNWRITTEN:
             self._pause()
+            self._look_for_hang_up()
         self._wake_reader()
+
+    def _look_for_hang_up(self) -> None:
+        self._hang_up_check = None
+        if self._reads or self._at_end:
+            return
+        if self._hang_up.poll(0):
+            self._messages.clear()  # who left wants no answers
+            self._end()
+        else:
+            self._hang_up_check = self._loop.call_later(HANG_UP_CHECK_S, self._look_for_hang_up)
 
     def _take_line(self) -> None:
         line, self._line = bytes(self._line).strip(), bytearray()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
+from ..core.durations import format_duration
 from ..core.envelope import Envelope
 from ..core.errors import Failure, is_registered, register_error
 from ..core.operation import HandlerReference, Operation
@@ -38,11 +39,8 @@ class Target:
     def program(self) -> Program:
         """Imports are looked for where `python FILE` and `python -m MODULE` look for them."""
         ours = [entry for entry in sys.path if entry]
-        return Program(file=self.file, path=(os.path.dirname(self.file) if self.file else os.getcwd(), *ours))
-
-    @property
-    def preload(self) -> list[str]:
-        return [self.module] if self.module else []
+        folder = os.path.dirname(self.file) if self.file else os.getcwd()
+        return Program(file=self.file, imports=(self.module,) if self.module else (), path=(folder, *ours))
 
 
 def parse_target(text: str) -> Target:
@@ -71,8 +69,10 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
         register_errors(catalogue)
         return catalogue
     if described.ending == "not_started":
-        message = f"importing {target} took longer than {IMPORT_LIMIT_MS // 1000} s, or ended the process that did it"
-        raise Failure("TARGET_UNUSABLE", message, context={"cause": (described.error or {}).get("message")})
+        limit = format_duration(int(str(described.meta["timeout_ms"])))
+        cause = (described.error or {}).get("message")
+        message = f"importing {target} took longer than {limit}, or ended the process that did it"
+        raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or later")
     raise await _why_not(runtime, target, described)
 
 
