@@ -70,6 +70,19 @@ async def blocks(folder: str) -> None:
     work.sleeps(folder)
 
 
+async def blocks_later(folder: str) -> None:
+    await asyncio.sleep(0.01)
+    work.sleeps(folder)
+
+
+async def answers_when_cancelled() -> str:
+    try:
+        await asyncio.sleep(FOREVER_S)
+    except asyncio.CancelledError:
+        pass
+    return "too late"
+
+
 async def spins(folder: str) -> None:
     work.spins(folder)
 

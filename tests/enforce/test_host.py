@@ -276,6 +276,21 @@ def test_progress_may_be_said_in_a_thread_of_the_handler() -> None:
     assert heard == [(7, 9, "pages")]
 
 
+def test_whoever_listens_to_progress_and_raises_loses_nobody_their_answer() -> None:
+    async def scenario() -> list[Any]:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["exception"]))
+        async with a_runtime() as runtime:
+
+            def raises(*progress: object) -> None:
+                raise RuntimeError("not listening")
+
+            assert (await runtime.call(op("looks_around"), clocks=SOON, on_progress=raises)).ok
+        return complaints
+
+    assert [str(complaint) for complaint in run(scenario())] == ["not listening"] * 2
+
+
 def test_steps_and_checkpoints_reach_whoever_attends_the_call() -> None:
     class Clerk(Attendant):
         def __init__(self) -> None:
@@ -445,8 +460,15 @@ def test_a_handler_has_its_grace_to_clean_up(tmp_path: Path) -> None:
 
 
 def test_without_any_grace_those_who_obey_are_still_only_cancelled(tmp_path: Path) -> None:
-    envelope = one_call(op("sleeps"), {"folder": str(tmp_path)}, Clocks.of("100ms", grace="0ms"))
+    arguments = {"folder": str(tmp_path), "ms": 10}
+    envelope = one_call(op("cleans_up"), arguments, Clocks.of("100ms", grace="0ms"))
     assert (envelope.code, envelope.ending) == ("TIMEOUT", "cancelled")
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_result_that_is_given_after_the_bell_is_late_and_not_delivered() -> None:
+    envelope = one_call(op("answers_when_cancelled"), clocks=Clocks.of("100ms", grace="2s"))
+    assert (envelope.code, envelope.ending, envelope.value) == ("TIMEOUT", "cancelled", None)
 
 
 @pytest.mark.parametrize(
@@ -530,7 +552,7 @@ def test_whoever_blocks_the_loop_is_named_although_somebody_elses_bell_has_rung(
         async with a_runtime() as runtime:
             nap = asyncio.create_task(runtime.call(op("naps"), {"ms": 60_000}, Clocks.of("400ms")))
             await asyncio.sleep(0.05)
-            blocking = asyncio.create_task(runtime.call(op("blocks"), {"folder": str(tmp_path)}, SOON))
+            blocking = asyncio.create_task(runtime.call(op("blocks_later"), {"folder": str(tmp_path)}, SOON))
             await soon((tmp_path / "ready").exists)
             late = asyncio.create_task(runtime.call(op("naps"), {"ms": 1}, Clocks.of("250ms")))
             return await nap, await blocking, await late
@@ -558,7 +580,7 @@ def test_who_swallows_cancellation_among_others_is_abandoned_until_they_have_end
             assert await pid_of_host(runtime) != old  # new calls go elsewhere at once
             assert (await nap).value == "rested"
             await soon(lambda: not is_running(old), within=1)
-            assert runtime.orphans == []
+            await soon(lambda: runtime.orphans == [])  # its supervisor has told
             assert runtime.counts.late == 0
             return envelope
 
@@ -643,7 +665,7 @@ def test_only_a_few_tainted_hosts_are_kept_and_the_neighbours_in_the_oldest_are_
                 nap.cancel()
             await asyncio.gather(*naps, return_exceptions=True)
             await soon(lambda: not any(is_running(pid) for pid in pids))
-            assert runtime.orphans == []
+            await soon(lambda: runtime.orphans == [])
 
     run(scenario())
 

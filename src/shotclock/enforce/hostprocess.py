@@ -180,8 +180,14 @@ class HostProcess:
             self._order("kill", "its host is gone")
             return
         self._sign_ns = monotonic_ns()
+        self._hear_all(messages)
+
+    def _hear_all(self, messages: list[wire.Message]) -> None:
         for message in messages:
-            self._hear(message)
+            try:
+                self._hear(message)
+            except Exception as error:  # of whoever listens to progress; the others' messages must not be lost
+                self._loop.call_exception_handler({"message": "shotclock host", "exception": error})
 
     def _hear(self, message: wire.Message) -> None:
         if message[0] == "ready":
@@ -284,8 +290,7 @@ class HostProcess:
         self._words[CLOSED] = 1
         with contextlib.suppress(wire.Broken, OSError):
             while self.guests:  # a result sent before the end is still in the socket, and is the truth
-                for message in self._replies.receive():
-                    self._hear(message)
+                self._hear_all(self._replies.receive())
         for handle in (self._check, self._kill_limit):
             if handle is not None:
                 handle.cancel()

@@ -110,6 +110,8 @@ class HostProcesses:
             guest.done = self.loop.create_future()
             if guest.fired is None:
                 guest.stop(ClockKind.TIMEOUT)
+            else:  # it may have become overdue in the moment in which nobody waited
+                guest.call_when_overdue(self.loop, self._overdue)
             limit_s = guest.grace_ns / 1e9 + HEARD_LIMIT_S * (STARVED_TRIES + 2) + KILL_LIMIT_S
             await shielded(asyncio.wait([guest.done], timeout=limit_s))
 
@@ -253,12 +255,9 @@ class HostProcesses:
         self._all.discard(host)
         if host in self._tainted:
             self._tainted.remove(host)
-        if host is self._serving:
+        was_serving = host is self._serving
+        if was_serving:
             self._serving = None
-            if host.was_any_good:
-                self._ensure_host()
-            else:
-                self._start_failed("it died before it served any call")
         guests = sorted(host.guests.values(), key=lambda guest: guest.number)
         host.guests.clear()
         told = sum(not guest.is_abandoned and guest.fired is None and host.has_begun(guest) for guest in guests)
@@ -275,6 +274,10 @@ class HostProcesses:
                 guest.settle(Ending.NOT_STARTED, why="its host process had no time for it", warnings=warnings)
             else:
                 unbegun.append(guest)
+        if was_serving and host.was_any_good:
+            self._ensure_host()
+        elif was_serving:
+            self._start_failed("it died before it served any call")
         self._move(unbegun)
 
     def _move(self, unbegun: list[Guest]) -> None:
