@@ -13,7 +13,7 @@ from .isolated import Failed, GaveUp, run_isolated
 from .page import page
 from .table import Table
 
-TOPICS = ["calls", "workers", "fresh", "startup", "overshoot", "memory", "trees", "flood", "scoreboard"]
+TOPICS = ["calls", "workers", "fresh", "startup", "overshoot", "memory", "trees", "flood", "mcp", "scoreboard"]
 
 
 def measure(topic: str, quick: bool) -> Table:

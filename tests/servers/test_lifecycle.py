@@ -388,3 +388,38 @@ def test_an_app_serves_itself_from_processes_of_their_own(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.wait(ENDED_WITHIN_S)
+
+
+# --- the backstop ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [["--operation-timeout", "500ms"], ["--operation-timeout-ms", "500"]])
+def test_the_backstop_really_stops_a_tool_that_has_no_timeout_and_warns_when_it_is_too_short(
+    option: list[str], tmp_path: Path
+) -> None:
+    with served("serve", ADVERSARIES, *option) as process:
+        began = time.monotonic()
+        say(process, 1, "unbounded", {"folder": str(tmp_path)})
+        eventually(lambda: (tmp_path / "ready").exists(), within=STARTED_WITHIN_S)
+        envelope = hear(process)["result"]["structuredContent"]
+        assert envelope["error"]["code"] == "OPERATION_TIMEOUT"
+        assert envelope["error"]["context"]["timeout_ms"] == 500
+        assert envelope["meta"]["ending"] == "killed"
+        assert time.monotonic() - began < STARTED_WITHIN_S
+        eventually(lambda: not marked(tmp_path))
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        assert b"operation timeout of 500ms is not longer than the 20s that 'patient" in process.stderr.read()
+
+
+def test_without_a_backstop_a_tool_without_a_timeout_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected("stdio", MODERN, "--operation-timeout", "0") as (client, _):
+            call = asyncio.ensure_future(client.call_tool("unbounded", {"folder": str(tmp_path)}))
+            await soon(lambda: (tmp_path / "ready").exists(), within=10)
+            assert not (await asyncio.wait([call], timeout=1))[0]
+            call.cancel()
+            await asyncio.wait([call], timeout=10)
+            await soon(lambda: not marked(tmp_path))
+
+    run(scenario())
