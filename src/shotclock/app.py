@@ -15,6 +15,7 @@ The composition root: it stands above every surface and hands each of them a cat
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -253,9 +254,9 @@ class App:
     @property
     def program(self) -> Program:
         """What another process has to import to have this app."""
-        if self._module == "__main__":
-            return Program.running_here()
-        return Program(imports=(self._module,))
+        program = Program.running_here() if self._module == "__main__" else Program(imports=(self._module,))
+        # Absolute: the other process may run in another directory, and long after this one.
+        return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
 
     # --- the surfaces -------------------------------------------------------------------------------------
 

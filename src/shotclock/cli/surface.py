@@ -357,6 +357,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
 def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
+    signals.only_note()  # in a fork hook an exception would be lost; whoever listens next finds what came
     preloaded = Preloaded.forked_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
@@ -365,8 +366,7 @@ def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin:
         preloaded=preloaded,
         program=app.program if preloaded is None else None,
     )
-    program = app.program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))  # for other directories
-    return asyncio.run(_converse(Desk(catalogue, runtime, program=program, command=own_words()), request, stdin))
+    return asyncio.run(_converse(Desk(catalogue, runtime, program=app.program, command=own_words()), request, stdin))
 
 
 async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelope:

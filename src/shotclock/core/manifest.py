@@ -27,6 +27,10 @@ COMMON_CODES = (
     "HANDLER_NOT_IMPORTABLE",
     "CANCELLED",
     "SPAWN_FAILED",
+    "KEY_REUSED",
+    "INTERRUPTED",
+    "STORE_BUSY",
+    "STORE_UNUSABLE",
 )
 _EXIT_NAMES = {
     0: "SUCCESS",
@@ -152,7 +156,7 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
     }
     if spec.destructive:
         flags["dry-run"] = _flag("boolean", "Say what would be done, and do nothing.")
-    if spec.interruption is not None:
+    if spec.interruption is not None and spec.interruption.detach:
         flags["budget"] = _flag("string", "How long this call waits; the work goes on as a job after that.")
     if spec.steps:
         flags["resume-from"] = {**_flag("enum", "Skip the steps before this one."), "enum_values": list(spec.steps)}

@@ -8,17 +8,18 @@ the library differ only in how they read a call and how they show its envelope.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self
 
 from ..core.arguments import NotSerializable
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
 from ..enforce.admission import Admission, Outcome, admit, answer
@@ -34,12 +35,29 @@ from ..jobs.front import Front
 from ..jobs.invocation import Invocation, Stdin, invocation_key
 from ..jobs.turnstile import Turnstile
 from ..store import Store
-from .repeats import Repeats
+from .repeats import Repeats, reused
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0
 # The job commands other than `wait` take a moment; the store's own waits are shorter than this.
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
+
+
+P = ParamSpec("P")
+
+
+def _signed(
+    call: Callable[Concatenate[Desk, P], Coroutine[Any, Any, Envelope]],
+) -> Callable[Concatenate[Desk, P], Coroutine[Any, Any, Envelope]]:
+    """The tool that answers is the app, whoever runs it."""
+
+    @wraps(call)
+    async def signed(desk: Desk, /, *arguments: P.args, **options: P.kwargs) -> Envelope:
+        envelope = await call(desk, *arguments, **options)
+        envelope.meta["tool_version"] = desk.catalogue.version
+        return envelope
+
+    return signed
 
 
 class Desk:
@@ -84,6 +102,7 @@ class Desk:
     def jobs(self) -> Front:
         return Front(self.store(), self._command)
 
+    @_signed
     async def call(
         self,
         name: str,
@@ -115,14 +134,16 @@ class Desk:
             if checked.ok and dry_run:
                 checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
             return checked
+        operation: Operation | str = name
         if dry_run:
             arguments = {**arguments, "dry_run": True}
+            operation = replace(self.runtime.operation(name), mutates=False)  # by its own word
         admission = admit(
             name,
             clocks or Clocks(),
             defaults=spec.clocks,
             parent=self._earlier(parent),
-            mutates=spec.mutates,
+            mutates=spec.mutates and not dry_run,
             idempotent=spec.idempotent,
         )
         try:
@@ -138,7 +159,7 @@ class Desk:
             attending.stdin_path = None if stdin is None else stdin.path
 
             async def run() -> Envelope:
-                return await self._here(spec, arguments, clocks, parent, admission, attending, stop)
+                return await self._here(spec, operation, arguments, clocks, parent, admission, attending, stop)
 
             if idempotency_key is None or dry_run:  # a rehearsal uses no key up
                 return await run()
@@ -150,6 +171,7 @@ class Desk:
         except NotSerializable as error:  # what is kept or repeated has to be written down
             return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
 
+    @_signed
     async def job(
         self,
         action: str,
@@ -178,6 +200,7 @@ class Desk:
     async def _here(
         self,
         spec: CommandSpec,
+        operation: Operation | str,
         arguments: Mapping[str, object],
         clocks: Clocks | None,
         parent: Deadline | None,
@@ -185,7 +208,7 @@ class Desk:
         attending: Attending,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
-        working = asyncio.ensure_future(self._dispatch(spec.name, arguments, clocks, parent, attending))
+        working = asyncio.ensure_future(self._dispatch(operation, arguments, clocks, parent, attending))
         envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
         if envelope is None:
             envelope = _stopped(admission, stop)
@@ -218,6 +241,11 @@ class Desk:
             self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from, stdin
         )
         front = self.jobs()
+        if idempotency_key is not None:
+            scope = f"{self.catalogue.name}/{spec.name}"
+            problem = await asyncio.to_thread(reused, self.store(), scope, idempotency_key, invocation.key())
+            if problem is not None:
+                return answer(admission, Outcome(Ending.NOT_STARTED, problem))
         job = await asyncio.to_thread(front.start_or_attach, invocation)
         until_ns, waits_ms = front.patience(admission, budget_ms)
         waiting = asyncio.ensure_future(
@@ -225,14 +253,18 @@ class Desk:
         )
         envelope = await _unless_stopped(waiting, stop, STOP_LIMIT_S)
         if envelope is not None:
+            if job.delivered_at is not None and job.ended_at is not None:
+                envelope.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
             return envelope
         assert stop is not None
         if stop.result() == "SIGINT":  # a person at the keyboard means the work, not the waiting
             job = await front.cancel(job)
             if not job.is_active:
                 ended = front.delivered(job)
-                problem = stopped_by("SIGINT")
-                return ended if ended.ok else answer(admission, Outcome(Ending.KILLED, problem, {"partial": True}))
+                if ended.ok:
+                    return ended
+                data: dict[str, object] = {"partial": True, "job_id": job.id}
+                return answer(admission, Outcome(Ending.KILLED, stopped_by("SIGINT"), data))
         current = await asyncio.to_thread(front.look, job.id)
         elapsed_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
         return front.incomplete(current or job, admission, elapsed_ms)

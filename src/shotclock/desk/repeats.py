@@ -24,6 +24,16 @@ FIRST_LOOK_S = 0.02
 LATER_LOOKS_S = 0.2
 
 
+def reused(store: Store, scope: str, key: str, digest: str) -> Problem | None:
+    """Why this key cannot stand for this work: it stands for other work. From here on it stands for this."""
+    beginning = store.replies.begin(scope, key, digest, this_process(), _now(), is_alive)
+    return _reused(key, beginning.began_at) if isinstance(beginning, Mismatch) else None
+
+
+def _reused(key: str, began_at: WallTime) -> Problem:
+    return Problem("KEY_REUSED", f"the key {key!r} was used for other arguments at {began_at}", "validation")
+
+
 class Repeats:
     """One call with a key: runs if it is the first, waits for the first otherwise."""
 
@@ -71,9 +81,7 @@ class Repeats:
             again = warning("REPLAYED", finished_at=beginning.finished_at.iso())
             return Envelope(first["data"], first["error"], [*first["warnings"], again], first["meta"])
         if isinstance(beginning, Mismatch):
-            message = f"the key {self._key!r} was used for other arguments at {beginning.began_at}"
-            problem = Problem("KEY_REUSED", message, "validation")
-            return answer(admission, Outcome(Ending.NOT_STARTED, problem))
+            return answer(admission, Outcome(Ending.NOT_STARTED, _reused(self._key, beginning.began_at)))
         if isinstance(beginning, Interrupted):
             message = f"the first call with this key began at {beginning.began_at} and its process died"
             problem = Problem("INTERRUPTED", message, side_effects=SideEffects.UNKNOWN)

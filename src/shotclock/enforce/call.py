@@ -141,6 +141,9 @@ class Runtime:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def operation(self, name: str) -> Operation:
+        return self._operations[name]
+
     def register(self, operation: Operation) -> Operation:
         self._operations[operation.name] = operation
         return operation
@@ -191,7 +194,8 @@ class Runtime:
             outcome = self._refusal(known, admission, depth)
             if outcome is None:
                 assert known is not None
-                if self.turnstile is not None and self.turnstile.guards(known.name):
+                # Only what was registered: looking at the arguments of a call takes nobody's place.
+                if self._operations.get(known.name) is known and self.turnstile and self.turnstile.guards(known.name):
                     outcome = await self._execute_in_turn(known, arguments or {}, admission, depth, attendant)
                 else:
                     outcome = await self._execute(known, arguments or {}, admission, depth, attendant)
@@ -213,11 +217,15 @@ class Runtime:
         clocks: Clocks | None = None,
         *,
         env: Mapping[str, str] | None = None,
+        base_env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
         name: str = "command",
     ) -> Envelope:
-        """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`."""
+        """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`.
+
+        `env` is laid over `base_env`, which is our own environment if not given.
+        """
         admission = self._admit(name, None, clocks, current_scope.get())
         folder = None if cwd is None else os.fspath(cwd)
         try:
@@ -228,7 +236,9 @@ class Runtime:
             elif outcome is None and admission.no_time_left:
                 outcome = no_time_left(admission)
             elif outcome is None:
-                task = commands.assign(admission, argv, env=env, cwd=folder, output_limit=output_limit)
+                task = commands.assign(
+                    admission, argv, env=env, base_env=base_env, cwd=folder, output_limit=output_limit
+                )
                 report = await self._at_home(run_command(self._request_fork, task, self._commands))
                 outcome = commands.judge(admission, task, report)
         except asyncio.CancelledError:

@@ -57,6 +57,7 @@ def assign(
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
+    base_env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     output: Output = Output.CAPTURE,
     output_limit: int = DEFAULT_OUTPUT_LIMIT,
@@ -66,7 +67,8 @@ def assign(
     """What the supervisor is to do, with the call's clocks turned into instants."""
     clocks, bound = admission.clocks, admission.bound
     started = admission.started_ns
-    variables = {**os.environ, **QUIET, TRACE_VARIABLE: admission.trace_id, **(env or {})}
+    inherited = os.environ if base_env is None else base_env
+    variables = {**inherited, **QUIET, TRACE_VARIABLE: admission.trace_id, **(env or {})}
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
         variables.pop(name, None)
     if bound.bell is not None and not leave_children:  # what may outlive the deadline is not told of it

@@ -39,6 +39,8 @@ SILENT_LIMIT_MS = 60_000
 # How long cancelling waits beyond the grace for the keeper to notice and to report.
 CANCEL_LIMIT_S = 10.0
 LOG_TAIL = 4_000
+# How long a checkpoint waits for somebody to go on from it.
+CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
 POLL_INTERVAL_MS = 1_000
 
 
@@ -121,6 +123,7 @@ class Front:
             os.close(output)
 
     def _forget_old(self) -> None:
+        self._store.checkpoints.forget_saved_before(WallTime(max(0, now().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, now().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
             for path in (job.log_path, f"{job.log_path}.1", job.stdin_path):
