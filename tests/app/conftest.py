@@ -133,7 +133,7 @@ class Tool:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Home"]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_survivors: Any) -> Iterator["Home"]:
     """A store of the test's own. Keepers of jobs that still run are killed at the end; one whose job has ended and
     that is still there fails the test, and so does, by `no_survivors`, whatever a killed one leaves behind."""
     for name in CLEARED:

@@ -1,0 +1,336 @@
+"""The command line of an app: clocks per call, steps, rehearsals, heartbeats, help, and however it is started."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import fields_of, warning_codes
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+# --- clocks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("F-011")
+@pytest.mark.parametrize(
+    ("words", "code", "timeout_ms"),
+    [
+        (["waits", "0"], 0, 700),
+        (["waits", "60"], 10, 700),
+        (["waits", "60", "--timeout", "300ms"], 10, 300),
+        (["waits", "0.9", "--timeout", "PT10S"], 0, 10_000),
+        (["echo", "x"], 0, 5_000),
+        (["sell", "x"], 90, 5_000),
+    ],
+)
+def test_the_timeout_is_the_calls_or_the_commands_or_the_apps_and_always_said(
+    words: list[str], code: int, timeout_ms: int, tool: Any, validate_envelope: Any
+):
+    envelope = validate_envelope(tool().envelope(*words, code=code))
+    assert envelope["meta"]["timeout_ms"] == timeout_ms
+
+
+@pytest.mark.requirement("F-011")
+def test_every_answer_has_a_timeout_also_where_nothing_ran(tool: Any, validate_envelope: Any):
+    program = tool()
+    for words in (["types"], ["manifest"], ["--version"], ["nope"], []):
+        assert validate_envelope(program(*words).json())["meta"]["timeout_ms"] >= 0
+
+
+@pytest.mark.requirement("C-012")
+def test_no_timeout_is_only_what_was_asked_for(tool: Any, validate_envelope: Any):
+    envelope = validate_envelope(tool().envelope("waits", "1", "--timeout", "0", code=0))
+    assert envelope["meta"]["timeout_ms"] == 0
+    assert "remaining_ms" not in envelope["meta"]
+
+
+def test_the_callers_own_deadline_wins_over_any_timeout(tool: Any, validate_envelope: Any):
+    program, env = tool(), {"SHOTCLOCK_REMAINING_MS": "2000"}
+    envelope = validate_envelope(program.envelope("waits", "60", "--timeout", "0", env=env, code=10))
+    assert envelope["meta"]["timeout_ms"] < 2000
+    assert envelope["error"]["context"]["clock"]["owner"] == "caller"
+    late = program.envelope("echo", "x", env={"SHOTCLOCK_REMAINING_MS": "0"}, code=10)
+    assert late["error"]["code"] == "NO_TIME_LEFT" and late["meta"]["ending"] == "not_started"
+
+
+def test_the_soft_clock_lets_it_wind_down(tool: Any):
+    envelope = tool().envelope("winds-down", code=0)
+    assert envelope["data"] == {"result": "wound down"}
+    assert "SOFT_LIMIT" in warning_codes(envelope)
+
+
+def test_a_call_inside_a_call_is_inside_its_deadline(tool: Any):
+    program = tool()
+    inner = program.envelope("nested", code=0)["data"]["inner"]
+    assert inner["ok"] and inner["data"] == {"result": "waited 0"}
+    inner = program.envelope("nested", "60", code=0)["data"]["inner"]
+    assert inner["error"]["code"] == "TIMEOUT" and inner["meta"]["timeout_ms"] == 700
+
+
+# --- steps --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("F-012")
+@pytest.mark.requirement("C-008")
+def test_a_timeout_says_which_steps_were_done_and_where_to_go_on(tool: Any, tmp_path: Path, validate_envelope: Any):
+    ran = tool()("stepped", tmp_path)
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 10 and ran.stdout
+    assert envelope["data"] == {
+        "completed_steps": ["fetch"],
+        "pending_steps": ["build", "publish"],
+        "skipped_steps": [],
+        "failed_step": "build",
+        "resume_from": "build",
+    }
+    assert envelope["error"]["retryable"] is False
+    assert {path.name for path in tmp_path.iterdir()} >= {"fetch", "stuck"}
+
+
+@pytest.mark.requirement("C-008")
+def test_a_failure_says_the_same_beside_its_own_data(tool: Any, tmp_path: Path):
+    data = tool().envelope("stepped", tmp_path, "--stuck-at", "publish", "--fails", code=90)["data"]
+    assert data["left"] == 0
+    assert data["completed_steps"] == ["fetch", "build"] and data["resume_from"] == "publish"
+
+
+@pytest.mark.requirement("O-010")
+def test_resuming_from_a_step_skips_those_before_it(tool: Any, tmp_path: Path):
+    program = tool()
+    envelope = program.envelope("stepped", tmp_path, "--stuck-at", "never", "--resume-from", "build", code=0)
+    assert envelope["data"] == ["build", "publish"]
+    assert not (tmp_path / "fetch").exists()
+    assert fields_of(program.envelope("stepped", tmp_path, "--resume-from", "nowhere", code=2)) == ["resume-from"]
+    assert fields_of(program.envelope("echo", "x", "--resume-from", "fetch", code=2)) == ["--resume-from"]
+
+
+# --- rehearsals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["wipe", "prune"])
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(command: str, tool: Any, tmp_path: Path):
+    precious = tmp_path / "precious"
+    precious.touch()
+    envelope = tool().envelope(command, precious, "--dry-run", code=0)
+    if command == "wipe":
+        assert envelope["data"] == {"dry_run": True, "would_run": "wipe", "arguments": {"path": str(precious)}}
+    else:
+        assert envelope["data"] == {"result": f"would prune {precious}"}
+    assert precious.exists()
+
+
+def test_only_destructive_commands_have_a_dry_run(tool: Any):
+    assert fields_of(tool().envelope("echo", "x", "--dry-run", code=2)) == ["--dry-run"]
+
+
+# --- signs of life ------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("O-038")
+@pytest.mark.requirement("F-006")
+def test_heartbeats_for_programs_are_json_lines_on_stderr(tool: Any, validate_envelope: Any):
+    ran = tool()("progresses", "--heartbeat-ms", "100")
+    validate_envelope(ran.json())
+    beats = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert len(beats) >= 4
+    assert all(beat["type"] == "heartbeat" and beat["command"] == "progresses" for beat in beats)
+    done = [beat["progress"].get("done", 0) for beat in beats]
+    assert done == sorted(done) and done[-1] > 0 and beats[-1]["progress"]["unit"] == "ms"
+    elapsed = [beat["elapsed_ms"] for beat in beats]
+    assert elapsed == sorted(elapsed)
+
+
+@pytest.mark.requirement("O-012")
+def test_heartbeats_for_people_are_words_on_stderr(tool: Any):
+    ran = tool()("progresses", "--heartbeat-interval", "200ms")
+    assert ran.code == 0 and len(ran.stdout.splitlines()) == 1
+    lines = ran.stderr.decode().splitlines()
+    assert len(lines) >= 2 and all(line.startswith("progresses: running for ") for line in lines)
+    assert " of 1000 ms" in lines[-1]
+
+
+@pytest.mark.requirement("O-012")
+def test_a_heartbeat_nobody_reads_stops_nothing(tool: Any):
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    running = tool().start("progresses", "--heartbeat-interval", "50ms", stderr=ours)
+    os.close(ours)
+    assert running.ends().json()["data"] == {"result": "done"}
+
+
+# --- help, version and what is no command -------------------------------------------------------------
+
+
+@pytest.mark.requirement("F-048")
+@pytest.mark.requirement("F-006")
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["types", "--help"], ["help", "types"]], ids=" ".join)
+def test_help_is_no_data_and_goes_to_stderr(words: list[str], tool: Any):
+    ran = tool()(*words)
+    assert ran.code == 0 and ran.stdout == b""
+    text = ran.stderr.decode()
+    assert "\x1b" not in text and ("Usage" in text)
+    assert ("--colour" in text) == ("types" in words)
+
+
+def test_no_command_at_all_gets_the_help_and_an_envelope(tool: Any, validate_envelope: Any):
+    ran = tool()()
+    assert ran.code == 2 and b"Usage" in ran.stderr
+    assert fields_of(validate_envelope(ran.json())) == ["command"]
+
+
+def test_the_version_is_data(tool: Any, validate_envelope: Any):
+    assert validate_envelope(tool().envelope("--version", code=0))["data"] == {"version": "1.2.3"}
+
+
+@pytest.mark.requirement("C-001")
+def test_a_failure_of_the_apps_own_has_the_exit_code_it_declared(tool: Any, validate_envelope: Any):
+    envelope = validate_envelope(tool().envelope("sell", "tea", code=90))
+    assert envelope["error"]["code"] == "SHOP_NO_STOCK" and envelope["error"]["message"] == "no tea"
+    assert envelope["data"] == {"left": 0}
+
+
+@pytest.mark.requirement("F-009")
+def test_a_command_that_asks_is_not_left_waiting_for_an_answer(tool: Any, validate_envelope: Any):
+    """Its stdin is not ours: a question finds the end of the file at once, whatever we were given."""
+    running = tool("adversaries.py").start("asks", stdin=subprocess.PIPE)
+    ran = running.ends(within_s=8)
+    running.process.stdin.close()
+    assert validate_envelope(ran.json())["meta"]["duration_ms"] < 700
+    assert ran.code != 0
+
+
+# --- ways to start it ---------------------------------------------------------------------------------
+
+PACKAGE = {
+    "pkg/__init__.py": "",
+    "pkg/cli.py": """
+import os
+from shotclock import App
+from .work import helper
+
+app = App("packaged", default_timeout="5s")
+
+@app.command(mutates=False)
+def where() -> list[str]:
+    return [__name__, helper()]
+
+@app.command(mutates=False, interruption=True)
+def job() -> str:
+    return __name__
+""".replace("def job", "def long_job"),
+    "pkg/work.py": "def helper() -> str:\n    return 'helped'\n",
+    "pkg/__main__.py": "from .cli import app\napp()\n",
+    "script.py": "from pkg.cli import app\nif __name__ == '__main__':\n    app()\n",
+}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [["-m", "pkg"], ["-c", "from pkg.cli import app; app()"], ["script.py"], ["-c", "import pkg.__main__"]],
+    ids=str,
+)
+def test_an_app_may_live_in_another_module_than_the_program(way: list[str], tool: Any, tmp_path: Path):
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = tool("pkg/cli.py", words=[sys.executable, *way])
+    options = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path)}}
+    assert program.envelope("where", code=0, **options)["data"] == ["pkg.cli", "helped"]
+    job = program.envelope("long-job", code=0, **options)
+    assert job["data"] == {"result": "pkg.cli"} and "job_id" in job["meta"]
+
+
+def test_a_program_with_threads_of_its_own_still_answers(tool: Any):
+    """Threads cannot be forked, so its commands run in processes that import it once more."""
+    program = tool(
+        "threaded.py",
+        """
+import threading, time
+from shotclock import App
+
+threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+app = App("threaded", default_timeout="8s")
+
+@app.command
+def add(a: int, b: int) -> int:
+    return a + b
+
+app()
+""",
+    )
+    assert program.envelope("add", "1", "2", code=0)["data"] == {"result": 3}
+
+
+def test_what_the_program_prints_before_it_is_asked_is_its_own_affair(tool: Any):
+    """Once: the forks of the program do not write its buffer a second time."""
+    program = tool(
+        "chatty.py",
+        """
+import sys
+from shotclock import App
+
+app = App("chatty")
+sys.stderr.write("hello ")
+print("warming up", file=sys.stderr, end="")
+
+@app.command
+def add(a: int) -> int:
+    return a
+
+app()
+""",
+    )
+    ran = program("add", "1")
+    assert ran.json()["data"] == {"result": 1}
+    assert ran.stderr == b"hello warming up"
+
+
+def test_the_program_may_call_its_app_with_words_of_its_own(tool: Any):
+    program = tool(
+        "fixed.py",
+        """
+from shotclock import App
+
+app = App("fixed")
+
+@app.command
+def add(a: int) -> int:
+    return a
+
+if __name__ == "__main__":
+    app(["add", "7"])
+""",
+    )
+    assert program.envelope("ignored", code=0)["data"] == {"result": 7}
+
+
+@pytest.mark.requirement("F-011")
+def test_a_program_that_hangs_when_it_is_imported_again_is_bounded_too(tool: Any, tmp_path: Path):
+    """With threads the workers import the program anew; this one never ends that."""
+    program = tool(
+        "hangs.py",
+        f"""
+import pathlib, threading, time
+from shotclock import App
+
+mark = pathlib.Path({str(tmp_path)!r}) / "imported"
+if mark.exists():
+    time.sleep(300)
+mark.touch()
+threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+app = App("hangs", default_timeout="1s")
+
+@app.command
+def add(a: int) -> int:
+    return a
+
+app()
+""",
+    )
+    envelope = program.envelope("add", "1", code=10, timeout=8)
+    assert envelope["error"]["code"] == "TIMEOUT"
