@@ -68,14 +68,15 @@ def _judged(loaded: Loaded, findings: list[Finding], data: dict[str, object]) ->
 
 def _line(loaded: Loaded, finding: Finding) -> str:
     hint = f"; {finding.suggestion}" if finding.suggestion else ""
-    return f"{loaded.source.name}:{finding.place.line}:{finding.place.column}: {finding.message}{hint}"
+    file = finding.file or loaded.source.name
+    return f"{file}:{finding.place.line}:{finding.place.column}: {finding.message}{hint}"
 
 
 def _shown(loaded: Loaded, finding: Finding) -> dict[str, object]:
     shown: dict[str, object] = {
         "rule": finding.rule,
         "severity": "error" if finding.is_error else "warning",
-        "file": loaded.source.name,
+        "file": finding.file or loaded.source.name,
         "line": finding.place.line,
         "column": finding.place.column,
         "field": finding.field,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 Groups = tuple[tuple[str, ...], ...]
 """What a step waits for: something of every group. `["A", "B|C"]` is A, and B or C."""
@@ -26,22 +26,22 @@ def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
         path: list[str] = []
         on_path: set[str] = set()
         # Depth first without recursion: a chain of ten thousand steps is a chain of ten thousand steps.
-        stack: list[tuple[str, list[str]]] = [(start, sorted(needs(graph[start])))]
+        stack: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(needs(graph[start]))))]
         path.append(start)
         on_path.add(start)
         while stack:
             name, left = stack[-1]
-            if not left:
+            following = next(left, None)
+            if following is None:
                 stack.pop()
                 path.pop()
                 on_path.discard(name)
                 done.add(name)
                 continue
-            following = left.pop(0)
             if following in on_path:
                 return [*path[path.index(following) :], following]
             if following in graph and following not in done:
-                stack.append((following, sorted(needs(graph[following]))))
+                stack.append((following, iter(sorted(needs(graph[following])))))
                 path.append(following)
                 on_path.add(following)
     return None
@@ -68,12 +68,23 @@ def order_of(graph: Mapping[str, Groups]) -> list[str]:
 
 def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
     """What can never start if none of these does: whoever waits for a group that lies wholly among them."""
-    lost = set(names)
-    changed = True
-    while changed:
-        changed = False
-        for name, groups in graph.items():
-            if name not in lost and any(group and all(other in lost for other in group) for group in groups):
-                lost.add(name)
-                changed = True
+    lost: set[str] = set()
+    behind: dict[str, list[tuple[str, int]]] = {}
+    left: dict[tuple[str, int], int] = {}
+    for name, groups in graph.items():
+        for number, group in enumerate(groups):
+            alternatives = set(group)
+            left[name, number] = len(alternatives)
+            for other in alternatives:
+                behind.setdefault(other, []).append((name, number))
+    fallen = list(names)
+    while fallen:
+        name = fallen.pop()
+        if name in lost:
+            continue
+        lost.add(name)
+        for follower in behind.get(name, ()):
+            left[follower] -= 1
+            if not left[follower]:
+                fallen.append(follower[0])
     return lost

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.durations import DurationError, parse_duration_ms
+from ..core.durations import parse_duration_ms
 
 Unit = Literal["s", "ms"]
 MS_PER: dict[Unit, int] = {"s": 1000, "ms": 1}
@@ -30,18 +30,8 @@ class Kind:
 
 
 def duration_ms(written: object, unit: Unit) -> int:
-    """Text as people write durations, or a bare number in the unit of where it stands."""
-    if isinstance(written, bool) or not isinstance(written, int | float | str):
-        raise DurationError(f"{written!r} is no duration")
-    if isinstance(written, str) and _is_number(written):
-        written = float(written)
-    if isinstance(written, int | float):
-        return parse_duration_ms(f"{written:f}{unit}" if isinstance(written, float) else f"{written}{unit}")
-    return parse_duration_ms(written)
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().replace(".", "", 1).isdecimal()
+    """Text as people write durations, or a bare number (in quotes or not) in the unit of where it stands."""
+    return parse_duration_ms(written, bare=unit)
 
 
 KINDS = {

@@ -2,38 +2,169 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 
 from ..core.deadlines import reserve_ms_for
 from ..core.durations import format_duration
 from ..core.graph import behind_all, find_cycle, needs
-from .kinds import KINDS, duration_ms
-from .loading import Finding, Loaded, Path_, Source
-from .plan import Plan, PlannedStep, graph_of, plan_of, run_timeout_ms, written_timeout
-from .schema import AnyStep, GitStep, HumanStep, Reaction, ToolStep, WorkflowFile
+from .kinds import KINDS, Unit, duration_ms
+from .loading import FINDINGS_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
+from .plan import (
+    Plan,
+    PlannedStep,
+    graph_of,
+    plan_of,
+    run_timeout_ms,
+    step_timeout_ms,
+    timeout_key,
+    written_timeout,
+)
+from .schema import AnyStep, GitStep, HumanStep, Reaction, ToolStep, WorkflowFile, WorkflowStep
 
-# A bare number of seconds from here on is hours; one of milliseconds up to here is gone before anything answers.
-MANY_SECONDS = 3_600
+HOUR_S, DAY_S = 3_600, 86_400
+# A bare number of seconds from here on is looked at; one of milliseconds below this is gone before anything answers.
+MANY_SECONDS, LONGEST_DAYS = HOUR_S, 30
 FEW_MILLISECONDS = 100
+# Workflows in workflows: deeper than this nobody can follow, and so many files nobody wrote.
+NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
-    """Errors first as they stand in the file, then warnings. `timeout_ms` is the caller's own limit on the run."""
-    workflow = loaded.workflow
+    """Errors first as they stand in the file, then warnings; then the same of the files that it runs.
+
+    `timeout_ms` is the caller's own limit on the run.
+    """
+    nesting = _Nesting(unattended)
+    return nesting.findings(loaded, timeout_ms, (_identity(loaded.source),))
+
+
+# --- files that run files ---------------------------------------------------------------------------------
+
+
+def _identity(source: Source) -> str:
+    return os.path.realpath(source.folder / os.path.basename(source.name))
+
+
+@dataclass
+class _Nesting:
+    """One look at a file and everything that it runs; each file once for each limit it is run under."""
+
+    unattended: bool
+    seen: set[tuple[str, int | None]] = field(default_factory=set)
+    files: dict[str, Loaded | Finding] = field(default_factory=dict)
+
+    def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
+        workflow = loaded.workflow
+        if workflow is None:
+            return list(loaded.findings)
+        own = list(_own(workflow, timeout_ms, self.unattended))
+        below: list[Finding] = []
+        for step_id, step in workflow.steps.items():
+            if isinstance(step, WorkflowStep) and "{{" not in step.workflow:
+                here, inside = self._child(loaded, step_id, step, timeout_ms, above)
+                own += here
+                below += inside
+        placed = [replace(found, place=loaded.source.place_of(found.path)) for found in own]
+        return _in_order(placed) + below
+
+    def _child(
+        self, parent: Loaded, step_id: str, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
+    ) -> tuple[list[Finding], list[Finding]]:
+        """What is wrong with running that file from here, and what is wrong inside it."""
+        workflow = parent.workflow
+        assert workflow is not None
+        path = _steps_key((step_id, "workflow"))
+        file = parent.source.folder / step.workflow
+        child = self._load(file, path)
+        if isinstance(child, Finding):
+            return [child], []
+        identity = _identity(child.source)
+        if identity in above:
+            circle = [*above[above.index(identity) :], identity]
+            names = " → ".join(os.path.basename(name) for name in circle)
+            return [Finding("nested/circle", f"files run each other: {names}", path)], []
+        if len(above) >= NESTING_LIMIT:
+            return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
+        limit_ms = _limit_ms(workflow, step, timeout_ms)
+        here = list(_fit(child, step_id, step, limit_ms))
+        if (identity, limit_ms) in self.seen:
+            return here, []
+        self.seen.add((identity, limit_ms))
+        inside = self.findings(child, limit_ms, (*above, identity))
+        return here, [found if found.file else replace(found, file=child.source.name) for found in inside]
+
+    def _load(self, file: Path, path: Path_) -> Loaded | Finding:
+        key = str(file)
+        if key in self.files:
+            known = self.files[key]
+            return replace(known, path=path) if isinstance(known, Finding) else known
+        if len(self.files) >= NESTED_FILES_LIMIT:
+            return Finding("nested/files", f"runs more than {NESTED_FILES_LIMIT} other files", path)
+        try:
+            self.files[key] = load_file(file)
+        except FileNotFoundError:
+            hint = suggest(file.name, _files_in(file.parent))
+            self.files[key] = Finding("nested/missing", f"there is no file {key!r}", path, suggestion=hint)
+        except OSError as error:
+            self.files[key] = Finding("nested/unreadable", f"{key!r} cannot be read: {error.strerror}", path)
+        except ValueError:  # a NUL in its name
+            self.files[key] = Finding("nested/missing", f"{key!r} is no name of a file", path)
+        return self.files[key]
+
+
+def _files_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, FINDINGS_LIMIT)]
+    except OSError:
+        return []
+
+
+def _limit_ms(workflow: WorkflowFile, step: AnyStep, timeout_ms: int | None) -> int | None:
+    """How long a step can last at most: its own timeout, inside the run's."""
+    run_ms = min((limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit), default=None)
+    inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
+    return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
+
+
+def _fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) -> Iterator[Finding]:
+    workflow = child.workflow
     if workflow is None:
-        return list(loaded.findings)
-    found = [*_graph(workflow), *_clocks(workflow), *_tools(workflow), *_people(workflow, unattended)]
-    if not any(finding.rule == "graph/cycle" for finding in found):
-        found += _budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
-    placed = [_placed(finding, loaded.source) for finding in found]
-    return sorted(placed, key=lambda finding: (not finding.is_error, finding.place.line, finding.place.column))
+        return
+    name, path = os.path.basename(child.source.name), _steps_key((step_id, "inputs"))
+    asked_ms = run_timeout_ms(workflow)
+    if limit_ms is not None and asked_ms is not None and asked_ms > limit_ms - reserve_ms_for(limit_ms):
+        most = format_duration(limit_ms - reserve_ms_for(limit_ms))
+        message = f"{name} gives itself {format_duration(asked_ms)}, and has {most} inside this step"
+        yield Finding("nested/longer-than-step", message, _steps_key((step_id, "timeout")))
+    for wanted, part in workflow.inputs.items():
+        if part.required and part.default is None and wanted not in step.inputs:
+            yield Finding("nested/input", f"{name} needs the input {wanted!r}", path)
+    for given in step.inputs:
+        if given not in workflow.inputs:
+            hint = suggest(given, workflow.inputs, otherwise="there are ")
+            yield Finding("nested/input", f"{name} has no input {given!r}", (*path, given), suggestion=hint)
 
 
-def _placed(finding: Finding, source: Source) -> Finding:
-    from dataclasses import replace
+def _in_order(findings: list[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: (not finding.is_error, finding.place.line, finding.place.column))
 
-    return replace(finding, place=source.place_of(finding.path))
+
+# --- one file ---------------------------------------------------------------------------------------------
+
+
+def _own(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> Iterator[Finding]:
+    graph = list(islice(_graph(workflow), FINDINGS_LIMIT))
+    yield from graph
+    yield from _clocks(workflow)
+    yield from islice(_tools(workflow), FINDINGS_LIMIT)
+    yield from _people(workflow, unattended)
+    if not any(finding.rule == "graph/cycle" for finding in graph):
+        yield from _budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
 
 
 def _steps_key(path: tuple[str, ...]) -> Path_:
@@ -45,25 +176,29 @@ def _steps_key(path: tuple[str, ...]) -> Path_:
 
 def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
     graph = graph_of(workflow)
+    if (circle := find_cycle(graph)) is not None:
+        shown = circle if len(circle) <= 20 else [*circle[:10], f"({len(circle) - 20} more)", *circle[-10:]]
+        message = f"steps wait for each other: {' → '.join(shown)}"
+        yield Finding("graph/cycle", message, _steps_key((circle[0], "depends_on")))
     for step_id, groups in graph.items():
         for name in sorted(needs(groups)):
             if name not in graph:
-                yield _unknown(step_id, "depends_on", name, graph, "graph/missing-dependency")
+                yield _unknown(_steps_key((step_id, "depends_on")), name, graph, "graph/missing-dependency")
         for key, reaction in _reactions(workflow.steps[step_id]):
-            for name in [*reaction.run, *([reaction.goto] if reaction.goto else [])]:
-                if name not in graph:
-                    yield _unknown(step_id, key, name, graph, "graph/unknown-target")
-    if (circle := find_cycle(graph)) is not None:
-        message = f"steps wait for each other: {' → '.join(circle)}"
-        yield Finding("graph/cycle", message, _steps_key((circle[0], "depends_on")))
+            yield from _targets(_steps_key((step_id, key)), reaction, graph)
+    if workflow.defaults.on_fail is not None:
+        yield from _targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
+    if circle is not None:
         return
-    never = {step_id for step_id, step in workflow.steps.items() if step.if_ is False or step.if_ == "false"}
-    for step_id in sorted(behind_all(graph, never) - never):
-        message = f"can never start: it waits for {', '.join(sorted(needs(graph[step_id]) & never)) or 'such a step'}"
-        yield Finding("graph/unreachable", message, _steps_key((step_id,)), is_error=False)
+    never = {step_id for step_id, step in workflow.steps.items() if str(step.if_).strip().lower() == "false"}
     for step_id in sorted(never):
         message = "can never start: its condition is always false"
         yield Finding("graph/unreachable", message, _steps_key((step_id, "if")), is_error=False)
+    lost = behind_all(graph, never)
+    for step_id in sorted(lost - never):
+        causes = sorted(needs(graph[step_id]) & lost)
+        message = f"can never start: it waits for {', '.join(causes)}, which never does"
+        yield Finding("graph/unreachable", message, _steps_key((step_id,)), is_error=False)
 
 
 def _reactions(step: AnyStep) -> Iterator[tuple[str, Reaction]]:
@@ -72,39 +207,67 @@ def _reactions(step: AnyStep) -> Iterator[tuple[str, Reaction]]:
             yield key, reaction
 
 
-def _unknown(step_id: str, key: str, name: str, known: dict[str, object] | object, rule: str) -> Finding:
-    names = list(known) if isinstance(known, dict) else []
-    close = difflib.get_close_matches(name, names, n=1)
-    suggestion = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-    return Finding(rule, f"there is no step {name!r}", _steps_key((step_id, key)), suggestion=suggestion)
+def _targets(path: Path_, reaction: Reaction, known: Collection[str]) -> Iterator[Finding]:
+    for name in reaction.run:
+        if name not in known:
+            yield _unknown((*path, "run"), name, known, "graph/unknown-target")
+    if reaction.goto is not None and reaction.goto not in known:
+        yield _unknown((*path, "goto"), reaction.goto, known, "graph/unknown-target")
+
+
+def _unknown(path: Path_, name: str, known: Collection[str], rule: str) -> Finding:
+    return Finding(rule, f"there is no step {name!r}", path, suggestion=suggest(name, known, otherwise="there are "))
 
 
 # --- single clocks ----------------------------------------------------------------------------------------
 
 
 def _clocks(workflow: WorkflowFile) -> Iterator[Finding]:
+    yield from _unit(("timeout",), workflow.timeout, "s", "a run")
+    for name, tool in workflow.tools.items():
+        yield from _unit(("tools", name, "timeout"), tool.timeout, "ms", "a tool")
     for step_id, step in workflow.steps.items():
-        kind, written = KINDS[step.type], written_timeout(step)
-        key = "clone_timeout_ms" if isinstance(step, GitStep) and step.clone_timeout_ms is not None else "timeout"
-        if isinstance(written, int | float):
-            yield from _unit(step_id, key, written, kind.unit, step.type)
-        timeout_ms = None if written is None else kind.timeout_ms(written)
-        for name in ("soft", "idle"):
-            limit = getattr(step, name)
-            if limit is not None and timeout_ms and duration_ms(limit, kind.unit) >= timeout_ms:
-                message = f"rings at {format_duration(duration_ms(limit, kind.unit))}, when the timeout already has"
+        unit, whose = KINDS[step.type].unit, f"a {step.type}"
+        key = timeout_key(step)
+        yield from _unit(_steps_key((step_id, key)), written_timeout(step), unit, whose)
+        if isinstance(step, GitStep) and step.timeout is not None and step.clone_timeout_ms is not None:
+            message = "is not used: `clone_timeout_ms` is there as well"
+            yield Finding("clock/not-used", message, _steps_key((step_id, "timeout")), is_error=False)
+        timeout_ms = step_timeout_ms(workflow, step)
+        for name in ("soft", "idle", "connect_timeout"):
+            limit = getattr(step, name, None)
+            if limit is not None and timeout_ms and duration_ms(limit, unit) >= timeout_ms:
+                rings = format_duration(duration_ms(limit, unit))
+                message = f"never rings: it is at {rings}, the timeout at {format_duration(timeout_ms)}"
                 yield Finding("clock/never-rings", message, _steps_key((step_id, name)), is_error=False)
+            else:
+                yield from _unit(_steps_key((step_id, name)), limit, unit, whose)
 
 
-def _unit(step_id: str, key: str, written: float, unit: str, kind: str) -> Iterator[Finding]:
-    path = _steps_key((step_id, key))
-    if unit == "s" and written >= MANY_SECONDS and written % 100 == 0:
-        meant = format_duration(int(written))
-        message = f"{written:g} on a {kind} is seconds: {format_duration(int(written) * 1000)}"
+def _unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterator[Finding]:
+    """A bare number that would make more sense in the other unit."""
+    if isinstance(written, str) and not written.strip().isdecimal():
+        return
+    if not isinstance(written, int | float | str):
+        return
+    ms = duration_ms(written, unit)
+    if unit == "s" and _looks_like_ms(ms // 1000):
+        message = f"{written} on {whose} is seconds: {format_duration(ms)}"
+        hint = f"did you mean {format_duration(ms // 1000)}?"
+        yield Finding("clock/unit", message, path, suggestion=hint, is_error=False)
+    elif unit == "ms" and 0 < ms < FEW_MILLISECONDS:
+        meant = str(ms * 1000) if str(path[-1]).endswith("_ms") else f"{ms}s"
+        message = f"{written} on {whose} is milliseconds"
         yield Finding("clock/unit", message, path, suggestion=f"did you mean {meant}?", is_error=False)
-    elif unit == "ms" and 0 < written < FEW_MILLISECONDS:
-        message = f"{written:g} on a {kind} is milliseconds"
-        yield Finding("clock/unit", message, path, suggestion=f"did you mean {written:g}s?", is_error=False)
+
+
+def _looks_like_ms(seconds: int) -> bool:
+    """Round, and odd as hours: 60000 is 16h40m. 3600, 7200 and 86400 are what people write for hours and days."""
+    if seconds < MANY_SECONDS or seconds % 100:
+        return False
+    is_hours = seconds <= DAY_S and seconds % HOUR_S == 0
+    is_days = seconds <= LONGEST_DAYS * DAY_S and seconds % DAY_S == 0
+    return not is_hours and not is_days
 
 
 # --- budgets ----------------------------------------------------------------------------------------------
@@ -118,20 +281,28 @@ def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     whose = "the run" if run_timeout_ms(workflow) == run_ms else "the caller of the run"
     has = f"{whose} has {format_duration(run_ms)}"
     for step in plan.steps:
-        yield from _step_budget(step, inside_ms, has)
+        yield from _step_budget(workflow.steps[step.id], step, inside_ms, has)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
         worst = "no end in sight" if plan.worst_ms is None else format_duration(plan.worst_ms)
-        message = f"the longest way ({' → '.join(plan.critical_path)}) may take {worst}; {has}"
+        path = plan.critical_path
+        way = path if len(path) <= 20 else (*path[:10], f"({len(path) - 20} more)", *path[-10:])
+        message = f"the longest way ({' → '.join(way)}) may take {worst}; {has}"
         yield Finding("budget/critical-path", message, ("timeout",), is_error=False)
+        return
+    # Every place busy all the time is the best there is.
+    together_ms = sum(step.worst_ms or 0 for step in plan.steps) // workflow.max_parallelism
+    if together_ms > inside_ms:
+        message = f"{workflow.max_parallelism} at a time, the steps may take {format_duration(together_ms)}; {has}"
+        yield Finding("budget/parallelism", message, ("max_parallelism",), is_error=False)
 
 
-def _step_budget(step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
+def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
     if not step.is_written and step.attempts == 1:
         return  # what merely holds for its kind is cut to what is left
     if step.is_written and step.timeout_ms and step.timeout_ms > inside_ms:
         message = f"a timeout of {format_duration(step.timeout_ms)} cannot be used up: {has}"
         hint = f"at most {format_duration(inside_ms)}, or give the run more"
-        yield Finding("budget/longer-than-run", message, _steps_key((step.id, "timeout")), suggestion=hint)
+        yield Finding("budget/longer-than-run", message, _steps_key((step.id, timeout_key(written))), suggestion=hint)
     elif step.delays_ms > inside_ms:
         message = f"waiting {format_duration(step.delays_ms)} between its tries cannot fit: {has}"
         yield Finding("budget/waits", message, _steps_key((step.id, "on_fail")))
@@ -149,15 +320,14 @@ def _step_budget(step: PlannedStep, inside_ms: int, has: str) -> Iterator[Findin
 def _tools(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         if isinstance(step, ToolStep) and step.tool not in workflow.tools and "{{" not in step.tool:
-            close = difflib.get_close_matches(step.tool, workflow.tools, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(workflow.tools) or 'none'}"
+            hint = suggest(step.tool, workflow.tools, otherwise="there are ")
             message = f"there is no tool {step.tool!r} in `tools`"
             yield Finding("tool/unknown", message, _steps_key((step_id, "tool")), suggestion=hint)
 
 
 def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
-        if isinstance(step, HumanStep) and not step.timeout and unattended:
+        if isinstance(step, HumanStep) and not step_timeout_ms(workflow, step) and unattended:
             message = "waits for a person without an end, and nobody may be there"
             hint = "give it a `timeout` and a `default`, or run it at a terminal"
             yield Finding("human/unbounded", message, _steps_key((step_id,)), suggestion=hint, is_error=False)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, ValidationError
-from pydantic.fields import FieldInfo
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from pydantic import ValidationError
 
 from .kinds import KINDS
 from .schema import (
@@ -26,21 +25,18 @@ from .schema import (
     ToolPart,
     WorkflowFile,
 )
+from .yamltree import TOP, Place, Spot, read_tree, shown
 
 # A file that a person wrote is far smaller; one that is larger was not meant for us.
 SIZE_LIMIT = 4_000_000
-# Aliases can make a small file unfold into a huge one.
-NODE_LIMIT = 200_000
+# Past this many a list of problems helps nobody.
+FINDINGS_LIMIT = 200
+# Looking for what was meant takes time with the square of it, and nobody mistypes a key this long.
+WORD_LIMIT = 60
+# So many names are listed in a suggestion, so many are compared.
+LISTED_LIMIT, COMPARED_LIMIT = 15, 500
 
 Path_ = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the file something stands. Lines and columns count from 1."""
-
-    line: int = 1
-    column: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +46,15 @@ class Finding:
     rule: str
     message: str
     path: Path_ = ()
-    place: Place = Place()
+    place: Place = TOP
     suggestion: str | None = None
     is_error: bool = True
+    file: str | None = None
+    """Where it is not the file that was asked about, but one that this one runs."""
 
     @property
     def field(self) -> str:
-        return ".".join(map(str, self.path)) or "file"
+        return ".".join(_printable(part) for part in self.path) or "file"
 
 
 @dataclass(frozen=True)
@@ -64,24 +62,19 @@ class Source:
     """A file and where each of its keys stands."""
 
     name: str
-    tree: Any = None
+    spots: Spot = field(default_factory=Spot)
     folder: Path = field(default_factory=Path)
 
     def place_of(self, path: Sequence[str | int]) -> Place:
         """Of the key, or of the nearest thing around it that is there."""
-        place, node = Place(), self.tree
+        spot = self.spots
         for part in path:
-            if part == "steps" and isinstance(node, dict) and "steps" not in node:
-                part = "checks"
-            found = _position(node, part)
+            names = [part, *_ALIASES.get(part, ())] if isinstance(part, str) else [part]
+            found = next((spot.inside[name] for name in names if name in spot.inside), None)
             if found is None:
                 break
-            place = found
-            try:
-                node = node[part]
-            except (KeyError, IndexError, TypeError):
-                break
-        return place
+            spot = found
+        return spot.place
 
 
 @dataclass(frozen=True)
@@ -92,147 +85,203 @@ class Loaded:
 
 
 def load_file(path: Path) -> Loaded:
-    """Raises OSError if it cannot be read at all."""
-    data = path.read_bytes()[: SIZE_LIMIT + 1]
+    """Raises OSError if it cannot be read at all. A pipe or a device may never end, so only files are read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+        data = file.read(SIZE_LIMIT + 1)
     return load_text(data, str(path), path.parent)
 
 
 def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = None) -> Loaded:
-    source = Source(name, None, folder or Path())
+    source = Source(name, folder=folder or Path())
     if len(data) > SIZE_LIMIT:
         return Loaded(source, None, (Finding("file/size", f"is larger than {SIZE_LIMIT} bytes"),))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        return Loaded(source, None, (Finding("file/encoding", "is not UTF-8", place=Place(line, 1)),))
+        before = data[: error.start].rpartition(b"\n")[2].decode("utf-8", "replace")
+        place = Place(data.count(b"\n", 0, error.start) + 1, len(before) + 1)
+        return Loaded(source, None, (Finding("file/encoding", "is not UTF-8", place=place),))
+    tree = read_tree(text)
+    source = Source(name, tree.spots, folder or Path())
+    flaws = [Finding(flaw.rule, flaw.message, (), flaw.place, flaw.suggestion) for flaw in tree.flaws]
+    if not tree.is_whole:
+        return Loaded(source, None, tuple(flaws))
+    if not isinstance(tree.value, dict):
+        held = "is empty" if tree.value is None else f"holds {_kind_of(tree.value)}"
+        flaws.append(Finding("file/shape", f"{held}; a workflow is a mapping with `steps`", place=tree.spots.place))
+        return Loaded(source, None, tuple(flaws))
+    plain = _with_types(tree.value)
     try:
-        tree = _parser().load(text)
-    except MarkedYAMLError as error:
-        return Loaded(source, None, (_syntax(error),))
-    except (YAMLError, ValueError, RecursionError) as error:
-        return Loaded(source, None, (Finding("file/syntax", f"is no YAML: {str(error)[:200]}"),))
-    source = Source(name, tree, folder or Path())
-    if not isinstance(tree, CommentedMap):
-        what = "is empty" if tree is None else f"holds a {_kind_of(tree)}"
-        return Loaded(source, None, (Finding("file/shape", f"{what}; a workflow is a mapping with `steps`"),))
-    try:
-        plain = _plain(tree, [0])
-    except _TooLarge:
-        return Loaded(source, None, (Finding("file/size", f"unfolds into more than {NODE_LIMIT} values"),))
-    plain, inferred = _with_types(plain)
-    try:
-        return Loaded(source, WorkflowFile.model_validate(plain), ())
+        workflow = WorkflowFile.model_validate(plain)
+        return Loaded(source, None if flaws else workflow, _sorted(flaws))
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        findings = [_finding(source, problem, inferred) for problem in problems]
-        return Loaded(source, None, tuple(sorted(findings, key=lambda found: (found.place.line, found.place.column))))
+        return Loaded(source, None, _sorted(flaws + _findings(source, plain, error)))
 
 
-def _parser() -> YAML:
-    parser = YAML(typ="rt", pure=True)
-    parser.version = None
-    parser.allow_duplicate_keys = False
-    return parser
-
-
-class _TooLarge(Exception):
-    pass
-
-
-def _plain(node: Any, count: list[int]) -> Any:
-    """Without what ruamel needs to write it back. Timestamps and the like become the text they were."""
-    count[0] += 1
-    if count[0] > NODE_LIMIT:
-        raise _TooLarge
-    if isinstance(node, dict):
-        return {str(key): _plain(value, count) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_plain(item, count) for item in node]
-    if node is None or isinstance(node, bool):
-        return node
-    for kind in (int, float, str):
-        if isinstance(node, kind):
-            return kind(node)
-    return str(node)
-
-
-def _with_types(plain: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """A step that only says `exec` is a command. Which ones that was guessed for is told, for the messages."""
-    inferred = set()
+def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
+    """A step that only says `exec` is a command."""
+    typed = dict(plain)
     for name in ("steps", "checks"):
         steps = plain.get(name)
         if isinstance(steps, dict):
-            for step_id, step in steps.items():
-                if isinstance(step, dict) and "type" not in step and "exec" in step:
-                    step["type"] = "command"
-                    inferred.add(step_id)
-    return plain, inferred
+            typed[name] = {
+                step_id: {**step, "type": "command"}
+                if isinstance(step, dict) and step.get("type") is None and "exec" in step
+                else step
+                for step_id, step in steps.items()
+            }
+    return typed
 
 
 # --- what is wrong, and where -----------------------------------------------------------------------------
 
 
-def _syntax(error: MarkedYAMLError) -> Finding:
-    mark = error.problem_mark or error.context_mark
-    place = Place() if mark is None else Place(mark.line + 1, mark.column + 1)
-    message = str(error.problem or error.context or error).strip().partition("\n")[0]
-    if "duplicate key" in message:
-        return Finding("file/duplicate-key", message, place=place, suggestion="remove or rename one of them")
-    return Finding("file/syntax", f"is no YAML: {message}", place=place)
+def _findings(source: Source, plain: dict[str, Any], error: ValidationError) -> list[Finding]:
+    """One for each place: that a value is none of the several types it may have is one mistake, not several."""
+    by_path: dict[Path_, list[Any]] = {}
+    for problem in error.errors(include_url=False):
+        path = _file_path(problem["loc"], plain, problem["type"])
+        by_path.setdefault(path, []).append(problem)
+    paths = sorted(by_path, key=lambda path: _order(source.place_of(path)))
+    found = [_finding(source, path, by_path[path]) for path in paths[:FINDINGS_LIMIT]]
+    if len(paths) > FINDINGS_LIMIT:
+        rest = Finding("schema/more", f"and {len(paths) - FINDINGS_LIMIT} problems more", place=found[-1].place)
+        found.append(rest)
+    return found
 
 
-def _finding(source: Source, problem: Any, inferred: set[str]) -> Finding:
-    loc = tuple(problem["loc"])
-    path = _file_path(loc)
-    kind, message, suggestion = problem["type"], str(problem["msg"]).removeprefix("Value error, "), None
-    if kind == "extra_forbidden":
-        model = _model_at(loc[:-1])
-        known = _keys_of(model) if model is not None else []
-        close = difflib.get_close_matches(str(path[-1]), known, n=1)
-        suggestion = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
-        return Finding("schema/unknown-key", f"unknown key {path[-1]!r}", path, source.place_of(path), suggestion)
-    if kind == "union_tag_invalid":
-        written = problem.get("ctx", {}).get("tag", "")
-        close = difflib.get_close_matches(str(written), KINDS, n=1)
-        suggestion = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(KINDS)}"
-        if written == "ai":
-            suggestion = "`ai` steps are not there yet"
-        path = (*path, "type")
-        return Finding("schema/type", f"unknown type {written!r}", path, source.place_of(path), suggestion)
-    if kind == "union_tag_not_found":
-        return Finding(
-            "schema/type", "a step needs a `type`", path, source.place_of(path), f"one of {', '.join(KINDS)}"
-        )
-    if kind == "missing":
-        rule, message = "schema/missing", f"{path[-1]!r} is missing"
-        return Finding(rule, message, path, source.place_of(path[:-1]))
-    return Finding("schema/value", message, path, source.place_of(path), suggestion)
+def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
+    problem = problems[0]
+    kind, place = problem["type"], source.place_of(path)
+    match kind:
+        case "extra_forbidden":
+            key = str(path[-1])
+            model = _model_at(problem["loc"][:-1])
+            known = _keys_of(model)
+            if key in known:
+                first = next(same[0] for same in map(model.keys_of, model.model_fields) if key in same)
+                message = f"{key!r} is another name of {first!r}, which is there as well"
+                return Finding("schema/twice", message, path, place, "keep one of them")
+            hint = suggest(key, known, otherwise="known here: ")
+            return Finding("schema/unknown-key", f"unknown key {shown(key)}", path, place, hint)
+        case "union_tag_invalid":
+            path = (*path, "type")
+            written = problem["input"].get("type")
+            hint = suggest(str(written), KINDS, otherwise="one of ")
+            if written == "ai":
+                hint = "`ai` steps are not there yet"
+            message = "a step needs a `type`" if written is None else f"unknown type {shown(written)}"
+            return Finding("schema/type", message, path, source.place_of(path), hint)
+        case "union_tag_not_found":
+            hint = suggest("", KINDS, otherwise="one of ")
+            return Finding("schema/type", "a step needs a `type`", path, place, hint)
+        case "missing":
+            return Finding("schema/missing", f"{path[-1]!r} is missing", path, source.place_of(path[:-1]))
+        case "string_pattern_mismatch" if problem["loc"][-1] == "[key]":
+            message = f"{shown(path[-1])} is no name of a step: letters, digits, `_`, `.` and `-`, a letter first"
+            return Finding("schema/value", message, path, place)
+    hint = None
+    wanted = [_WANTED[each["type"]] for each in problems if each["type"] in _WANTED]
+    if len(wanted) == len(problems):
+        wanted = [word for word in wanted if word != "a whole number" or "a number" not in wanted]
+        message = f"should be {' or '.join(dict.fromkeys(wanted))}, and is {_kind_of(problem['input'])}"
+        if "true or false" in wanted and str(problem["input"]).lower() in _YES_NO:
+            hint = f"write {_YES_NO[str(problem['input']).lower()]}: in YAML 1.2 {problem['input']} is text"
+    else:
+        others = [each for each in problems if each["type"] not in _WANTED]
+        message = str(others[0]["msg"]).removeprefix("Value error, ")
+        if others[0]["type"] in ("too_short", "string_too_short"):
+            message = "is empty"
+        elif others[0]["type"] == "literal_error":
+            expected = [word.strip("'") for word in others[0]["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+            message = f"{shown(others[0]['input'])} is none of {', '.join(expected)}"
+            hint = suggest(str(others[0]["input"]), expected)
+    return Finding("schema/value", message, path, place, hint)
 
 
-def _file_path(loc: Sequence[Any]) -> Path_:
-    """Without what pydantic adds: the tag of the chosen type, the branch of a union, `[key]`."""
+# What pydantic calls it: what a person would.
+_WANTED = {
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
+_YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+# What other tools call it. Only said where the key that is meant exists.
+_ELSEWHERE = {
+    "run": "exec",
+    "script": "exec",
+    "cmd": "exec",
+    "command": "exec",
+    "shell": "exec",
+    "uses": "type",
+    "when": "if",
+    "after": "depends_on",
+    "jobs": "steps",
+    "tasks": "steps",
+    "retry": "on_fail",
+    "retries": "on_fail",
+    "timeout_ms": "timeout",
+    "timeout_seconds": "timeout",
+    "question": "prompt",
+    "file": "workflow",
+}
+
+
+def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
+    """What may have been meant by a word that is not known, or what there is."""
+    if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
+        plain = {_squeezed(name): name for name in known}
+        close = difflib.get_close_matches(_squeezed(word), plain, n=1)
+        if close:
+            return f"did you mean {plain[close[0]]!r}?"
+        if _ELSEWHERE.get(word) in known:
+            return f"did you mean {_ELSEWHERE[word]!r}?"
+    if otherwise is None:
+        return None
+    names = list(known)
+    more = f" and {len(names) - LISTED_LIMIT} more" if len(names) > LISTED_LIMIT * 2 else ""
+    return otherwise + (", ".join(names[:LISTED_LIMIT] if more else names) or "none") + more
+
+
+def _squeezed(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")
+
+
+def _file_path(loc: Sequence[Any], plain: Any, kind: str) -> Path_:
+    """Only what is in the file: pydantic adds the tag of the chosen type, the branch of a union, `[key]`."""
     path: list[str | int] = []
+    node = plain
     for position, part in enumerate(loc):
-        if position == 2 and loc[0] in ("steps", "checks") and part in KINDS:
+        if position == 2 and loc[0] in ("steps", "checks"):
             continue
-        if isinstance(part, str) and (part == "[key]" or part in _BRANCHES or "[" in part):
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            if kind == "missing" and position == len(loc) - 1:
+                path.append(part)
             continue
         path.append(part)
     return tuple(path)
 
 
-_BRANCHES = {"str", "int", "float", "bool", "none", "constrained-str"}
-
-
-def _model_at(loc: Sequence[Any]) -> type[Part] | None:
+def _model_at(loc: Sequence[Any]) -> type[Part]:
     """The part of the file whose keys are known at this place."""
     match tuple(loc):
-        case ():
-            return WorkflowFile
         case ("steps" | "checks", _, str(kind)):
-            return STEP_TYPES.get(kind)
-        case ("steps" | "checks", _, _, "on_fail" | "on_success") | ("defaults", "on_fail"):
+            return STEP_TYPES[kind]
+        case (*_, "on_fail" | "on_success"):
             return Reaction
         case (*_, "retry", "backoff"):
             return Backoff
@@ -244,28 +293,49 @@ def _model_at(loc: Sequence[Any]) -> type[Part] | None:
             return InputPart
         case ("defaults",):
             return DefaultsPart
-    return None
+    return WorkflowFile
 
 
 def _keys_of(model: type[Part]) -> list[str]:
-    return [key for name, info in model.model_fields.items() for key in _names_of(name, info)]
+    return [key for name in model.model_fields for key in model.keys_of(name)]
 
 
-def _names_of(name: str, info: FieldInfo) -> list[str]:
-    if isinstance(info.validation_alias, AliasChoices):
-        return [str(choice) for choice in info.validation_alias.choices]
-    return [info.alias or name]
+def _aliases(models: Iterable[type[Part]]) -> dict[str, set[str]]:
+    """The other names of a key."""
+    others: dict[str, set[str]] = {}
+    for model in models:
+        for names in map(model.keys_of, model.model_fields):
+            if len(names) > 1:
+                others.setdefault(names[0], set()).update(names[1:])
+    return others
 
 
-def _position(node: Any, part: str | int) -> Place | None:
-    if not isinstance(node, CommentedMap | CommentedSeq):
-        return None
-    try:
-        line, column = node.lc.key(part) if isinstance(node, CommentedMap) else node.lc.item(part)
-    except (KeyError, AttributeError, TypeError, IndexError):
-        return None
-    return Place(line + 1, column + 1)
+_ALIASES = _aliases([WorkflowFile, ToolPart, *STEP_TYPES.values()])
 
 
-def _kind_of(tree: Any) -> str:
-    return "list" if isinstance(tree, list) else "single value"
+def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: _order(finding.place)))
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.line, place.column
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case int() | float():
+            return f"the number {shown(value).strip(chr(39))}"
+    return f"the text {shown(value)}"
+
+
+def _printable(part: str | int) -> str:
+    text = str(part)
+    return text if text.isprintable() and len(text) <= WORD_LIMIT else shown(text)

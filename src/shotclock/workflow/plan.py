@@ -1,6 +1,7 @@
 """What a workflow would take: the clocks of each step after nesting, and the longest way through.
 
-Worst cases throughout: every step uses all of its time and all of its tries. A plan that fits then fits always.
+Worst cases throughout: every step uses all of its time and all of its tries. Not counted are the grace of those
+that are stopped, waiting for one of `max_parallelism` places, and how many items a `for_each` has.
 """
 
 from __future__ import annotations
@@ -64,10 +65,14 @@ def run_timeout_ms(workflow: WorkflowFile) -> int | None:
     return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
 
 
+def timeout_key(step: AnyStep) -> str:
+    """Where the file says it; of a checkout that says both, `clone_timeout_ms` counts."""
+    is_own = isinstance(step, GitStep) and (step.clone_timeout_ms is not None or step.timeout is None)
+    return "clone_timeout_ms" if is_own else "timeout"
+
+
 def written_timeout(step: AnyStep) -> object:
-    if isinstance(step, GitStep) and step.clone_timeout_ms is not None:
-        return step.clone_timeout_ms
-    return step.timeout
+    return getattr(step, timeout_key(step))
 
 
 def step_timeout_ms(workflow: WorkflowFile, step: AnyStep) -> int | None:
@@ -76,6 +81,14 @@ def step_timeout_ms(workflow: WorkflowFile, step: AnyStep) -> int | None:
     if written is None and workflow.defaults.timeout is not None and kind.default_ms is not None:
         written = workflow.defaults.timeout
     return kind.timeout_ms(written)
+
+
+def grace_ms(workflow: WorkflowFile, step: AnyStep) -> int:
+    """0 is none: the kill follows the bell at once."""
+    if step.grace is not None:
+        return duration_ms(step.grace, KINDS[step.type].unit)
+    written = workflow.defaults.grace
+    return DEFAULT_GRACE_MS if written is None else duration_ms(written, "s")
 
 
 def retry_of(workflow: WorkflowFile, step: AnyStep) -> Retry | None:
@@ -120,7 +133,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             own_ms,
             written_timeout(step) is not None,
             inside_ms if not own_ms else own_ms if inside_ms is None else min(own_ms, inside_ms),
-            duration_ms(step.grace or workflow.defaults.grace or f"{DEFAULT_GRACE_MS}ms", "s"),
+            grace_ms(workflow, step),
             attempts,
             delays,
             starts,

@@ -5,47 +5,83 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
-from ..core.durations import DurationError
-from .kinds import KINDS, duration_ms
+from ..core.durations import MAX_MS, DurationError, parse_duration_ms
+from .kinds import KINDS, Unit, duration_ms
 
 Scalar = str | int | float | bool | None
 # A number in the unit of the step's kind, or text such as 500ms, 30s, 5m, 1h30m, PT30S.
 Duration = str | int | float
 
 
-def _checked_duration(written: Any) -> Any:
-    try:
-        duration_ms(written, "s")
-    except DurationError as error:
-        raise ValueError(str(error)) from None
-    return written
+def _duration_in(unit: Unit) -> Callable[[Any], Any]:
+    def checked(written: Any) -> Any:
+        try:
+            duration_ms(written, unit)
+        except DurationError as error:
+            raise ValueError(str(error)) from None
+        return written
+
+    return checked
 
 
-Clock = Annotated[Duration, BeforeValidator(_checked_duration)]
+# By the unit of a bare number. The clocks of a step are checked by its kind's, see StepPart.
+Seconds = Annotated[Duration, BeforeValidator(_duration_in("s"))]
+Milliseconds = Annotated[Duration, BeforeValidator(_duration_in("ms"))]
+Clock = Duration
 
 
 def _as_list(written: Any) -> Any:
     return [written] if isinstance(written, str) else written
 
 
-Names = Annotated[list[str], BeforeValidator(_as_list)]
+def _with_names(names: list[str]) -> list[str]:
+    if not all(all(name.strip() for name in entry.split("|")) for entry in names):
+        raise ValueError("a name is empty; write A, or A|B for either")
+    return names
+
+
+Names = Annotated[
+    list[str],
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    AfterValidator(_with_names),
+]
+WholeMs = Annotated[int, Field(ge=0, le=MAX_MS)]
 StepId = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)]
 
 
 class Part(BaseModel):
     """A part of the file. A key that nobody knows is a mistake, never ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    # Strict, because a file says what it means: `max: true` is not one try, `"3"` is text.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def keys_of(cls, name: str) -> list[str]:
+        """What a field is called in the file: its own name first, then what else is read."""
+        info = cls.model_fields[name]
+        if isinstance(info.validation_alias, AliasChoices):
+            return [str(choice) for choice in info.validation_alias.choices]
+        return [info.alias or name]
 
 
 class Backoff(Part):
     mode: Literal["fixed", "linear", "exponential"] = "fixed"
-    delay_ms: int = Field(default=1000, ge=0)
-    max_delay_ms: int | None = Field(default=None, ge=0)
+    delay_ms: WholeMs = 1000
+    max_delay_ms: WholeMs | None = None
     jitter: bool = False
 
 
@@ -89,6 +125,12 @@ class StepPart(Part):
     idempotent: bool = False
     overtime: dict[str, Any] | bool | None = None
     description: str | None = None
+
+    @field_validator("timeout", "soft", "idle", "grace", "connect_timeout", mode="before", check_fields=False)
+    @classmethod
+    def _in_unit_of_kind(cls, written: Any) -> Any:
+        (kind,) = get_args(cls.model_fields["type"].annotation)
+        return written if written is None else _duration_in(KINDS[kind].unit)(written)
 
 
 class CommandStep(StepPart):
@@ -146,7 +188,7 @@ class GitStep(StepPart):
     ref: str | None = None
     fetch_depth: int | None = Field(default=None, ge=0)
     path: str | None = None
-    clone_timeout_ms: int | None = Field(default=None, ge=0)
+    clone_timeout_ms: WholeMs | None = None
 
 
 class HumanStep(StepPart):
@@ -204,7 +246,7 @@ class ToolPart(Part):
     stdin: str | None = None
     env: dict[str, Scalar] = {}
     cwd: str | None = None
-    timeout: Clock | None = None
+    timeout: Milliseconds | None = None
 
 
 class InputPart(Part):
@@ -214,13 +256,24 @@ class InputPart(Part):
     default: Any = None
 
 
+def _with_unit(written: Any) -> Any:
+    try:
+        parse_duration_ms(written)
+    except DurationError as error:
+        raise ValueError(str(error)) from None
+    return str(written)
+
+
+WithUnit = Annotated[str, BeforeValidator(_with_unit)]
+
+
 class DefaultsPart(Part):
     """What holds for every step that does not say otherwise. Durations with their unit: the kinds differ in theirs."""
 
-    timeout: Annotated[str, BeforeValidator(_checked_duration)] | None = None
-    soft: Annotated[str, BeforeValidator(_checked_duration)] | None = None
-    idle: Annotated[str, BeforeValidator(_checked_duration)] | None = None
-    grace: Annotated[str, BeforeValidator(_checked_duration)] | None = None
+    timeout: WithUnit | None = None
+    soft: WithUnit | None = None
+    idle: WithUnit | None = None
+    grace: WithUnit | None = None
     env: dict[str, Scalar] = {}
     cwd: str | None = None
     continue_on_failure: bool = False
@@ -236,7 +289,7 @@ class WorkflowFile(Part):
     version: str | int | float = "1.0"
     name: str | None = None
     description: str | None = None
-    timeout: Clock | None = None
+    timeout: Seconds | None = None
     max_parallelism: int = Field(default=8, ge=1, le=1000)
     fail_fast: bool = False
     env: dict[str, Scalar] = {}
@@ -250,6 +303,30 @@ class WorkflowFile(Part):
 
 
 def json_schema() -> dict[str, Any]:
-    """For editors. `steps` is the name; `checks`, the older one, is read as well."""
-    schema = WorkflowFile.model_json_schema(by_alias=True, mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Shotclock workflow", **schema}
+    """For editors. Every other name of a key is there as well."""
+    schema = WorkflowFile.model_json_schema(by_alias=True, mode="validation")
+    definitions = schema["$defs"]
+    schema["properties"]["steps"]["additionalProperties"] = False  # names that are none
+    _also_called(WorkflowFile, schema)
+    models: list[type[Part]] = [ToolPart, *STEP_TYPES.values()]
+    for model in models:
+        _also_called(model, definitions[model.__name__])
+    for definition in definitions.values():
+        definition.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Shotclock workflow"}
+
+
+def _also_called(model: type[Part], schema: dict[str, Any]) -> None:
+    required: list[str] = schema.get("required", [])
+    either: list[dict[str, Any]] = []
+    for field in model.model_fields:
+        name, *others = model.keys_of(field)
+        for other in others:
+            schema["properties"][other] = schema["properties"][name]
+        if others and name in required:
+            required.remove(name)
+            either.append({"oneOf": [{"required": [each]} for each in (name, *others)]})
+        elif others:
+            either.append({"not": {"required": [name, others[0]]}})
+    if either:
+        schema["allOf"] = either
