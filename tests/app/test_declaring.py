@@ -227,3 +227,25 @@ def test_apps_of_one_name_do_not_take_each_others_calls():
         return [(await app.call("which")).value for app in answers]
 
     assert asyncio.run(scenario()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("version", "written"),
+    [
+        ("0", "0.0.0"),
+        ("1.2", "1.2.0"),
+        ("1.2.3", "1.2.3"),
+        ("1.2.3-rc.1+x", "1.2.3-rc.1+x"),
+        *((version, None) for version in ("2024.01", "1.2.3rc1", "", "v1", "1.2.3.4", "1.2.3\n")),
+    ],
+)
+def test_the_version_in_an_envelope_is_the_apps_where_the_contract_can_hold_it(
+    version: str, written: str | None, validate_envelope: Any
+):
+    app = App("versioned", version=version, default_timeout="5s")
+
+    @app.command
+    async def nothing() -> None: ...
+
+    meta = validate_envelope(asyncio.run(app.call("nothing")).to_dict())["meta"]
+    assert meta.get("tool_version") == written

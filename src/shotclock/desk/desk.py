@@ -54,7 +54,11 @@ def _signed(
     @wraps(call)
     async def signed(desk: Desk, /, *arguments: P.args, **options: P.kwargs) -> Envelope:
         envelope = await call(desk, *arguments, **options)
-        envelope.meta["tool_version"] = desk.catalogue.version
+        version = desk.catalogue.semantic_version
+        if version is None:  # no version is the truth, ours would not be
+            envelope.meta.pop("tool_version", None)
+        else:
+            envelope.meta["tool_version"] = version
         return envelope
 
     return signed
