@@ -311,7 +311,8 @@ def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) 
             f"{step.attempts} tries of {format_duration(step.timeout_ms or 0)} and the pauses between them take "
             f"{format_duration(step.worst_ms)}: {has}"
         )
-        yield Finding("budget/retries", message, _steps_key((step.id, "on_fail")))
+        # What merely holds for its kind is cut to what is left, and so nobody's mistake.
+        yield Finding("budget/retries", message, _steps_key((step.id, "on_fail")), is_error=step.is_written)
 
 
 # --- the rest ---------------------------------------------------------------------------------------------
