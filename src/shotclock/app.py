@@ -120,6 +120,7 @@ class App:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._key = name
         self._running: Desk | None = None
+        self._inside = 0
         for number in range(2, 1000):
             if self._key not in APPS:
                 break
@@ -301,33 +302,27 @@ class App:
         on_progress: Progress | None = None,
     ) -> Envelope:
         """As `call`, with the options of this one call beside its arguments."""
-        if self._running is None:
-            async with self:
-                return await self.call_with(
-                    command,
-                    arguments,
-                    timeout=timeout,
-                    budget=budget,
-                    idempotency_key=idempotency_key,
-                    on_progress=on_progress,
-                )
-        return await self._running.call(
-            command,
-            arguments,
-            Clocks.of(timeout=timeout),
-            budget_ms=None if budget is None else parse_duration_ms(budget),
-            idempotency_key=idempotency_key,
-            on_progress=on_progress,
-        )
+        async with self:  # whoever is inside keeps it open, also for calls that began without a context
+            assert self._running is not None
+            return await self._running.call(
+                command,
+                arguments,
+                Clocks.of(timeout=timeout),
+                budget_ms=None if budget is None else parse_duration_ms(budget),
+                idempotency_key=idempotency_key,
+                on_progress=on_progress,
+            )
 
     async def __aenter__(self) -> Self:
-        runtime = Runtime(
-            operations=self._operations(),
-            clocks=self.clocks,
-            workers=self.workers or DEFAULT_WARM,
-            program=self.program,
-        )
-        self._running = await Desk(self.catalogue(), runtime, program=self.program).__aenter__()
+        if self._running is None:
+            runtime = Runtime(
+                operations=self._operations(),
+                clocks=self.clocks,
+                workers=self.workers or DEFAULT_WARM,
+                program=self.program,
+            )
+            self._running = await Desk(self.catalogue(), runtime, program=self.program).__aenter__()
+        self._inside += 1
         return self
 
     def _operations(self) -> list[Operation]:
@@ -343,6 +338,9 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._inside -= 1
+        if self._inside:
+            return
         running, self._running = self._running, None
         if running is not None:
             await running.__aexit__(kind, error, trace)

@@ -216,6 +216,10 @@ class Desk:
         envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
         if envelope is None:
             envelope = _stopped(admission, stop)
+        if envelope.code == "LOCK_HELD":  # waiting would not help a call that is wrong anyway: say so first
+            checked = await self._checked(spec, arguments, None, parent, stop)
+            if checked.code == "ARG_ERROR":
+                return checked
         if not envelope.ok and spec.steps:
             envelope.data = attending.partial(envelope.data)
         envelope.warnings += attending.warnings
