@@ -30,8 +30,9 @@ from .core.arguments import CONTEXT_NAME, signature_of, to_jsonable
 from .core.catalogue import Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
+from .core.effects import SideEffects
 from .core.envelope import Envelope
-from .core.errors import error_entry
+from .core.errors import Failure, error_entry
 from .core.manifest import flag_name
 from .core.operation import HandlerReference, Isolation, Operation
 from .desk import Desk
@@ -232,7 +233,7 @@ class App:
         )
         spec.operation()  # refuses what cannot be isolated as asked
         self._commands[name] = spec
-        self._functions[name] = function
+        self._functions[name] = function if is_async or stdin else _asking_nobody(function, name)
 
     # --- what others see of it ----------------------------------------------------------------------------
 
@@ -389,6 +390,22 @@ def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> I
         if name in said:
             said[f"{name}_ms"] = parse_duration_ms(said.pop(name))
     return Interruption(**said)
+
+
+def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Commands have no terminal. A question that finds none is not the command's bug."""
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except EOFError as error:
+            if str(error) != "EOF when reading a line":  # which is what `input` says, and nothing else
+                raise
+            message = f"{name} asks a question, and nobody can answer it here"
+            raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
+
+    return run
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
