@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
+from string import Formatter
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
@@ -62,7 +63,6 @@ DEFAULT_GRACE = "500ms"
 """Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_PLACEHOLDER = re.compile(r"\{(\w*)")
 
 APPS: dict[str, App] = {}
 """Every App of this process by its key. A worker that imported the same program finds the same ones here."""
@@ -193,9 +193,7 @@ class App:
         codes = tuple(error_entry(code).code for code in exit_codes)
         known = {parameter.name for parameter in parameters}
         for template in (single_flight, requires_person):
-            for placeholder in _PLACEHOLDER.findall(template or ""):
-                if placeholder not in known:
-                    raise ValueError(f"{name!r}: {{{placeholder}}} in {template!r} is none of its parameters")
+            _check_placeholders(name, template or "", known)
         may_go_on = _interruption(interruption)
         if may_go_on is not None:  # its work is bounded by its own lifetime, not by what callers usually wait
             timeout = f"{may_go_on.max_lifetime_ms}ms" if timeout is None else timeout
@@ -361,6 +359,18 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     if not isinstance(found, App):
         raise TypeError(f"{attribute} is a {type(found).__name__}, not an App")
     return found.catalogue().to_plain()
+
+
+def _check_placeholders(name: str, template: str, known: set[str]) -> None:
+    try:
+        fields = [(field, spec, conversion) for _, field, spec, conversion in Formatter().parse(template)]
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {template!r}: {error}") from None
+    for field, spec, conversion in fields:
+        if field is not None and field not in known:
+            raise ValueError(f"{name!r}: {{{field}}} in {template!r} is none of its parameters")
+        if spec or conversion:
+            raise ValueError(f"{name!r}: {{{field}}} in {template!r} stands for the argument as it is, and no more")
 
 
 class _Documentation(NamedTuple):
