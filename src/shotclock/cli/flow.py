@@ -53,7 +53,9 @@ def load(flow: str) -> Loaded | Outcome:
     except FileNotFoundError:
         problem = Problem("FILE_NOT_FOUND", f"there is no file {flow!r}", "validation")
     except OSError as error:
-        problem = Problem("FILE_UNREADABLE", f"{flow!r} cannot be read: {error.strerror}", "validation")
+        hint = None if isinstance(error, PermissionError) else "name a file that holds a workflow"
+        said = f"{flow!r} cannot be read: {error.strerror}"
+        problem = Problem("FILE_UNREADABLE", said, "validation", suggestion=hint)
     except ValueError as error:  # a NUL in its name
         problem = Problem("FILE_NOT_FOUND", f"{flow!r} is no name of a file: {error}", "validation")
     return Outcome(Ending.NOT_STARTED, problem)
