@@ -108,7 +108,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("FAIL_IF", 1, 500, False, UNKNOWN, "The step ended well, but its fail_if holds.",
                    "look at the step's output"),
         # What others answered, or did not. A status says what the server made of the request, not what it did before.
-        ErrorEntry("FETCH_FAILED", 12, 502, True, UNKNOWN, "No usable answer: name, connection, TLS or protocol failed.",
+        ErrorEntry("FETCH_FAILED", 12, 502, True, UNKNOWN, "No usable answer: name, connection or protocol failed.",
                    "error.message says how far it got; look at the address, then try again"),
         ErrorEntry("HTTP_STATUS", 1, 502, False, UNKNOWN, "The server answered with a status that means failure.",
                    "read data.body; error.context.status is the server's own"),
@@ -116,7 +116,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "try again after error.retry_after_ms"),
         ErrorEntry("SERVICE_UNAVAILABLE", 12, 503, True, UNKNOWN, "The server, or one behind it, cannot answer now.",
                    "try again, after error.retry_after_ms where it says so"),
-        ErrorEntry("BODY_TOO_LARGE", 1, 502, False, UNKNOWN, "The answer is larger than it may be; the rest was not read.",
+        ErrorEntry("BODY_TOO_LARGE", 1, 502, False, UNKNOWN, "The answer is larger than it may be; the rest is left.",
                    "raise max_body_bytes, or ask for less"),
         ErrorEntry("FILE_UNWRITABLE", 7, 403, False, UNKNOWN, "The file cannot be written there.",
                    "look at the folder, its permissions and the space left"),
