@@ -401,6 +401,7 @@ def fan(count: int) -> Loaded:
     return Loaded(Source("flow.yaml"), WorkflowFile.model_validate({"timeout": "10h", "steps": steps}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [chain, fan])
 def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[[int], Loaded]) -> None:
     def took_s(loaded: Loaded) -> float:
