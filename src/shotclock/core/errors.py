@@ -122,6 +122,10 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "look at the folder, its permissions and the space left"),
         ErrorEntry("GIT_FAILED", 1, 500, False, UNKNOWN, "git did not do what the step needs.",
                    "read data.stderr; it is what git said"),
+        ErrorEntry("CONNECT_FAILED", 12, 502, True, UNKNOWN, "The server could not be reached, or left too early.",
+                   "look at error.message and data.stderr: is it there, and does it start by itself?"),
+        ErrorEntry("TOOL_FAILED", 1, 502, False, UNKNOWN, "The server's tool answered that it failed.",
+                   "read error.message, which is the tool's own"),
         ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
                    "look at error.context.signal: SIGSEGV is a native crash, SIGKILL often the OOM killer"),
         # Whoever was interrupted did nothing wrong, so the same call may succeed; the operation decides, as for clocks.
@@ -167,6 +171,7 @@ _WARNINGS: dict[str, str] = {
     "SOFT_LIMIT": "The soft clock rang before the work ended.",
     "HOST_REPLACED": "The process of the async handlers was replaced; what they kept in its memory is lost.",
     "CHECKPOINT_DISCARDED": "What was kept before was for another input; the work starts over.",
+    "HUMAN_DEFAULTED": "Nobody answered the question; its default is the answer.",
     "LOOP_CAP": "A step sent the run back too often; it goes on without.",
     "REPLAYED": "This call was answered before; nothing ran again.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
