@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +204,41 @@ def test_a_command_that_asks_is_not_left_waiting_for_an_answer(tool: Any, valida
     envelope = validate_envelope(ran.json())
     assert ran.code == 4 and envelope["error"]["code"] == "INPUT_REQUIRED"
     assert envelope["meta"]["side_effects"] == "unknown", "it had begun"
+
+
+@pytest.mark.requirement("F-009")
+@pytest.mark.requirement("F-013")
+def test_input_that_never_ends_is_waited_for_no_longer_than_the_timeout_or_a_signal(tool: Any, validate_envelope: Any):
+    program = tool(
+        "reader.py",
+        """
+import sys
+from shotclock import App
+
+app = App("reader", default_timeout="60s")
+
+@app.command(stdin=True)
+def read() -> str:
+    return sys.stdin.read()
+
+app()
+""",
+    )
+    late = program.start("read", "--timeout", "500ms", stdin=subprocess.PIPE)
+    told = program.start("read", stdin=subprocess.PIPE)
+    told.process.stdin.write(b"half a li")
+    told.process.stdin.flush()
+    ran = late.ends(within_s=15)
+    assert ran.code == 4 and validate_envelope(ran.json())["error"]["code"] == "INPUT_REQUIRED"
+    told.signal(signal.SIGTERM)
+    ran = told.ends(within_s=5)
+    assert ran.code == 143 and validate_envelope(ran.json())["error"]["code"] == "CANCELLED"
+    for running in (late, told):
+        running.process.stdin.close()
+    with open(program.folder / "in", "w+") as stdin:
+        stdin.write("all of it")
+        stdin.seek(0)
+        assert program.envelope("read", stdin=stdin, code=0)["data"] == {"result": "all of it"}
 
 
 # --- ways to start it ---------------------------------------------------------------------------------
