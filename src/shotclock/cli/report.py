@@ -102,6 +102,17 @@ def write_file(path: str, text: str) -> None:
         raise Failure("FILE_UNWRITABLE", f"{path!r} cannot be written: {why}") from None
 
 
+def ensure_writable(path: str) -> None:
+    """So that it is known before the work. A file that was not there is then, empty."""
+    try:
+        if not os.path.exists(path) or os.path.isfile(path):
+            with open(path, "ab"):
+                pass
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise Failure("FILE_UNWRITABLE", f"{path!r} cannot be written: {why}") from None
+
+
 def _find(store: Store, run_id: str) -> Run:
     """By its id, or by a beginning that only one has."""
     run = None if "\0" in run_id else store.runs.get(run_id)
