@@ -199,6 +199,7 @@ def test_what_cannot_be_seen_is_written_out() -> None:
 
 
 def evil_report(text: str) -> Report:
+    text = f"{text}…"  # never the name of another step
     states = [
         step("a", Status.FAILED, error={"code": text, "message": text, "suggestion": text}, output=text),
         step("b", Status.TIMED_OUT, error=timed_out(text, 5, 5), warnings=[{"code": text, "message": text}]),
@@ -360,8 +361,8 @@ def chromium(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         file = tmp_path / "report.html"
         file.write_text(page, "utf-8")
         words = [
-            str(program), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-            "--disable-extensions", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0",
+            str(program), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--no-first-run", "--disable-extensions", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0",
             "--dump-dom", f"file://{file}{query}",
         ]  # fmt: skip
         with open(tmp_path / "dom", "wb") as out, open(tmp_path / "log", "wb") as log:
@@ -398,7 +399,7 @@ def test_in_a_browser_the_script_runs_under_the_pages_own_policy(chromium: Calla
 
 @pytest.mark.slow
 def test_in_a_browser_what_is_injected_stays_text(chromium: Callable[..., tuple[str, str]]) -> None:
-    dom, log = chromium(to_html(evil_report(EVIL)))
+    dom, _ = chromium(to_html(evil_report(EVIL)))
     assert 'data-ready="yes"' in dom
     assert "<title>owned" not in dom
     assert "<img" not in dom
