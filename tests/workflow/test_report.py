@@ -362,8 +362,8 @@ def chromium(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         file.write_text(page, "utf-8")
         words = [
             str(program), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            "--no-first-run", "--disable-extensions", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0",
-            "--dump-dom", f"file://{file}{query}",
+            "--no-first-run", "--disable-extensions", f"--user-data-dir={tmp_path / 'profile'}",
+            "--enable-logging=stderr", "--v=0", "--dump-dom", f"file://{file}{query}",
         ]  # fmt: skip
         with open(tmp_path / "dom", "wb") as out, open(tmp_path / "log", "wb") as log:
             process = subprocess.Popen(words, stdout=out, stderr=log, start_new_session=True)
