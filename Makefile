@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench soak lock clean
+.PHONY: help setup demo browser test check bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,7 +42,16 @@ CREATE_VENV = \
 demo: $(STAMP) ## the tour: hanging commands, really stopped
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/tour.sh
 
-test: $(STAMP) ## the whole suite
+# Some tests look at pages in a real browser and are skipped where there is none. Debian's root gets one; that it
+# cannot be had (no network, no root) is no reason to leave the other tests out.
+BROWSER = { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null 2>&1
+browser:
+	@$(BROWSER) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { $(BOUND) apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
+	    { $(BOUND) apt-get update -qq && $(BOUND) apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
+	  echo "no Chromium, and none can be installed here: tests of pages are skipped" >&2
+
+test: $(STAMP) browser ## the whole suite
 	$(BIN)/python -m pytest -q
 
 check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
