@@ -1,0 +1,379 @@
+"""`git-checkout`: a repository at a branch, tag or commit in a folder, every git process inside one deadline.
+
+There is no `git clone`: what the ref means is asked of the remote first, so that a shallow fetch fetches the right
+thing. A new checkout is made beside its place and moved there when it is whole, so a step that is stopped leaves
+nothing, and one whose process is killed leaves nothing that looks like a checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.clocks import ClockKind, Clocks
+from ..core.effects import Ending, SideEffects
+from ..core.envelope import Envelope, Problem, Warning_
+from ..core.records import changed
+from ..enforce.admission import Admission, Outcome, admit, answer, no_time_left
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns
+from ..enforce.hosted import current_scope
+from ..enforce.outcomes import stalled_problem
+from .git_place import InTheWay, Place
+from .git_repository import InvalidRepository, Repository, ref_problem
+from .provider import StepCall, StepResult
+
+# Of what git said: enough to read what is wrong.
+MESSAGE_LENGTH = 500
+
+# Nobody is there to answer a question, and nothing of what is fetched, nor of the user's set-up, is to be run here.
+SETTINGS = (
+    "protocol.ext.allow=never",
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.askPass=",
+    "credential.interactive=false",
+    "submodule.recurse=false",
+    "fetch.recurseSubmodules=false",
+    # Tidying up in the background would outlive the step, and be killed half way.
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "advice.detachedHead=false",
+)
+ENVIRONMENT = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "",
+    # Whatever ssh wants to ask, this answers no. It asks nobody on a terminal then, even if there is one.
+    "SSH_ASKPASS": "false",
+    "SSH_ASKPASS_REQUIRE": "force",
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": "false",
+    "GCM_INTERACTIVE": "never",
+}
+# Set inside a hook of git's, they would turn us to the repository of whoever started the workflow.
+ELSEWHERE = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_QUARANTINE_PATH",
+    "GIT_TEMPLATE_DIR",
+    "GIT_PROTOCOL_FROM_USER",
+)
+PROTOCOLS = ("file", "git", "http", "https", "ssh")
+
+_FULL_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
+
+
+class GitProvider:
+    """Checks out. A failure's rule is git-checkout/timeout, git-checkout/stalled or git-checkout/failed."""
+
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        scope = current_scope.get()
+        admission = admit(
+            call.name,
+            call.clocks,
+            parent=runtime.inherited if scope is None else scope.deadline,
+            parent_owner="caller" if scope is None else scope.name,
+            trace_id=runtime.trace_id if scope is None else scope.trace_id,
+            idempotent=True,
+        )
+        if admission.no_time_left:
+            return StepResult(answer(admission, no_time_left(admission)), None, "git-checkout/timeout")
+        try:
+            asked = Asked.of(call)
+        except InvalidRepository as error:
+            problem = Problem("STEP_INVALID", str(error), "validation")
+            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "git-checkout/failed")
+        git = Git(runtime, admission, call.env)
+        outcome, rule = await _carried_out(git, asked, admission)
+        outcome.warnings += git.warnings
+        return StepResult(answer(admission, outcome), outcome.data if outcome.problem is None else None, rule)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Asked:
+    repository: Repository
+    ref: str | None
+    depth: int
+    """0 is all of it."""
+    target: Path
+
+    @classmethod
+    def of(cls, call: StepCall) -> Asked:
+        """Raises InvalidRepository."""
+        settings = call.settings
+        repository = Repository.of(settings["repository"], call.folder)
+        ref = None if settings.get("ref") in (None, "HEAD") else str(settings["ref"])
+        if ref is not None and (why := ref_problem(ref)) is not None:
+            raise InvalidRepository(f"ref: {why}")
+        path = str(settings.get("path") or repository.name)
+        if "\0" in path:
+            raise InvalidRepository("path: it has a NUL character in it")
+        target = Path(os.path.abspath(call.folder / path))
+        return cls(repository, ref, int(settings.get("fetch_depth") or 0), target)
+
+
+class Refused(Exception):
+    """There is nothing by that name, or somebody's work would be lost."""
+
+
+class GitFailed(Exception):
+    """A git process did not succeed."""
+
+    def __init__(self, verb: str, envelope: Envelope) -> None:
+        super().__init__(f"git {verb}: {envelope.code}")
+        self.verb = verb
+        self.envelope = envelope
+
+
+class Git:
+    """Runs git. One deadline over all of it."""
+
+    def __init__(self, runtime: Runtime, admission: Admission, env: Mapping[str, str]) -> None:
+        self._runtime = runtime
+        self._admission = admission
+        allowed = [name for name in env.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":") if name in PROTOCOLS]
+        kept = {name: value for name, value in env.items() if name not in ELSEWHERE}
+        self._env = {**kept, **ENVIRONMENT, "GIT_ALLOW_PROTOCOL": ":".join(allowed)}
+        self.warnings: list[Warning_] = []
+
+    async def __call__(self, folder: Path, verb: str, *words: str, may_fail: bool = False) -> str | None:
+        """What it printed; None if it failed and may. Raises GitFailed."""
+        settings = [word for setting in SETTINGS for word in ("-c", setting)]
+        # A folder without a .git of its own must not be taken for a part of the repository around it.
+        env = {**self._env, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        envelope = await self._runtime.run(
+            ["git", *settings, verb, *words],
+            self._clocks(),
+            env=env,
+            base_env={},
+            cwd=folder,
+            name=self._admission.name,
+        )
+        self.warnings += [note for note in envelope.warnings if note["code"] in ("SURVIVORS", "DESCENDANTS_STOPPED")]
+        if envelope.ok:
+            data: Any = envelope.data
+            return str(data["stdout"])
+        if may_fail and envelope.code == "COMMAND_FAILED":
+            return None
+        raise GitFailed(verb, envelope)
+
+    def _clocks(self) -> Clocks:
+        """What is left of each clock for the next process."""
+        clocks, bell = self._admission.clocks, self._admission.bound.bell
+        now_ns = monotonic_ns()
+        elapsed_ms = (now_ns - self._admission.started_ns) // 1_000_000
+        # No time at all would mean no limit.
+        return Clocks(
+            timeout_ms=0 if bell is None else max(1, bell.remaining_ms(now_ns)),
+            soft_ms=max(1, clocks.soft_ms - elapsed_ms) if clocks.soft_ms else None,
+            idle_ms=clocks.idle_ms,
+            grace_ms=clocks.grace_ms,
+        )
+
+    @property
+    def progress(self) -> list[str]:
+        """Only where silence is measured: a fetch that works is then not silent."""
+        return ["--progress"] if self._admission.clocks.idle_ms else ["--quiet"]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a ref is, as the remote says."""
+
+    shown: str
+    full_name: str | None = None
+    """None: it is, or begins, the id of a commit."""
+
+    @property
+    def branch(self) -> str | None:
+        name = self.full_name or ""
+        return name.removeprefix("refs/heads/") if name.startswith("refs/heads/") else None
+
+
+class Checkout:
+    """From a repository and a ref to a folder. Each step is one git process."""
+
+    def __init__(self, git: Git, asked: Asked) -> None:
+        self._git = git
+        self._repository = asked.repository
+        self._ref = asked.ref
+        self._depth = asked.depth
+
+    async def made(self, folder: Path) -> dict[str, object]:
+        """In an empty folder."""
+        await self._git(folder, "init", "--quiet", "--template=")
+        await self._git(folder, "config", "remote.origin.url", self._repository.stored)
+        await self._git(folder, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*")
+        meaning = await self._meaning(folder)
+        commit = await self._fetched(folder, meaning)
+        if meaning.branch is not None:
+            await self._git(folder, "checkout", "--quiet", "-B", meaning.branch, commit, "--")
+            await self._track(folder, meaning.branch)
+        else:
+            await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
+        return {"commit": commit, "ref": meaning.shown}
+
+    async def brought_up(self, folder: Path) -> dict[str, object]:
+        """In a checkout of the same repository. Raises Refused where somebody's work would be lost."""
+        url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
+        if url is None or not self._repository.is_at(url.strip()):
+            raise Refused(f"{folder} is not empty, and no checkout of {self._repository.shown}")
+        meaning = await self._meaning(folder)
+        if meaning.branch is None:
+            commit = await self._fetched(folder, meaning)
+            await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
+            return {"commit": commit, "ref": meaning.shown}
+        before = await self._commit(folder, f"refs/heads/{meaning.branch}")
+        known = await self._commit(folder, f"refs/remotes/origin/{meaning.branch}")
+        commit = await self._fetched(folder, meaning)
+        if before not in (None, known, commit):
+            words = ("--is-ancestor", str(before), commit)
+            if await self._git(folder, "merge-base", *words, may_fail=True) is None:
+                raise Refused(f"the branch {meaning.branch} in {folder} has commits that the remote does not have")
+        await self._git(folder, "checkout", "--quiet", "-B", meaning.branch, commit, "--")
+        await self._track(folder, meaning.branch)
+        return {"commit": commit, "ref": meaning.shown}
+
+    async def _meaning(self, folder: Path) -> Meaning:
+        """A branch before a tag before any other name; else a commit, if it looks like one."""
+        ref = self._ref
+        patterns = ["HEAD"] if ref is None else [f"refs/heads/{ref}", f"refs/tags/{ref}", ref]
+        listed = await self._git(folder, "ls-remote", "--symref", "--", self._repository.url, *patterns)
+        lines = [line.split("\t") for line in (listed or "").splitlines() if line.count("\t") == 1]
+        if ref is None:
+            for said, name in lines:
+                if name == "HEAD" and said.startswith("ref: refs/heads/"):
+                    return Meaning(said.removeprefix("ref: refs/heads/"), said.removeprefix("ref: "))
+            for said, name in lines:
+                if name == "HEAD":
+                    return Meaning(said)
+            raise Refused(f"{self._repository.shown} has no default branch; it may be empty")
+        names = {name for _, name in lines}
+        for name in patterns:
+            if name in names and name.startswith("refs/"):
+                return Meaning(ref, name)
+        if _SHORT_COMMIT.fullmatch(ref.lower()):
+            return Meaning(ref)
+        raise Refused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
+
+    async def _fetched(self, folder: Path, meaning: Meaning) -> str:
+        """The commit, once it is there."""
+        if meaning.full_name is None:
+            return await self._fetched_commit(folder, meaning.shown.lower())
+        name = meaning.full_name
+        kept = f"refs/remotes/origin/{meaning.branch}" if meaning.branch is not None else name
+        if self._depth:
+            await self._fetch(folder, f"+{name}:{kept}")
+        else:
+            await self._fetch_all(folder, f"+{name}:{kept}")
+        commit = await self._commit(folder, kept)
+        if commit is None:
+            raise Refused(f"{meaning.shown!r} of {self._repository.shown} is no commit")
+        return commit
+
+    async def _fetched_commit(self, folder: Path, commit: str) -> str:
+        # A server need not give out what it was not asked for by name; then all the rest is fetched to find it.
+        if self._depth and _FULL_COMMIT.fullmatch(commit):
+            await self._fetch(folder, commit, may_fail=True)
+        if (found := await self._commit(folder, commit)) is None:
+            await self._fetch_all(folder)
+            found = await self._commit(folder, commit)
+        if found is None and _FULL_COMMIT.fullmatch(commit):
+            await self._fetch(folder, commit, may_fail=True)
+            found = await self._commit(folder, commit)
+        if found is None:
+            raise Refused(f"{self._repository.shown} has no branch, tag or commit {commit!r}")
+        return found
+
+    async def _fetch(self, folder: Path, what: str, *, may_fail: bool = False) -> None:
+        depth = [f"--depth={self._depth}"] if self._depth else []
+        words = [*self._git.progress, "--no-tags", *depth, "--", self._repository.url, what]
+        await self._git(folder, "fetch", *words, may_fail=may_fail)
+
+    async def _fetch_all(self, folder: Path, *also: str) -> None:
+        shallow = await self._git(folder, "rev-parse", "--is-shallow-repository")
+        whole = ["--unshallow"] if shallow is not None and shallow.strip() == "true" else []
+        words = [*self._git.progress, "--tags", "--force", *whole, "--", self._repository.url]
+        await self._git(folder, "fetch", *words, "+refs/heads/*:refs/remotes/origin/*", *also)
+
+    async def _commit(self, folder: Path, name: str) -> str | None:
+        words = ("--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        found = await self._git(folder, "rev-parse", *words, may_fail=True)
+        return None if found is None else found.strip()
+
+    async def _track(self, folder: Path, branch: str) -> None:
+        await self._git(folder, "config", f"branch.{branch}.remote", "origin")
+        await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
+
+
+async def _carried_out(git: Git, asked: Asked, admission: Admission) -> tuple[Outcome, str | None]:
+    checkout, place, repository = Checkout(git, asked), Place(asked.target), asked.repository
+    effects: SideEffects | None = None
+    try:
+        try:
+            if place.is_free():
+                found = await checkout.made(place.prepare())
+                place.take()
+            else:
+                found = await checkout.brought_up(place.target)
+            return Outcome(Ending.FINISHED, data={"path": str(place.target), **found}), None
+        finally:
+            effects = await place.clean_up()
+    except GitFailed as failed:
+        problem, ending = _problem(failed, admission, repository)
+        data: dict[str, object] = {"stderr": repository.without_secrets(_stderr(failed.envelope))}
+    except (Refused, InTheWay) as refused:
+        problem, ending, data = Problem("GIT_FAILED", str(refused)), Ending.FINISHED, {}
+    except OSError as error:
+        message = f"{place.target} cannot be made: {error.strerror}"
+        problem, ending, data = Problem("FILE_UNWRITABLE", message), Ending.FINISHED, {}
+    if effects is not None:
+        problem = changed(problem, side_effects=effects)
+    rule = {"TIMEOUT": "timeout", "NO_TIME_LEFT": "timeout", "STALLED": "stalled"}.get(problem.code, "failed")
+    return Outcome(ending, problem, data or None), f"git-checkout/{rule}"
+
+
+def _problem(failed: GitFailed, admission: Admission, repository: Repository) -> tuple[Problem, Ending]:
+    """In the step's own words and by the step's own clocks, where they are what stopped it."""
+    envelope = failed.envelope
+    error: Any = envelope.error
+    ending = Ending(envelope.ending)
+    match envelope.code:
+        case "TIMEOUT" | "NO_TIME_LEFT":
+            is_soft = error.get("context", {}).get("clock", {}).get("kind") == ClockKind.SOFT.value
+            kind = ClockKind.SOFT if is_soft else ClockKind.TIMEOUT
+            fired = admission.fired(kind, monotonic_ns() - admission.started_ns)
+            return Problem("TIMEOUT", f"Git checkout timed out after {fired.limit_ms}ms", fired=fired), Ending.KILLED
+        case "STALLED":
+            return stalled_problem(admission), ending
+        case "COMMAND_FAILED":
+            said = _said(_stderr(envelope)) or str(error["message"])
+            return Problem("GIT_FAILED", f"git {failed.verb}: {repository.without_secrets(said)}"), ending
+        case _:
+            message = repository.without_secrets(str(error["message"]))
+            return Problem(str(envelope.code), message, str(error["phase"])), ending
+
+
+def _stderr(envelope: Envelope) -> str:
+    return str(envelope.data.get("stderr", "")) if isinstance(envelope.data, dict) else ""
+
+
+def _said(stderr: str) -> str:
+    """The lines that say what is wrong, without the advice around them."""
+    lines = [line.strip() for line in stderr.replace("\r", "\n").splitlines() if line.strip()]
+    wrong = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-2:]
+    return "; ".join(wrong)[:MESSAGE_LENGTH]
