@@ -90,15 +90,18 @@ async def _watched(
     store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, as_json: bool
 ) -> AsyncIterator[flow.OnChange]:
     """Who is told of changes: the file of events, and a person, by a view of the run or line by line."""
-    from .live import View, screen_here
 
     def on_line(state: StepState) -> None:
         events.write(state)
         if not as_json or is_terminal(sys.stderr):
             say_line(_line(state))
 
-    screen = None if workflow is None else screen_here()
-    if screen is None or workflow is None:
+    if workflow is None or not is_terminal(sys.stderr):
+        yield on_line
+        return
+    from .live import View, screen_here
+
+    if (screen := screen_here()) is None:
         yield on_line
         return
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from ...core.durations import format_duration
 from ...core.graph import needs
@@ -99,8 +98,8 @@ def to_html(report: Report) -> str:
         compact=len(rows) >= COMPACT_FROM,
         words=WORDS,
         Status=Status,
-        style=Markup(style),
-        script=Markup(script),
+        style=style,
+        script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
