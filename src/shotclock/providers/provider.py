@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
+from ..enforce.admission import Admission, admit
 from ..enforce.call import Runtime
+from ..enforce.hosted import current_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,19 @@ class StepResult:
     output: Any = None
     rule: str | None = None
     """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
+
+
+def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Admission:
+    """The step's clocks, running, inside the deadline of its run: for work that a provider does on the loop itself."""
+    scope = current_scope.get()
+    return admit(
+        call.name,
+        call.clocks,
+        parent=scope.deadline if scope is not None else runtime.inherited,
+        parent_owner=scope.name if scope is not None else "caller",
+        trace_id=scope.trace_id if scope is not None else runtime.trace_id,
+        mutates=mutates,
+    )
 
 
 class Provider(Protocol):

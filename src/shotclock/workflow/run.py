@@ -25,10 +25,17 @@ from ..enforce.hosted import current_scope
 from ..enforce.identity import is_alive, this_process
 from ..enforce.preloaded import Program
 from ..providers.command import CommandProvider
+from ..providers.function import FunctionProvider
+from ..providers.git import GitProvider
+from ..providers.http import HttpProvider
+from ..providers.human import HumanProvider
+from ..providers.mcp import McpProvider
+from ..providers.nested import Inner, WorkflowProvider
 from ..providers.provider import Provider
 from ..store import Store
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from . import templates
+from .inner import identity, inner_workflow
 from .plan import retry_of, run_timeout_ms
 from .running import Running
 from .schema import WorkflowFile
@@ -55,7 +62,50 @@ class RunRequest:
 
 
 def providers() -> dict[str, Provider]:
-    return {"command": CommandProvider(), "tool": CommandProvider("tool")}
+    """What runs the steps of a run and of all that are inside it. `workflow` is each run's own, see _Around."""
+    return {
+        "command": CommandProvider(),
+        "tool": CommandProvider("tool"),
+        "function": FunctionProvider(),
+        "http_client": HttpProvider(),
+        "git-checkout": GitProvider(),
+        "human-input": HumanProvider(),
+        "mcp": McpProvider(),
+    }
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What a run gives to those inside it."""
+
+    run_id: str
+    files: tuple[str, ...]
+    """Those that run each other, down to this one."""
+    runtime: Runtime
+    providers: Mapping[str, Provider]
+    store: Store
+    environment: Mapping[str, str]
+    begun: dict[str, int] = field(default_factory=dict)
+
+    async def run(self, inner: Inner) -> Envelope:
+        """A run of its own, PARENT.STEP, with a number where a step begins it more than once. One that a process
+        which died has left behind is taken up. Raises Failure if the file cannot be run."""
+        unattended = not os.isatty(0)
+        workflow = await asyncio.to_thread(inner_workflow, inner.file, self.files, unattended=unattended)
+        environment = {**self.environment, **inner.env}
+        while True:
+            number = self.begun[inner.step_id] = self.begun.get(inner.step_id, 0) + 1
+            run_id = f"{self.run_id}.{inner.step_id}" + (f".{number}" if number > 1 else "")
+            request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
+            known = await asyncio.to_thread(self.store.runs.get, run_id)
+            try:
+                if known is None:
+                    return await start(request, self.store, stop=inner.stop, environment=environment, around=self)
+                if known.ended_at is None and known.file == request.file and not is_alive(known.holder):
+                    return await resume(run_id, self.store, stop=inner.stop, environment=environment, around=self)
+            except Failure as failure:
+                if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
+                    raise
 
 
 async def start(
@@ -65,6 +115,7 @@ async def start(
     stop: asyncio.Future[str] | None = None,
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
+    around: _Around | None = None,
 ) -> Envelope:
     """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun."""
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
@@ -84,7 +135,7 @@ async def start(
         await asyncio.to_thread(store.runs.begin, new, this_process(), _now())
     except RunTaken:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
-    return await _carry_out(request, inputs, admission, store, {}, stop, on_change, environment)
+    return await _carry_out(request, inputs, admission, store, {}, stop, on_change, environment, around)
 
 
 async def resume(
@@ -94,6 +145,7 @@ async def resume(
     stop: asyncio.Future[str] | None = None,
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
+    around: _Around | None = None,
 ) -> Envelope:
     """Go on with a run whose process died, with the deadline it had. One that has ended answers as it did."""
     try:
@@ -111,7 +163,7 @@ async def resume(
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
     admission = _admit(request, left_ms, run.trace_id)
     known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
-    return await _carry_out(request, run.inputs, admission, store, known, stop, on_change, environment)
+    return await _carry_out(request, run.inputs, admission, store, known, stop, on_change, environment, around)
 
 
 def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepState]:
@@ -134,12 +186,14 @@ def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepSt
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace_id: str | None = None) -> Admission:
-    inherited = inherited_deadline(os.environ, monotonic_ns())
+    """Inside the run that it is a step of, or else inside the time that came with the environment."""
+    scope = current_scope.get()
     return admit(
         f"run {request.name}",
         Clocks(timeout_ms=timeout_ms),
-        parent=inherited.deadline,
-        trace_id=trace_id or new_trace_id(),
+        parent=inherited_deadline(os.environ, monotonic_ns()).deadline if scope is None else scope.deadline,
+        parent_owner="caller" if scope is None else scope.name,
+        trace_id=trace_id or (new_trace_id() if scope is None else scope.trace_id),
     )
 
 
@@ -152,11 +206,12 @@ async def _carry_out(
     stop: asyncio.Future[str] | None,
     on_change: OnChange | None,
     environment: Mapping[str, str] | None,
+    around: _Around | None,
 ) -> Envelope:
     everything = dict(os.environ if environment is None else environment)
     redaction = Redaction(everything)
     base_env = visible(everything)
-    kinds = providers()
+    files = (*(() if around is None else around.files), identity(request.file))
     scope = {"inputs": dict(inputs), "env": base_env, "run": {"id": request.run_id, "name": request.name}}
 
     def record(states: Iterable[StepState]) -> None:
@@ -165,7 +220,16 @@ async def _carry_out(
 
     token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission.trace_id))
     try:
-        async with Runtime(program=Program(), workers=1) as runtime:
+        async with contextlib.AsyncExitStack() as stack:
+            if around is None:
+                runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
+                kinds = providers()
+                for provider in kinds.values():
+                    stack.push_async_callback(provider.close)
+            else:
+                runtime, kinds = around.runtime, dict(around.providers)
+            inside = _Around(request.run_id, files, runtime, kinds, store, everything)
+            kinds["workflow"] = WorkflowProvider(inside.run)
             steps = Steps(
                 request.workflow,
                 runtime,
@@ -186,8 +250,6 @@ async def _carry_out(
             )
             stopped = await _until_done(running, stop)
             outputs = {} if stopped else await _outputs(request.workflow, steps, running)
-            for provider in kinds.values():
-                await provider.close()
     finally:
         current_scope.reset(token)
     envelope = answer(admission, _outcome(request, admission, running, outputs, stopped))

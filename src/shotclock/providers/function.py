@@ -1,0 +1,194 @@
+"""`function`: a command of an App, called the way every other surface calls it.
+
+The App is imported in processes of its own, never here, and stays for the whole run: the first step of a target pays
+for the import, the others only for their call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..desk import Desk
+from ..desk.targets import Target, learn, parse_target
+from ..enforce.admission import Outcome, answer, no_time_left
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns
+from ..enforce.handlers import raised
+from ..enforce.outcomes import timeout_problem
+from ..enforce.processes import shielded
+from ..enforce.values import users_code_kept_out
+from .provider import StepCall, StepResult, admitted
+
+# How many Apps (with different environments, each is another) are kept up when nobody calls them just now.
+KEPT = 8
+
+
+@dataclass(eq=False, slots=True)
+class _Served:
+    """An App in processes of its own."""
+
+    target: str
+    folder: Path
+    env: Mapping[str, str]
+    opening: asyncio.Task[Desk]
+    calls: int = 0
+
+    def is_for(self, call: StepCall) -> bool:
+        # Comparing costs two microseconds; any key made of the environment costs ten times that for every step.
+        return self.target == call.settings["target"] and self.env == call.env and self.folder == call.folder
+
+
+class FunctionProvider:
+    """The rule of a failure is `function/timeout`, `function/stalled`, `function/import_error`,
+    `function/unknown_command`, `function/arguments`, `function/cancelled` or `function/failed`.
+
+    A command that could go on as a job does not here: it belongs to the step, and ends with it. The working directory
+    is the run's; `cwd` only says where the target is looked for.
+    """
+
+    def __init__(self) -> None:
+        self._served: list[_Served] = []
+        """The longest unused first."""
+        self._kept_out = contextlib.ExitStack()
+
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        served = self._found(call)
+        served.calls += 1
+        try:
+            if not served.opening.done():
+                refused = await self._opened(served, call, runtime)
+                if refused is not None:
+                    return refused
+            try:
+                desk = served.opening.result()
+            except Exception as error:
+                if served in self._served:
+                    self._served.remove(served)  # whoever tries again may have mended it
+                outcome = raised(error)
+                outcome.ending = Ending.NOT_STARTED
+                return StepResult(answer(admitted(call, runtime), outcome), None, "function/import_error")
+            envelope = await desk.call(call.settings["command"], call.settings["arguments"], call.clocks)
+        finally:
+            served.calls -= 1
+            if len(self._served) > KEPT:
+                await self._close_idle()
+        return _result(call, envelope)
+
+    async def close(self) -> None:
+        """Every App, and all that it started."""
+        served, self._served = self._served, []
+        await asyncio.gather(*map(_closed, served))
+        self._kept_out.close()
+
+    # --- Apps ---------------------------------------------------------------------------------------------
+
+    def _found(self, call: StepCall) -> _Served:
+        apps = self._served
+        if apps and apps[-1].is_for(call):
+            return apps[-1]
+        for position, served in enumerate(apps):
+            if served.is_for(call):
+                apps.append(apps.pop(position))
+                return served
+        if not apps:  # results are opened here, and must not import what they are made of
+            self._kept_out.enter_context(users_code_kept_out())
+        target = str(call.settings["target"])
+        opening = asyncio.ensure_future(_desk(target, call.folder, dict(call.env)))
+        apps.append(_Served(target, call.folder, call.env, opening))
+        return apps[-1]
+
+    async def _opened(self, served: _Served, call: StepCall, runtime: Runtime) -> StepResult | None:
+        """Wait for the import inside the step's own clocks. It goes on for those who have more time."""
+        admission = admitted(call, runtime)
+        if admission.no_time_left:
+            return StepResult(answer(admission, no_time_left(admission)), None, "function/timeout")
+        bell = admission.bound.bell
+        limit_s = None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+        done, _ = await asyncio.wait([served.opening], timeout=limit_s)
+        if done:
+            return None
+        problem = timeout_problem(admission, monotonic_ns() - admission.started_ns)
+        message = f"importing {call.settings['target']} took longer than the step may"
+        outcome = Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", message, fired=problem.fired))
+        return StepResult(answer(admission, outcome), None, "function/timeout")
+
+    async def _close_idle(self) -> None:
+        """The longest unused of those that nobody calls, until there are no more than are kept. Bounded as the closing
+        of a runtime is."""
+        idle = [served for served in self._served if not served.calls and served.opening.done()]
+        surplus = idle[: max(0, len(self._served) - KEPT)]
+        self._served = [served for served in self._served if served not in surplus]
+        for served in surplus:
+            await _closed(served)
+
+
+async def _desk(written: str, folder: Path, env: dict[str, str]) -> Desk:
+    """Raises Failure if there is no such App, or it cannot be imported."""
+    target = await asyncio.to_thread(_target, written, folder)
+    program = target.program
+    if target.module is not None:
+        program = program._replace(path=(str(folder), *(program.path or ())[1:]))
+    runtime = Runtime(program=program, host_process=True, environment=env)
+    await runtime.__aenter__()
+    try:
+        catalogue = await learn(runtime, target)
+        for spec in catalogue.commands:
+            runtime.register(spec.operation())
+        return Desk(catalogue, runtime)
+    except BaseException:
+        await shielded(runtime.close())
+        raise
+
+
+def _target(written: str, folder: Path) -> Target:
+    """A file relative to the folder; a module is looked for there first."""
+    place, colon, attribute = written.partition(":")
+    if place.endswith(".py") or os.sep in place:
+        place = str(folder / place)
+    return parse_target(f"{place}{colon}{attribute}")
+
+
+async def _closed(served: _Served) -> None:
+    if not served.opening.done():
+        served.opening.cancel()
+    await asyncio.wait([served.opening])  # closes its own runtime, which is bounded
+    if not served.opening.cancelled() and served.opening.exception() is None:
+        await served.opening.result().__aexit__(None, None, None)
+
+
+# --- results ----------------------------------------------------------------------------------------------
+
+
+def _result(call: StepCall, envelope: Envelope) -> StepResult:
+    data: Any = envelope.data
+    if envelope.ok:
+        # The contract names a bare value; the output of the step is the value.
+        if isinstance(data, dict) and len(data) == 1 and "result" in data and not isinstance(envelope.value, dict):
+            data = data["result"]
+        return StepResult(envelope, data)
+    error = envelope.error or {}
+    context = error.get("context")
+    clock = context.get("clock") if isinstance(context, dict) else None
+    if isinstance(clock, dict) and clock.get("owner") == call.settings["command"]:
+        clock["owner"] = call.name  # the limit is the step's, whatever the command is called
+    return StepResult(envelope, data, _RULES.get(str(envelope.code), "function/failed"))
+
+
+_RULES = {
+    "TIMEOUT": "function/timeout",
+    "NO_TIME_LEFT": "function/timeout",
+    "QUEUE_TIMEOUT": "function/timeout",
+    "STALLED": "function/stalled",
+    "CANCELLED": "function/cancelled",
+    "UNKNOWN_OPERATION": "function/unknown_command",
+    "ARG_ERROR": "function/arguments",
+    "HANDLER_NOT_IMPORTABLE": "function/import_error",
+}

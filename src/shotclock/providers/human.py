@@ -1,0 +1,232 @@
+"""`human-input`: a question to a person at the terminal, with a clock of its own.
+
+Off a terminal nobody can be asked yet (the inbox will change that): a question with a `default` is answered by it, with
+a warning, and one without ends as INPUT_REQUIRED. While a person is waited for, the step still holds its place of
+`max_parallelism`, and the clock of the run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import termios
+from collections.abc import Callable
+from typing import Any
+
+from ..core.clocks import ClockKind
+from ..core.effects import Ending
+from ..core.envelope import Problem, Warning_, warning
+from ..enforce.admission import Admission, Outcome, answer, no_time_left
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns
+from ..enforce.hosted import current_scope
+from .provider import StepCall, StepResult, admitted
+
+# What somebody can have typed, with everything pasted; what feeds us more is no person.
+ANSWER_LIMIT = 1_000_000
+END_OF_ANSWER = "."
+
+
+class Gone(Exception):
+    """The terminal is gone, or the person has ended the input without an answer."""
+
+
+class HumanProvider:
+    """The rule of a failure is `human-input/timeout`, `human-input/required` or `human-input/too_long`."""
+
+    def __init__(self, stdin: int = 0) -> None:
+        self._stdin = stdin
+        self._turn = asyncio.Lock()
+        """One question at a time: two on one terminal would be answered by each other's words."""
+
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        settings = call.settings
+        default = settings.get("default")
+        terminal = _opened_terminal(self._stdin)
+        if terminal is None:
+            admission = admitted(call, runtime, mutates=False)
+            if default is None:
+                message = f"nobody can be asked here: {settings['prompt']}"
+                return _failed(admission, Problem("INPUT_REQUIRED", message), "required")
+            return _answered(admission, str(default), [_defaulted("there is no terminal to ask on", default)])
+        try:
+            if not await self._turn_came():
+                admission = admitted(call, runtime, mutates=False)
+                return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
+            try:
+                return await self._asked(call, runtime, terminal)
+            finally:
+                self._turn.release()
+        finally:
+            os.close(terminal)
+
+    async def close(self) -> None:
+        pass
+
+    async def _turn_came(self) -> bool:
+        """The clock of a question starts when it is asked; until then only the run's own deadline bounds it."""
+        scope = current_scope.get()
+        deadline = None if scope is None else scope.deadline
+        limit_s = None if deadline is None else deadline.remaining_ns(monotonic_ns()) / 1e9
+        try:
+            return await asyncio.wait_for(self._turn.acquire(), limit_s)
+        except TimeoutError:
+            return False
+
+    async def _asked(self, call: StepCall, runtime: Runtime, terminal: int) -> StepResult:
+        settings, admission = call.settings, admitted(call, runtime, mutates=False)
+        if admission.no_time_left:
+            return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
+        default, bell = settings.get("default"), admission.bound.bell
+        question = Question(terminal, settings)
+        try:
+            async with asyncio.timeout(None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9):
+                said = await question.answered()
+        except TimeoutError:
+            with contextlib.suppress(termios.error):
+                termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would be the beginning of the next answer
+            await question.say("\n")
+            fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+            seconds = f"{admission.bound.limit_ms / 1000:g} seconds"
+            if default is not None and fired.owner == admission.name:  # the run's end is no reason to go on
+                return _answered(admission, str(default), [_defaulted(f"no answer within {seconds}", default)])
+            problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
+            return _failed(admission, problem, "timeout", Ending.CANCELLED)
+        except Gone as gone:
+            if default is not None:
+                return _answered(admission, str(default), [_defaulted(str(gone), default)])
+            return _failed(admission, Problem("INPUT_REQUIRED", str(gone)), "required")
+        return _answered(admission, said)
+
+
+class Question:
+    """One question on a terminal, from its prompt to its answer."""
+
+    def __init__(self, terminal: int, settings: Any) -> None:
+        self._terminal = terminal
+        self._prompt = _printable(str(settings["prompt"]))
+        self._default = settings.get("default")
+        self._placeholder = settings.get("placeholder")
+        self._may_be_empty = bool(settings.get("allow_empty"))
+        self._is_multiline = bool(settings.get("multiline"))
+        self._typed = b""
+
+    async def answered(self) -> str:
+        """Raises Gone. Asks again where nothing was said and nothing will not do."""
+        await self.say(self._shown())
+        while True:
+            said, is_end = await (self._lines() if self._is_multiline else self._line())
+            if said or self._may_be_empty:
+                return said
+            if self._default is not None:
+                return str(self._default)
+            if is_end:
+                raise Gone("the input ended without an answer")
+            await self.say("an answer is needed\n> ")
+
+    def _shown(self) -> str:
+        parts = [self._prompt]
+        if self._placeholder:
+            parts.append(f"({_printable(str(self._placeholder))})")
+        if self._default is not None:
+            parts.append(f"[{_printable(str(self._default))}]")
+        if self._is_multiline:
+            parts.append(f"(several lines; end with a line that is only `{END_OF_ANSWER}`, or Ctrl-D)")
+        return f"\n? {' '.join(parts)}\n> "
+
+    async def _lines(self) -> tuple[str, bool]:
+        lines: list[str] = []
+        length = 0
+        while True:
+            line, is_end = await self._line()
+            if line == END_OF_ANSWER or (is_end and not line):
+                return "\n".join(lines), is_end
+            lines.append(line)
+            length += len(line)
+            if length > ANSWER_LIMIT:
+                raise Gone(f"the answer is longer than {ANSWER_LIMIT} characters")
+
+    async def _line(self) -> tuple[str, bool]:
+        """Without its end; and whether the input ended there, by Ctrl-D."""
+        while b"\n" not in self._typed:
+            part = await self._read()
+            self._typed += part
+            if not part:
+                line, self._typed = self._typed, b""
+                return line.decode("utf-8", "replace"), True
+        line, _, self._typed = self._typed.partition(b"\n")
+        return line.decode("utf-8", "replace").rstrip("\r"), False
+
+    async def _read(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return os.read(self._terminal, 65536)
+            except BlockingIOError:
+                await _ready(loop.add_reader, loop.remove_reader, self._terminal)
+            except OSError as error:
+                raise Gone(f"the terminal is gone: {error.strerror}") from None
+
+    async def say(self, text: str) -> None:
+        """A terminal that was stopped by Ctrl-S takes nothing: the wait is inside the question's clock, and what is
+        said after that is not waited for."""
+        loop = asyncio.get_running_loop()
+        left = text.encode("utf-8", "replace")
+        while left:
+            try:
+                left = left[os.write(self._terminal, left) :]
+            except BlockingIOError:
+                if text == "\n":
+                    return
+                await _ready(loop.add_writer, loop.remove_writer, self._terminal)
+            except OSError as error:
+                raise Gone(f"the terminal is gone: {error.strerror}") from None
+
+
+def _opened_terminal(stdin: int) -> int | None:
+    """A descriptor of our own on the terminal that stdin is: ours can be made non-blocking, which on a shared one
+    would surprise the shell. None if there is none, or if we are in its background: reading would stop us."""
+    try:
+        if not os.isatty(stdin):
+            return None
+        terminal = os.open(os.ttyname(stdin), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # not our controlling terminal: nobody can be in its background
+        if os.tcgetpgrp(terminal) != os.getpgrp():
+            os.close(terminal)
+            return None
+    return terminal
+
+
+async def _ready(add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(fd, _set, ready)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _printable(text: str) -> str:
+    """Prompts are made of what other steps said; a terminal would obey what is in there."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
+
+
+def _defaulted(why: str, default: object) -> Warning_:
+    return warning("HUMAN_DEFAULTED", f"{why}; the answer is the default", default=str(default))
+
+
+def _answered(admission: Admission, said: str, warnings: list[Warning_] | None = None) -> StepResult:
+    outcome = Outcome(Ending.FINISHED, data={"answer": said}, warnings=warnings or [])
+    return StepResult(answer(admission, outcome), said)
+
+
+def _failed(admission: Admission, problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
+    return StepResult(answer(admission, Outcome(ending, problem)), None, f"human-input/{rule}")

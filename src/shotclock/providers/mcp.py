@@ -1,0 +1,295 @@
+"""`mcp`: a call of an MCP tool, on a server that is started for it or reached by URL.
+
+Connecting, listing and calling each have their bound, under one deadline; a server that was started is gone with
+everything it started when the step is over. What the SDK does in between is waited for, never relied on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+from ..core.clocks import ClockKind, Fired
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import parse_duration_ms
+from ..core.effects import Ending, SideEffects
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..enforce import commands
+from ..enforce.admission import Admission, Outcome, answer, no_time_left
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns
+from ..enforce.handlers import raised
+from ..enforce.hosted import current_scope
+from ..enforce.opened import Opened
+from ..enforce.processes import shielded
+from .provider import StepCall, StepResult, admitted
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+CONNECT_LIMIT_MS = 10_000
+# To take leave of a server that is reached by URL: a DELETE, if there is a session. One that hangs is left without.
+FAREWELL_S = 0.5
+# Loading the SDK takes about a second from a cold disk, and is nobody's fault: the step's clock starts after it.
+IMPORT_LIMIT_S = 30.0
+# Of what the server wrote to stderr: what an error should carry at most.
+STDERR_SHOWN = 2000
+_ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
+_CODE = re.compile("[A-Z][A-Z0-9_]+")
+_DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
+_CONVERSATION = f"{__package__}.conversation"
+
+
+class McpProvider:
+    """The rule of a failure is `mcp/timeout`, `mcp/connect_timeout`, `mcp/connect_error`, `mcp/unknown_tool`,
+    `mcp/tool_error`, `mcp/stalled` or `mcp/arguments`."""
+
+    def __init__(self) -> None:
+        self._is_loaded = False
+
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        await self._load()
+        admission = admitted(call, runtime)
+        if admission.no_time_left:
+            return StepResult(answer(admission, no_time_left(admission)), None, "mcp/timeout")
+        if not self._is_loaded:
+            problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
+            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_error")
+        from .conversation import unsendable
+
+        if (trouble := unsendable(call.settings["arguments"])) is not None:
+            problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
+            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/arguments")
+        return await _Call(call, admission, runtime).result()
+
+    async def _load(self) -> None:
+        if self._is_loaded:
+            return
+        scope = current_scope.get()
+        limit_s = IMPORT_LIMIT_S
+        if scope is not None and scope.deadline is not None:
+            limit_s = min(limit_s, scope.deadline.remaining_ns(monotonic_ns()) / 1e9)
+        loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CONVERSATION))
+        await asyncio.wait([loading], timeout=limit_s)
+        if loading.done():
+            loading.result()
+            self._is_loaded = True
+
+    async def close(self) -> None:
+        pass
+
+
+class _Call:
+    """One step's call from its admission to its result."""
+
+    def __init__(self, call: StepCall, admission: Admission, runtime: Runtime) -> None:
+        from .conversation import Conversation
+
+        self._call, self._admission, self._runtime = call, admission, runtime
+        bell = admission.bound.bell
+        self._talk = Conversation(
+            call.settings["method"],
+            call.settings["arguments"],
+            lambda: None if bell is None else bell.remaining_ms(monotonic_ns()),
+        )
+        written = call.settings.get("connect_timeout")
+        self._connect_ms = CONNECT_LIMIT_MS if written is None else parse_duration_ms(written, bare="s")
+        self._rule: str | None = None
+
+    async def result(self) -> StepResult:
+        try:
+            outcome, output = await (self._by_command() if self._call.settings.get("command") else self._by_url())
+        except Failure as failure:
+            outcome, output = raised(failure), None
+            outcome.ending, self._rule = Ending.NOT_STARTED, "mcp/connect_error"
+        envelope = answer(self._admission, outcome)
+        if outcome.problem is None and _is_envelope(output):
+            envelope, output = _passed_on(envelope, output)
+            self._rule = None if envelope.ok else "mcp/tool_error"
+        return StepResult(envelope, output, self._rule)
+
+    async def _by_url(self) -> tuple[Outcome, Any]:
+        settings = self._call.settings
+        headers = {name: str(value) for name, value in settings.get("headers", {}).items() if value is not None}
+        problem = await self._held(self._talk.over_http(settings["url"], headers))
+        return self._judged(problem, Ending.CANCELLED)
+
+    async def _by_command(self) -> tuple[Outcome, Any]:
+        call, settings = self._call, self._call.settings
+        argv = [str(settings["command"]), *map(str, settings.get("args", []))]
+        opening = self._runtime.open(self._admission, argv, env=call.env, base_env={}, cwd=call.folder)
+        async with opening as server:
+            problem = await self._held(self._talk.over_pipes(server))
+            if problem is not None:
+                await server.close(politely=False)
+        outcome, output = self._judged(problem, Ending.KILLED)
+        return self._with_report(outcome, server), output
+
+    # --- the clocks ---------------------------------------------------------------------------------------
+
+    async def _held(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
+        """The conversation, until it is settled or a clock has run out: then why."""
+        talk = self._talk
+        talking = asyncio.ensure_future(talk.hold(transport))
+        try:
+            while not talk.settled.done():
+                now = monotonic_ns()
+                at_ns, kind, limit_ms = min(self._alarms(), default=(None, ClockKind.TIMEOUT, 0))
+                if at_ns is not None and now >= at_ns:
+                    return self._rang(talk, kind, limit_ms)
+                await asyncio.wait([talk.settled], timeout=None if at_ns is None else (at_ns - now) / 1e9)
+            # The deadline may be near, but an answer that is there is not thrown away for a good-bye.
+            await asyncio.wait([talking], timeout=FAREWELL_S)
+            return None
+        finally:
+            talking.cancel()
+            await shielded(asyncio.wait([talking], timeout=FAREWELL_S))
+            if not talking.done():  # its own clean-up hangs: a second cancellation goes through that as well
+                talking.cancel()
+
+    def _alarms(self) -> list[tuple[int, ClockKind, int]]:
+        """When the next clocks ring, which they are, and how long they are."""
+        from .conversation import Stage
+
+        talk, bound, idle_ms = self._talk, self._admission.bound, self._admission.clocks.idle_ms
+        alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
+        if talk.stage in (Stage.CONNECTING, Stage.LISTING) and self._connect_ms:
+            alarms.append((talk.stage_began_ns + self._connect_ms * NS_PER_MS, ClockKind.OPERATION, self._connect_ms))
+        elif idle_ms:
+            alarms.append((talk.heard_ns + idle_ms * NS_PER_MS, ClockKind.IDLE, idle_ms))
+        return alarms
+
+    def _rang(self, talk: Conversation, kind: ClockKind, limit_ms: int) -> Problem:
+        from .conversation import Stage
+
+        elapsed_ns = monotonic_ns() - self._admission.started_ns
+        if kind is ClockKind.OPERATION:  # a clock of its own, inside the step's
+            fired = Fired(ClockKind.TIMEOUT, f"{self._admission.name} connect", limit_ms, elapsed_ns // NS_PER_MS)
+        else:
+            fired = self._admission.fired(kind, elapsed_ns)
+        if kind is ClockKind.IDLE:
+            self._rule = "mcp/stalled"
+            return Problem("STALLED", f"the MCP server said nothing for {_seconds(limit_ms)} seconds", fired=fired)
+        self._rule = "mcp/connect_timeout"
+        match talk.stage:
+            case Stage.CONNECTING:
+                what = "MCP connection timed out"
+            case Stage.LISTING:
+                what = "MCP list of tools timed out"
+            case _:
+                self._rule, what = "mcp/timeout", "MCP tool call timed out"
+        return Problem("TIMEOUT", f"{what} after {_seconds(limit_ms)} seconds{self._said()}", fired=fired)
+
+    def _said(self) -> str:
+        """What the server said instead of an answer, if it did."""
+        stray = self._talk.stray.decode("utf-8", "replace").strip()
+        return f"; what it says is no MCP: {stray!r}" if stray else ""
+
+    # --- what is said about it ----------------------------------------------------------------------------
+
+    def _judged(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
+        from .conversation import Stage, content_of, output_of, text_of
+
+        talk = self._talk
+        if problem is not None:
+            return Outcome(stopped_as if talk.stage is Stage.CALLING else _harmless(stopped_as), problem), None
+        settled = talk.settled.result()
+        if isinstance(settled, Problem):
+            self._rule = _RULES[settled.code]
+            ending = Ending.FINISHED if talk.stage is Stage.CALLING else Ending.NOT_STARTED
+            if self._said() and settled.code == "CONNECT_FAILED":
+                settled = Problem(settled.code, settled.message + self._said(), context=settled.context)
+            return Outcome(ending, settled), None
+        data: dict[str, object] = {"content": list(content_of(settled))}
+        output = output_of(settled)
+        if settled.is_error and not _is_envelope(output):
+            self._rule = "mcp/tool_error"
+            message = text_of(settled).strip()[:STDERR_SHOWN] or "the tool said that it failed, and no more"
+            return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
+        return Outcome(Ending.FINISHED, data=data), output
+
+    def _with_report(self, outcome: Outcome, server: Opened) -> Outcome:
+        """What its supervisor says about the server's own process."""
+        report = server.report
+        assert report is not None
+        judged = commands.judge(self._admission, server.task, report)
+        outcome.warnings += judged.warnings
+        outcome.survivors = judged.survivors
+        problem = outcome.problem
+        if not isinstance(problem, Problem):
+            return outcome
+        if report.unstartable is not None:
+            return Outcome(Ending.NOT_STARTED, judged.problem)
+        said: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
+        data = outcome.data if isinstance(outcome.data, dict) else {}
+        outcome.data = {**data, "stderr": str(said.get("stderr", ""))[-STDERR_SHOWN:]}
+        if problem.code == "CONNECT_FAILED" and self._talk.lost:
+            how = f" with exit code {said['exit_code']}" if report.stopped is None and "exit_code" in said else ""
+            stderr = str(said.get("stderr", "")).strip()
+            last = f": {stderr.splitlines()[-1][:300]}" if stderr else ""
+            message = f"the MCP server left{how} before it had answered{last}{self._said()}"
+            outcome.problem = Problem(problem.code, message, context=problem.context)
+        return outcome
+
+
+_RULES = {
+    "CONNECT_FAILED": "mcp/connect_error",
+    "UNKNOWN_OPERATION": "mcp/unknown_tool",
+    "TOOL_FAILED": "mcp/tool_error",
+}
+
+
+def _harmless(stopped_as: Ending) -> Ending:
+    """Before the tool was called a server by URL has done nothing for us; one that we started may have."""
+    return Ending.NOT_STARTED if stopped_as is Ending.CANCELLED else stopped_as
+
+
+def _is_envelope(output: Any) -> bool:
+    if not isinstance(output, dict) or set(output) != _ENVELOPE:
+        return False
+    data, error, warnings, meta = (output[key] for key in ("data", "error", "warnings", "meta"))
+    return (
+        (error is None or _is_told(error))
+        and isinstance(warnings, list)
+        and isinstance(meta, dict)
+        and (data is None or isinstance(data, dict | list))
+    )
+
+
+def _is_told(detail: Any) -> bool:
+    """Whether it has a code and a message, as errors and warnings do."""
+    if not isinstance(detail, dict):
+        return False
+    code, message = detail.get("code"), detail.get("message")
+    return isinstance(code, str) and isinstance(message, str) and _CODE.fullmatch(code) is not None
+
+
+def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> tuple[Envelope, Any]:
+    """The server speaks our language: its data is the output, its error the step's. The clocks are our own, and
+    nothing is taken over that is not of the type it should be."""
+    meta, told, data = dict(ours.meta), theirs["meta"], theirs["data"]
+    if told.get("ending") in set(Ending):
+        meta["ending"] = told["ending"]
+    if told.get("side_effects") in set(SideEffects):
+        meta["side_effects"] = told["side_effects"]
+    error = None
+    if theirs["error"] is not None:
+        exit_code = told.get("exit_code")
+        meta["exit_code"] = exit_code if type(exit_code) is int and 0 < exit_code < 256 else 1
+        error = {"retryable": False, "phase": "execution", **_typed(theirs["error"])}
+    warnings = [*ours.warnings, *(_typed(each) for each in theirs["warnings"] if _is_told(each))]
+    output = data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
+    return Envelope(data, error, warnings, meta), output
+
+
+def _typed(detail: Mapping[str, Any]) -> dict[str, object]:
+    return {name: detail[name] for name, kind in _DETAILS.items() if type(detail.get(name)) is kind}
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:g}"

@@ -1,0 +1,126 @@
+"""`workflow`: another workflow file, as a run of its own inside the deadline of this one.
+
+How a file is run is the engine's business, which stands above the providers; so it is handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..enforce.admission import answer, no_time_left
+from ..enforce.call import Runtime
+from ..enforce.context import Scope
+from ..enforce.handlers import raised
+from ..enforce.hosted import current_scope
+from ..enforce.processes import shielded
+from .provider import StepCall, StepResult, admitted
+
+# What stopping a nested run may take beyond the grace of its steps: kills, their verification and the record.
+STOP_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A workflow to be run inside another."""
+
+    file: Path
+    inputs: Mapping[str, Any]
+    env: Mapping[str, str]
+    """What its steps see of the environment, beside what they ask for."""
+    step_id: str
+    stop: asyncio.Future[str]
+    """Stops it, once it holds by whom."""
+
+
+Run = Callable[[Inner], Awaitable[Envelope]]
+
+
+class WorkflowProvider:
+    """The rule of a failure is `workflow/timeout`, `workflow/invalid`, `workflow/inputs`, `workflow/depth`,
+    `workflow/cancelled` or `workflow/failed`.
+
+    The output is what the file's `outputs` say, or the outputs of its steps; the envelope's data is that of the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        """`run` takes the deadline from the current scope, and raises Failure if the file cannot be run."""
+        self._run = run
+
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        admission = admitted(call, runtime)
+        if admission.no_time_left:
+            return StepResult(answer(admission, no_time_left(admission)), None, "workflow/timeout")
+        outer = current_scope.get()
+        depth = -1 if outer is None else outer.depth
+        # Named by whose clock it is, so that what it stops says the truth about who stopped it.
+        scope = Scope(admission.bound.bell, depth, admission.bound.owner, admission.trace_id)
+        token = current_scope.set(scope)
+        try:
+            envelope = await self._until_ended(call)
+        except Failure as failure:
+            outcome = raised(failure)
+            outcome.ending = Ending.NOT_STARTED
+            if isinstance(outcome.problem, Problem) and "errors" in failure.context:
+                errors: Any = failure.context["errors"]
+                outcome.problem = Problem(failure.code, str(failure), "validation", errors=errors)
+            envelope = answer(admission, outcome)
+        finally:
+            current_scope.reset(token)
+        data = envelope.data
+        if envelope.error is not None and isinstance(data, dict) and "run_id" in data:
+            known = envelope.error.get("context")
+            more = {"run_id": data["run_id"], "failed": data.get("failed", [])}
+            envelope.error["context"] = {**(known if isinstance(known, dict) else {}), **more}
+        return StepResult(envelope, _output(envelope), _rule(envelope))
+
+    async def _until_ended(self, call: StepCall) -> Envelope:
+        stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        file = call.folder / str(call.settings["workflow"])
+        inner = Inner(file, call.settings.get("inputs", {}), call.env, call.step_id, stop)
+        running = asyncio.ensure_future(self._run(inner))
+        try:
+            return await asyncio.shield(running)  # bounded by the deadline that its steps are inside of
+        except asyncio.CancelledError:
+            if not running.done():
+                stop.set_result("the run around it")
+                grace_s = (call.clocks.grace_ms or 0) / 1000
+                await shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + grace_s))
+                running.cancel()
+            raise
+
+    async def close(self) -> None:
+        pass
+
+
+def _output(envelope: Envelope) -> Any:
+    data: Any = envelope.data
+    if not isinstance(data, dict) or "steps" not in data:
+        return None
+    if "outputs" in data:
+        return data["outputs"]
+    return {name: step["output"] for name, step in data["steps"].items()}
+
+
+def _rule(envelope: Envelope) -> str | None:
+    match envelope.code:
+        case None:
+            return None
+        case "TIMEOUT" | "NO_TIME_LEFT":
+            return "workflow/timeout"
+        case "WORKFLOW_INVALID" | "FILE_NOT_FOUND" | "FILE_UNREADABLE":
+            return "workflow/invalid"
+        case "ARG_ERROR":
+            return "workflow/inputs"
+        case "DEPTH_EXCEEDED":
+            return "workflow/depth"
+        case "CANCELLED":
+            return "workflow/cancelled"
+        case _:
+            return "workflow/failed"
