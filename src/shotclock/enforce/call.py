@@ -355,7 +355,7 @@ class Runtime:
             on_progress or _no_progress,
             lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
         )
-        return await self._ensure_pool().run(task)
+        return await self._ensure_pool(operation).run(task)
 
     async def _at_home(self, coroutine: Any) -> Any:
         """Workers and commands are waited for on the loop that entered the runtime."""
@@ -417,10 +417,12 @@ class Runtime:
 
     # --- processes ----------------------------------------------------------------------------------------
 
-    def _ensure_pool(self) -> Pool:
+    def _ensure_pool(self, first: Operation | None = None) -> Pool:
         if self._pool is None:
             assert self._home is not None
-            handlers = [op.handler for op in self._operations.values() if op.place == "process"]
+            # Whoever makes the first call need not have registered what it calls.
+            known = [*self._operations.values(), *([] if first is None else [first])]
+            handlers = {op.handler: None for op in known if op.place == "process"}
             importable = [handler for handler in handlers if not unfindable(handler)]
             self._pool = Pool(
                 self._home,

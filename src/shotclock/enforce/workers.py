@@ -108,19 +108,25 @@ class Owner(Protocol):
     zygote: socket.socket
 
     def give_back(self, worker: Worker) -> None: ...
+    def leaving(self, worker: Worker) -> None: ...
     def lost(self, worker: Worker, unstarted: list[Task]) -> None: ...
 
 
 class Worker:
-    """A worker process and its supervisor, from fork to the last report."""
+    """A worker process, from fork to the last report of its supervisor.
 
-    def __init__(self, pool: Owner) -> None:
+    A new supervisor comes from the zygote. One whose last worker is gone forks the next by itself: nothing is there
+    to be imported any more, so it counts as started at once, and its first call waits in its socket.
+    """
+
+    def __init__(self, pool: Owner, supervisor: socket.socket | None = None) -> None:
         self._pool = pool
         self._loop = pool.loop
-        self._control, their_control = socket.socketpair()
         self._calls, their_calls = socket.socketpair()
         self._tokens, self._tokens_in = os.pipe()
-        self.started = False
+        self.started = supervisor is not None
+        self.vacant: socket.socket | None = None
+        """When it is gone: its supervisor, waiting to fork another."""
         self.assigned: deque[Task] = deque()
         """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
         self.began_ns = 0
@@ -131,22 +137,22 @@ class Worker:
         self._further: set[asyncio.Task[None]] = set()
         self.grace_ms = 0
         self.stopping = False
-        for fd in (self._control.fileno(), self._calls.fileno(), self._tokens, self._tokens_in):
+        for fd in (self._calls.fileno(), self._tokens, self._tokens_in):
             os.set_blocking(fd, False)
         bell = Bell()
         try:
-            fds = [their_control.fileno(), their_calls.fileno(), bell.fd, self._tokens]
-            wire.send_fds(pool.zygote, WORKER, fds)
+            fds = [their_calls.fileno(), bell.fd, self._tokens]
+            self._control = _ask_zygote(pool.zygote, fds) if supervisor is None else _ask_again(supervisor, fds)
         except (wire.Broken, OSError):
-            self._close()
+            self._close_calls()
             raise
         finally:
-            their_control.close()
             their_calls.close()
             bell.close()  # the worker arms it, its supervisor hears it
         self._reports, self._replies = wire.Inbox(self._control), wire.Inbox(self._calls)
-        self._loop.add_reader(self._control, self._on_report)
-        self._loop.add_reader(self._calls, self._on_reply)
+        # Their numbers: asyncio tries a lookup first whose KeyError contains the repr, and a socket's asks the kernel.
+        self._loop.add_reader(self._control.fileno(), self._on_report)
+        self._loop.add_reader(self._calls.fileno(), self._on_reply)
 
     @property
     def task(self) -> Task | None:
@@ -228,6 +234,7 @@ class Worker:
     def kill(self, why: str) -> None:
         self.stopping = True
         self._order("kill", why)
+        self._pool.leaving(self)
 
     async def wait_gone(self, within_s: float) -> bool:
         """Whether the worker's whole tree was reported gone in time."""
@@ -242,7 +249,7 @@ class Worker:
         except BlockingIOError:
             return
         except wire.Broken:
-            self._loop.remove_reader(self._calls)  # its supervisor tells how it ended
+            self._loop.remove_reader(self._calls.fileno())  # its supervisor tells how it ended
             return
         for message in messages:
             self._take(message)
@@ -326,7 +333,14 @@ class Worker:
                 for message in self._replies.receive():
                     self._take(message)
         unstarted = self.take_back()
-        self._close()
+        self._close_calls()
+        self._loop.remove_reader(self._control.fileno())
+        if report is not None and report.unstartable is not None:
+            self.started = False  # it was only taken for granted
+        if report is None or report.unstartable is not None or report.survivors:
+            self._control.close()
+        else:
+            self.vacant = self._control
         self.gone.set_result(report)
         self._pool.lost(self, unstarted)
         for task in self.assigned:
@@ -337,14 +351,34 @@ class Worker:
         with contextlib.suppress(wire.Broken, BlockingIOError):
             wire.send(self._control, order)
 
-    def _close(self) -> None:
-        for sock in (self._control, self._calls):
-            if sock.fileno() >= 0:
-                self._loop.remove_reader(sock)
-                sock.close()
+    def _close_calls(self) -> None:
+        self._loop.remove_reader(self._calls.fileno())
+        self._calls.close()
         for fd in (self._tokens, self._tokens_in):
             os.close(fd)
         self._tokens = self._tokens_in = -1
+
+
+def _ask_zygote(zygote: socket.socket, fds: list[int]) -> socket.socket:
+    """Have a supervisor forked that forks a worker: our end of the line to it."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        try:
+            wire.send_fds(zygote, WORKER, [theirs.fileno(), *fds])
+        except (wire.Broken, OSError):
+            ours.close()
+            raise
+    return ours
+
+
+def _ask_again(supervisor: socket.socket, fds: list[int]) -> socket.socket:
+    try:
+        wire.send_fds(supervisor, wire.frame(("again",)), fds)
+    except (wire.Broken, OSError):
+        supervisor.close()
+        raise
+    return supervisor
 
 
 @lru_cache(maxsize=1024)
