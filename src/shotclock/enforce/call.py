@@ -29,7 +29,7 @@ from .clock import monotonic_ns
 from .context import Progress, Scope
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
-from .loops import Hosts, Ticket
+from .loops import Host, Hosts, Ticket
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .processes import Running, run_command, stop_all
 from .workers import Task, unfindable
@@ -92,6 +92,7 @@ class Runtime:
         self._share_loop = share_loop
         self._hosts = Hosts("shotclock-loop")
         self._observer_hosts = [Hosts(f"shotclock-observer-{position}") for position in range(len(self._observers))]
+        self._loop_carriers = [LoopCarrier(self._hosts, depth) for depth in range(MAX_DEPTH)]
         self._threads = ThreadCarrier()
         self._bells_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bells] = weakref.WeakKeyDictionary()
         self._orphans: dict[HostedCall, int] = {}
@@ -223,11 +224,11 @@ class Runtime:
             trace_id=scope.trace_id if scope is not None else self._trace_id,
             mutates=known.mutates if known is not None else True,
             idempotent=known.idempotent if known is not None else False,
-            notes=self._inherited_warnings(),
+            notes=self._inherited_warnings() if self._inherited_notes else (),
         )
 
-    def _inherited_warnings(self) -> list[Warning_]:
-        return [warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes]
+    def _inherited_warnings(self) -> tuple[Warning_, ...]:
+        return tuple(warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes)
 
     def _refusal(self, known: Operation | None, admission: Admission, depth: int) -> Outcome | None:
         """Reasons not to start that need no code of anybody else's."""
@@ -267,6 +268,8 @@ class Runtime:
     ) -> Awaitable[Outcome]:
         guards = self._guards + operation.guards if self._guards else operation.guards
         scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
+        if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
+            return self._in_worker(operation, arguments, admission, scope, on_progress)
         if operation.place != "loop":
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, on_progress)
         self._watch_pickups()
@@ -321,8 +324,6 @@ class Runtime:
                 on_progress=on_progress,
                 on_further_call=partial(self._call_from_thread, scope),
             ).wait()
-        if (problem := unfindable(operation.handler)) is not None:
-            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", problem, "validation"))
         in_worker: Outcome = await self._at_home(self._in_worker(operation, arguments, admission, scope, on_progress))
         return in_worker
 
@@ -330,14 +331,14 @@ class Runtime:
         assert self._home is not None
         # Bounded by the child's own deadline, which is inside its caller's.
         calling: Envelope = asyncio.run_coroutine_threadsafe(
-            _within(scope, self.call(other, arguments, clocks)), self._home
+            self._call_within(scope, other, arguments, clocks), self._home
         ).result()
         return calling
 
     def _loop_carrier(self, depth: int) -> LoopCarrier | SharedLoopCarrier:
         if self._share_loop:
             return SharedLoopCarrier(asyncio.get_running_loop())
-        return LoopCarrier(self._hosts, depth)
+        return self._loop_carriers[depth]
 
     async def _in_worker(
         self,
@@ -347,15 +348,25 @@ class Runtime:
         scope: Scope,
         on_progress: Progress | None,
     ) -> Outcome:
+        if (problem := unfindable(operation.handler)) is not None:
+            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", problem, "validation"))
         task = Task(
             admission,
             operation.handler,
             arguments,
             scope.depth,
             on_progress or _no_progress,
-            lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
+            partial(self._call_within, scope),
         )
         return await self._ensure_pool(operation).run(task)
+
+    async def _call_within(self, scope: Scope, name: str, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+        """A call made inside of another that did not come with its context: it came from another process or thread."""
+        token = current_scope.set(scope)
+        try:
+            return await self.call(name, arguments, clocks)
+        finally:
+            current_scope.reset(token)
 
     async def _at_home(self, coroutine: Any) -> Any:
         """Workers and commands are waited for on the loop that entered the runtime."""
@@ -484,22 +495,17 @@ class _Observation(Ticket):
         super().__init__()
         self._runtime, self._observer, self._envelope = runtime, observer, envelope
 
-    async def run(self) -> None:
+    async def run(self, host: Host | None = None) -> None:
+        assert host is not None
+        if not host.begin(self):
+            return
         try:
             result = self._observer(self._envelope)
             if hasattr(result, "__await__"):
                 await result
         except BaseException as error:
             self._runtime.observer_failed(error)
-
-
-async def _within(scope: Scope, call: Any) -> Any:
-    """Run a call inside a scope that did not come with the context (it came from another process or thread)."""
-    token = current_scope.set(scope)
-    try:
-        return await call
-    finally:
-        current_scope.reset(token)
+        host.end()
 
 
 def _has_ended(pid: int) -> bool:

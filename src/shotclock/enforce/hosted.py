@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context as Variables
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol
 
 from ..core.clocks import ClockKind, Clocks
@@ -23,7 +24,7 @@ from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import Context, Progress, Scope
 from .handlers import bind, raised, returned, run_guards
-from .loops import Hosts, Mailbox, Ticket
+from .loops import Host, Hosts, Mailbox, Ticket
 from .outcomes import stalled_problem, timeout_problem
 from .processes import shielded
 
@@ -32,6 +33,9 @@ HEARD_LIMIT_S = 0.05
 # If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
 STARVED_S = 0.02
 STARVED_TRIES = 3
+
+# What came of a handler that was cancelled. The exception itself would hold on to every frame that it passed through.
+_CANCELLED = asyncio.CancelledError()
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
@@ -74,7 +78,7 @@ class SharedLoopCarrier:
 
     def submit(self, ticket: Ticket) -> None:
         ticket.claim()
-        ticket.task = self._loop.create_task(ticket.run(), context=ticket.context)
+        ticket.task = self._loop.create_task(ticket.run(None), context=ticket.context)
 
     def cancel(self, ticket: Ticket) -> None:
         ticket.cancel_heard = True
@@ -95,7 +99,7 @@ class ThreadCarrier:
         # The coroutine never awaits: driving it once runs it to its end in this thread.
         if ticket.claim():
             with contextlib.suppress(StopIteration):
-                ticket.context.run(ticket.run().send, None)
+                ticket.context.run(ticket.run(None).send, None)
 
     def cancel(self, ticket: Ticket) -> None:
         ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
@@ -219,7 +223,9 @@ class HostedCall(Ticket):
 
     # --- where the handler runs ---------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, host: Host | None = None) -> None:
+        if host is not None and not host.begin(self):
+            return
         result: object  # an outcome, or what was raised
         operation = self._operation
         try:
@@ -236,6 +242,8 @@ class HostedCall(Ticket):
                 else:
                     value = operation.handler(**bound)
                     result = returned(await value if operation.is_async else value)
+        except asyncio.CancelledError:
+            result = _CANCELLED
         except BaseException as error:
             result = error
         self.finished_ns = monotonic_ns()
@@ -243,6 +251,9 @@ class HostedCall(Ticket):
             self._arrived(result)
         else:
             self._bells.mailbox.post(self._arrived, result)
+        result = None  # an exception knows this frame, and would only be freed by the garbage collector
+        if host is not None:
+            host.end()
 
     def _context(self) -> Context:
         assert self._on_further_call is not None
@@ -293,10 +304,14 @@ class HostedCall(Ticket):
         if delay_s > LONGEST_DELAY_S:
             self._timer = loop.call_later(LONGEST_DELAY_S, self._arm_bell, loop, at_ns)
         else:
-            self._timer = loop.call_later(max(0.0, delay_s), self._ring, ClockKind.TIMEOUT, context=self._bells.context)
+            self._timer = loop.call_later(max(0.0, delay_s), self._ring_timeout, context=self._bells.context)
 
     def _wind_down(self) -> None:
         self.stopping = True
+
+    def _ring_timeout(self) -> None:
+        self._timer = None
+        self._ring(ClockKind.TIMEOUT)
 
     def _ring_idle(self) -> None:
         self._ring(ClockKind.IDLE)
@@ -305,8 +320,6 @@ class HostedCall(Ticket):
         assert self._done is not None
         if self._fired is not None or self._done.done():
             return
-        if kind is ClockKind.TIMEOUT:
-            self._timer = None
         self._fired = kind
         self.stopping = True
         if self.claim():  # its loop never got to it: called off before it began
@@ -366,7 +379,7 @@ class HostedCall(Ticket):
             assert isinstance(result, BaseException)
             outcome = raised(result)
         if self._alarms is not None and self._alarms.soft_rang:
-            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms))
+            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms),)
         return outcome
 
     def _settle(self, ending: Ending) -> None:
@@ -376,7 +389,7 @@ class HostedCall(Ticket):
             self._done.set_result(Outcome(ending, stalled_problem(admission)))
         else:
             elapsed_ns = monotonic_ns() - admission.started_ns
-            self._done.set_result(Outcome(ending, lambda: timeout_problem(admission, elapsed_ns)))
+            self._done.set_result(Outcome(ending, partial(timeout_problem, admission, elapsed_ns)))
 
     async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop the work, wait for it no longer than the grace, and count it if it does not stop."""

@@ -107,13 +107,18 @@ class Mailbox:
                 self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
 
 
+# Held for two lines of ours at a time. One for all: thousands of calls wait, and each lock would be an object more
+# for the garbage collector to walk over.
+_claiming = threading.Lock()
+
+
 class Ticket:
     """Work on its way to a loop: claimed and started once, cancelled on request. What it does is `run`."""
 
-    __slots__ = ("_claim", "cancel_heard", "context", "finished_ns", "host", "posted_ns", "task")
+    __slots__ = ("cancel_heard", "claimed", "context", "finished_ns", "host", "posted_ns", "task")
 
     def __init__(self) -> None:
-        self._claim = threading.Lock()
+        self.claimed = False
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[None] | None = None
         self.host: Host | None = None
@@ -123,14 +128,14 @@ class Ticket:
 
     def claim(self) -> bool:
         """True for exactly one of those who want to start it (or to call it off)."""
-        return self._claim.acquire(blocking=False)
+        with _claiming:
+            if self.claimed:
+                return False
+            self.claimed = True
+            return True
 
-    @property
-    def claimed(self) -> bool:
-        return self._claim.locked()
-
-    async def run(self) -> None:
-        """Runs at its place. May not raise; answers for itself."""
+    async def run(self, host: Host | None = None) -> None:
+        """Runs at its place: claims itself there, unless that was done before. May not raise; answers for itself."""
         raise TypeError(f"{type(self).__name__} does not say what to run")
 
 
@@ -151,11 +156,11 @@ class Host:
     def submit(self, ticket: Ticket) -> None:
         ticket.posted_ns = monotonic_ns()
         self._unclaimed.append(ticket)
-        self._mailbox.post(self._start, ticket)
+        self._mailbox.post(self._start, ticket, ticket.context)
 
     def submit_later(self, ticket: Ticket) -> None:
         self._unclaimed.append(ticket)
-        self._mailbox.post_later(self._start, ticket)
+        self._mailbox.post_later(self._start, ticket, ticket.context)
 
     def cancel(self, ticket: Ticket) -> None:
         self._mailbox.post(self._cancel, ticket)
@@ -179,7 +184,8 @@ class Host:
         with self._lock:
             left = [ticket for ticket in self._unclaimed if not ticket.claimed]
             self._unclaimed.clear()
-        self._mailbox.post(self._stop_if_idle)
+        # Behind everything that was posted before, and behind the first step of each task made of it.
+        self._mailbox.post(self._stop_soon)
         self._mailbox.wake()
         return left
 
@@ -212,32 +218,34 @@ class Host:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             self.loop.close()
 
-    def _start(self, ticket: Ticket) -> None:
-        if ticket.claimed:
-            return
+    def _start(self, ticket: Ticket, context: contextvars.Context) -> None:
         # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
-        self._running += 1
-        # A copy: a ticket that was moved may have a second task here that has not found out yet.
-        self.loop.create_task(self._run(ticket), context=ticket.context.copy()).add_done_callback(self._done)
+        if not ticket.claimed:
+            self.loop.create_task(ticket.run(self), context=context)
 
-    async def _run(self, ticket: Ticket) -> None:
+    def begin(self, ticket: Ticket) -> bool:
+        """The first step of a ticket's task. False if it was called off, or moved and started elsewhere."""
         self._sign_ns = monotonic_ns()
-        if ticket.claim():
-            ticket.host, ticket.task = self, asyncio.current_task()
-            await ticket.run()
+        if not ticket.claim():
+            return False
+        ticket.host, ticket.task = self, asyncio.current_task()
+        self._running += 1
+        return True
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def end(self) -> None:
+        """The last step of a task that has begun."""
         self._sign_ns = monotonic_ns()
         self._running -= 1
-        if not task.cancelled():
-            task.exception()  # seen: run() answers for everything that can be answered for
         if self._retired:
-            self._stop_if_idle()
+            self._stop_soon()
 
     def _cancel(self, ticket: Ticket) -> None:
         ticket.cancel_heard = True
         if ticket.task is not None:
             ticket.task.cancel()
+
+    def _stop_soon(self) -> None:
+        self.loop.call_soon(self._stop_if_idle)
 
     def _stop_if_idle(self) -> None:
         if not self._running:
@@ -300,6 +308,7 @@ class Hosts:
         if old is not None:
             self._retired = [host for host in self._retired if not host.join(0)] + [old]
             for ticket in old.retire():
+                ticket.context = ticket.context.copy()  # there may be a task in the other that has not found out yet
                 fresh.submit(ticket)
         return fresh
 

@@ -128,7 +128,7 @@ class Pool:
         if task.stalled and outcome.ending is Ending.KILLED:
             outcome.problem = stalled_problem(task.admission)
         elif task.alarms is not None and task.alarms.soft_rang:
-            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=clocks.soft_ms))
+            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=clocks.soft_ms),)
         return outcome
 
     # --- clocks: the supervisors' are the ones that count, this looks after what they cannot see ------------

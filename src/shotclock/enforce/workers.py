@@ -299,7 +299,7 @@ class Worker:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
             message = f"{count_processes(leaked)} outlived the function, stopped now: {names}"
-            outcome.warnings.append(warning("DESCENDANTS_STOPPED", message, processes=leaked))
+            outcome.warnings += (warning("DESCENDANTS_STOPPED", message, processes=leaked),)
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return
