@@ -232,7 +232,8 @@ class Pool:
         if self._closing or worker.gone.done():
             return
         tasks: list[Task] = []
-        for _ in range(min(worker.room, len(self._waiting))):
+        # No more than its share, or the others would have nothing to do.
+        for _ in range(min(worker.room, -(-len(self._waiting) // max(1, len(self._all))))):
             # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
             if worker.is_idle and not tasks:
                 worker.set_grace(self._waiting[0].grace_ms)

@@ -35,11 +35,13 @@ from .outcomes import crash_outcome, worker_outcome
 from .worker import MAIN_ALIAS
 from .zygote import WORKER
 
-# A worker that answered its last call within this may have some more waiting in its socket.
+# A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
+# in AHEAD_NS. Waking it for each costs more than a short call takes.
 QUICK_NS = 1_000_000
+AHEAD_NS = 2_000_000
 # One that answered this close to its bell may be on the way to be killed, and gets no other call.
 CLOSE_CALL_NS = 3_000_000
-MOST_AHEAD = 6
+MOST_AHEAD = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +61,7 @@ class Task:
     waits_for_queue: bool = field(init=False)
     """Whether that is the queue clock's doing, or the bell's."""
     worker: Worker | None = None
+    sent_ns: int = 0
     alarms: Alarms | None = None
     stalled: bool = False
 
@@ -131,6 +134,7 @@ class Worker:
         """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
         self.began_ns = 0
         self._took_ns = QUICK_NS
+        self._finished_ns = 0
         self._skipping = 0
         self._sending = False
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
@@ -171,7 +175,8 @@ class Worker:
             return 0
         if self._took_ns >= QUICK_NS:
             return 0 if self.assigned else 1
-        return MOST_AHEAD - len(self.assigned) if len(self.assigned) <= MOST_AHEAD // 2 else 0
+        most = min(MOST_AHEAD, AHEAD_NS // max(1, self._took_ns))
+        return most - len(self.assigned) if len(self.assigned) <= most // 2 else 0
 
     # --- a call -------------------------------------------------------------------------------------------
 
@@ -182,10 +187,11 @@ class Worker:
 
     def begin(self, *tasks: Task) -> None:
         """Give the worker calls. Each is resolved exactly once, whatever happens to the process."""
+        now_ns = monotonic_ns()
         if not self.assigned:
-            self.began_ns = monotonic_ns()
+            self.began_ns = now_ns
         for task in tasks:
-            task.worker = self
+            task.worker, task.sent_ns = self, now_ns
             self.assigned.append(task)
         message = b"".join([task.message for task in tasks])
         try:
@@ -213,7 +219,7 @@ class Worker:
     def take_back(self) -> list[Task]:
         """The calls it has not started. From here on it never will: their tokens are ours."""
         try:
-            count = len(os.read(self._tokens, 64))
+            count = len(os.read(self._tokens, MOST_AHEAD))
         except OSError:
             return []
         taken = [self.assigned.pop() for _ in range(min(count, len(self.assigned)))]
@@ -271,6 +277,9 @@ class Worker:
                     return
                 if to_bell_ns < CLOSE_CALL_NS:
                     self.kill("its bell may have rung")
+                # From the end of the one before, if this one was already waiting then.
+                self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
+                self._finished_ns = finished_ns
                 self._finish(task, worker_outcome(kind, payload), leaked)
             case ("progress", int(done), total, unit):
                 if task.alarms is not None:
@@ -293,8 +302,7 @@ class Worker:
 
     def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
         self.assigned.popleft()
-        now_ns = monotonic_ns()
-        self._took_ns, self.began_ns = now_ns - self.began_ns, now_ns
+        self.began_ns = monotonic_ns()
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
