@@ -321,7 +321,10 @@ class Pool:
             with contextlib.suppress(wire.Broken):  # it was killed while it waited
                 worker = Worker(self, self._vacant.pop())
                 self._all.add(worker)
-                self.give_back(worker)
+                if self._waiting:
+                    self.give_back(worker)
+                else:
+                    self._idle.insert(0, worker)  # the last to be chosen: it is only just being forked
                 return
         if self._zygote_control is None:
             self._start_preloaded()
