@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -29,7 +29,8 @@ from .clock import monotonic_ns
 from .context import Progress, Scope
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
-from .loops import Host, Hosts, Ticket
+from .loops import Hosts
+from .observers import Audience, Observer
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .processes import Running, run_command, stop_all
 from .workers import Task, unfindable
@@ -39,13 +40,9 @@ MAX_DEPTH = 16
 DEFAULT_ORPHAN_LIMIT = 64
 # Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
 PICKUP_CHECK_S = 0.12
-# An observer this far behind is stuck; what it is not told is counted as its error.
-OBSERVER_BACKLOG = 10_000
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
-
-Observer = Callable[[Envelope], Any]
 
 
 @dataclass(slots=True)
@@ -85,18 +82,22 @@ class Runtime:
         self._operations = {operation.name: operation for operation in operations}
         self._clocks = (clocks or Clocks()).over(Clocks(DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS))
         self._guards = tuple(guards)
-        self._observers = tuple(observers)
+        self._audiences = [
+            Audience(observer, f"shotclock-observer-{position}", self._observer_failed)
+            for position, observer in enumerate(observers)
+        ]
         self._warm, self._most = workers, most_workers
         self._preload = tuple(preload)
         self._orphan_limit = orphan_limit
         self._share_loop = share_loop
         self._hosts = Hosts("shotclock-loop")
-        self._observer_hosts = [Hosts(f"shotclock-observer-{position}") for position in range(len(self._observers))]
         self._loop_carriers = [LoopCarrier(self._hosts, depth) for depth in range(MAX_DEPTH)]
         self._threads = ThreadCarrier()
         self._bells_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bells] = weakref.WeakKeyDictionary()
+        self._last_bells: Bells | None = None
         self._orphans: dict[HostedCall, int] = {}
         self._defaults: dict[Operation, Clocks] = {}
+        self._last_clocks = (self._clocks, self._clocks, self._clocks)
         self._home: asyncio.AbstractEventLoop | None = None
         self._pool: Pool | None = None
         self._zygote: socket.socket | None = None
@@ -215,9 +216,17 @@ class Runtime:
             if merged is None:
                 merged = self._defaults[known] = known.clocks.over(self._clocks)
             defaults = merged
+        if clocks is None:
+            clocks = defaults
+        else:
+            said, over, merged = self._last_clocks  # most callers use the same ones again and again
+            if said is not clocks or over is not defaults:
+                merged = clocks.over(defaults)
+                self._last_clocks = clocks, defaults, merged
+            clocks = defaults = merged
         return admit(
             name,
-            clocks or defaults,
+            clocks,
             defaults=defaults,
             parent=scope.deadline if scope is not None else self._inherited,
             parent_owner=scope.name if scope is not None else "caller",
@@ -337,7 +346,7 @@ class Runtime:
 
     def _loop_carrier(self, depth: int) -> LoopCarrier | SharedLoopCarrier:
         if self._share_loop:
-            return SharedLoopCarrier(asyncio.get_running_loop())
+            return self._bells().shared_loop
         return self._loop_carriers[depth]
 
     async def _in_worker(
@@ -377,9 +386,12 @@ class Runtime:
 
     def _bells(self) -> Bells:
         loop = asyncio.get_running_loop()
-        bells = self._bells_of.get(loop)
-        if bells is None:
-            bells = self._bells_of[loop] = Bells(loop)
+        bells = self._last_bells
+        if bells is None or bells.loop is not loop:
+            bells = self._bells_of.get(loop)
+            if bells is None:
+                bells = self._bells_of[loop] = Bells(loop)
+            self._last_bells = bells
         return bells
 
     # --- what cannot be stopped ---------------------------------------------------------------------------
@@ -409,14 +421,10 @@ class Runtime:
     # --- observers ----------------------------------------------------------------------------------------
 
     def _tell_observers(self, envelope: Envelope) -> None:
-        """Off the caller's path, each observer on a loop of its own: one that hangs or raises costs nobody else."""
-        for observer, hosts in zip(self._observers, self._observer_hosts, strict=True):
-            if hosts.backlog >= OBSERVER_BACKLOG:
-                self.observer_failed(RuntimeError(f"{observer!r} is {OBSERVER_BACKLOG} envelopes behind"))
-            else:
-                hosts.submit_in_order(_Observation(self, observer, envelope))
+        for audience in self._audiences:
+            audience.tell(envelope)
 
-    def observer_failed(self, error: BaseException) -> None:
+    def _observer_failed(self, error: BaseException) -> None:
         self.counts.observer_errors += 1
         self.last_observer_error = error
 
@@ -482,30 +490,8 @@ class Runtime:
                 break
             await asyncio.sleep(ZYGOTE_PAUSE_S)
         await asyncio.to_thread(self._hosts.close)
-        for hosts in self._observer_hosts:
-            await asyncio.to_thread(hosts.finish)
-
-
-class _Observation(Ticket):
-    """One observer told of one envelope, on a loop where it can block nobody's answer."""
-
-    __slots__ = ("_envelope", "_observer", "_runtime")
-
-    def __init__(self, runtime: Runtime, observer: Observer, envelope: Envelope) -> None:
-        super().__init__()
-        self._runtime, self._observer, self._envelope = runtime, observer, envelope
-
-    async def run(self, host: Host | None = None) -> None:
-        assert host is not None
-        if not host.begin(self):
-            return
-        try:
-            result = self._observer(self._envelope)
-            if hasattr(result, "__await__"):
-                await result
-        except BaseException as error:
-            self._runtime.observer_failed(error)
-        host.end()
+        for audience in self._audiences:
+            await asyncio.to_thread(audience.finish)
 
 
 def _has_ended(pid: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar
 from functools import partial
@@ -24,7 +24,7 @@ from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import Context, Progress, Scope
 from .handlers import bind, raised, returned, run_guards
-from .loops import Host, Hosts, Mailbox, Ticket
+from .loops import Host, Hosts, Mailbox, Ticket, cancel_tasks
 from .outcomes import stalled_problem, timeout_problem
 from .processes import shielded
 
@@ -44,7 +44,7 @@ class Carrier(Protocol):
     """Where handlers run that cannot be killed."""
 
     def submit(self, ticket: Ticket) -> None: ...
-    def cancel(self, ticket: Ticket) -> None: ...
+    def cancel(self, tickets: Sequence[Ticket]) -> None: ...
     def give_up(self, ticket: Ticket) -> None: ...
 
 
@@ -59,9 +59,13 @@ class LoopCarrier:
     def submit(self, ticket: Ticket) -> None:
         self._hosts.submit(ticket, self._level)
 
-    def cancel(self, ticket: Ticket) -> None:
-        if ticket.host is not None:
-            ticket.host.cancel(ticket)
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        by_host: dict[Host, list[Ticket]] = {}
+        for ticket in tickets:
+            if ticket.host is not None:
+                by_host.setdefault(ticket.host, []).append(ticket)
+        for host, its in by_host.items():
+            host.cancel(its)
 
     def give_up(self, ticket: Ticket) -> None:
         if not ticket.cancel_heard:
@@ -80,10 +84,8 @@ class SharedLoopCarrier:
         ticket.claim()
         ticket.task = self._loop.create_task(ticket.run(None), context=ticket.context)
 
-    def cancel(self, ticket: Ticket) -> None:
-        ticket.cancel_heard = True
-        if ticket.task is not None:
-            ticket.task.cancel()
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        cancel_tasks(tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         pass
@@ -101,8 +103,9 @@ class ThreadCarrier:
             with contextlib.suppress(StopIteration):
                 ticket.context.run(ticket.run(None).send, None)
 
-    def cancel(self, ticket: Ticket) -> None:
-        ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
 
     def give_up(self, ticket: Ticket) -> None:
         pass
@@ -111,29 +114,33 @@ class ThreadCarrier:
 class Bells:
     """The calls of one loop whose bell has just rung. Ten thousand that ring together cost one timer, not ten."""
 
-    __slots__ = ("_loop", "_rung", "context", "mailbox")
+    __slots__ = ("_rung", "context", "loop", "mailbox", "shared_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._rung: list[HostedCall] = []
         self.mailbox = Mailbox(loop)
+        self.shared_loop = SharedLoopCarrier(loop)
         self.context = Variables()  # for all our timers: a copy of the caller's for each would be garbage
 
     def rang(self, call: HostedCall) -> None:
         if not self._rung:
             # Every bell that is due has been queued before this, so all of them are in the list by then.
-            self._loop.call_soon(self._cancel)
+            self.loop.call_soon(self._cancel)
         self._rung.append(call)
 
     def _cancel(self) -> None:
         rung, self._rung = self._rung, []
+        by_carrier: dict[Carrier, list[HostedCall]] = {}
         for call in rung:
-            call.cancel_handler()
-        self._loop.call_later(HEARD_LIMIT_S, self._check, rung, self._loop.time(), 1)
+            by_carrier.setdefault(call.carrier, []).append(call)
+        for carrier, calls in by_carrier.items():
+            carrier.cancel(calls)
+        self.loop.call_later(HEARD_LIMIT_S, self._check, rung, self.loop.time(), 1)
 
     def _check(self, rung: list[HostedCall], rang_at: float, tries: int) -> None:
         """After a moment: abandon those whose loop does not even react, give the others the rest of their grace."""
-        now = self._loop.time()
+        now = self.loop.time()
         starved = now - (rang_at + HEARD_LIMIT_S * tries) > STARVED_S and tries < STARVED_TRIES
         deaf: list[HostedCall] = []
         heard: dict[int, list[HostedCall]] = {}
@@ -147,9 +154,9 @@ class Bells:
             else:
                 call.abandon()
         if deaf:
-            self._loop.call_later(HEARD_LIMIT_S, self._check, deaf, rang_at, tries + 1)
+            self.loop.call_later(HEARD_LIMIT_S, self._check, deaf, rang_at, tries + 1)
         for grace_ms, calls in heard.items():
-            self._loop.call_at(max(now, rang_at + grace_ms / 1000), self._abandon, calls)
+            self.loop.call_at(max(now, rang_at + grace_ms / 1000), self._abandon, calls)
 
     def _abandon(self, calls: list[HostedCall]) -> None:
         for call in calls:
@@ -165,7 +172,6 @@ class HostedCall(Ticket):
         "_alarms",
         "_arguments",
         "_bells",
-        "_carrier",
         "_done",
         "_fired",
         "_guards",
@@ -176,6 +182,7 @@ class HostedCall(Ticket):
         "_runtime",
         "_scope",
         "_timer",
+        "carrier",
         "stopping",
     )
 
@@ -197,7 +204,7 @@ class HostedCall(Ticket):
         super().__init__()
         self._runtime = runtime
         self._bells = bells
-        self._carrier = carrier
+        self.carrier = carrier
         self._admission = admission
         self._operation = operation
         self._arguments = arguments
@@ -247,7 +254,7 @@ class HostedCall(Ticket):
         except BaseException as error:
             result = error
         self.finished_ns = monotonic_ns()
-        if isinstance(self._carrier, SharedLoopCarrier):
+        if isinstance(self.carrier, SharedLoopCarrier):
             self._arrived(result)
         else:
             self._bells.mailbox.post(self._arrived, result)
@@ -281,7 +288,7 @@ class HostedCall(Ticket):
             self._arm_bell(loop, bell.at_ns)
         if clocks.soft_ms or clocks.idle_ms:
             self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
-        self._carrier.submit(self)
+        self.carrier.submit(self)
         try:
             return await self._done
         except asyncio.CancelledError:
@@ -327,9 +334,6 @@ class HostedCall(Ticket):
         else:
             self._bells.rang(self)
 
-    def cancel_handler(self) -> None:
-        self._carrier.cancel(self)
-
     @property
     def is_settled(self) -> bool:
         return self._done is not None and self._done.done()
@@ -350,7 +354,7 @@ class HostedCall(Ticket):
         if self._done.done():
             return
         self._abandoned = True
-        self._carrier.give_up(self)
+        self.carrier.give_up(self)
         self._runtime.abandoned(self)
         self._settle(Ending.ABANDONED)
 

@@ -14,7 +14,7 @@ import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .clock import monotonic_ns
@@ -139,6 +139,14 @@ class Ticket:
         raise TypeError(f"{type(self).__name__} does not say what to run")
 
 
+def cancel_tasks(tickets: Sequence[Ticket]) -> None:
+    """On the loop where they run."""
+    for ticket in tickets:
+        ticket.cancel_heard = True
+        if ticket.task is not None:
+            ticket.task.cancel()
+
+
 class Host:
     """One loop in one daemon thread."""
 
@@ -156,14 +164,13 @@ class Host:
     def submit(self, ticket: Ticket) -> None:
         ticket.posted_ns = monotonic_ns()
         self._unclaimed.append(ticket)
-        self._mailbox.post(self._start, ticket, ticket.context)
+        self._mailbox.post(self.start, ticket, ticket.context)
 
-    def submit_later(self, ticket: Ticket) -> None:
-        self._unclaimed.append(ticket)
-        self._mailbox.post_later(self._start, ticket, ticket.context)
+    def post_later(self, then: Callable[[Host], None]) -> None:
+        self._mailbox.post_later(then, self)
 
-    def cancel(self, ticket: Ticket) -> None:
-        self._mailbox.post(self._cancel, ticket)
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        self._mailbox.post(cancel_tasks, tickets)
 
     def is_blocked(self, now_ns: int) -> bool:
         """Whether something posted has been lying for longer than any healthy loop would let it."""
@@ -193,12 +200,6 @@ class Host:
     def has_unclaimed(self) -> bool:
         return bool(self._unclaimed)
 
-    @property
-    def backlog(self) -> int:
-        """How many are not yet started."""
-        self.is_blocked(monotonic_ns())  # forgets those that are
-        return len(self._unclaimed)
-
     def stop(self) -> None:
         self._retired = True
         self._mailbox.post(self._stop_now)
@@ -218,7 +219,8 @@ class Host:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             self.loop.close()
 
-    def _start(self, ticket: Ticket, context: contextvars.Context) -> None:
+    def start(self, ticket: Ticket, context: contextvars.Context) -> None:
+        """On the loop itself."""
         # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
         if not ticket.claimed:
             self.loop.create_task(ticket.run(self), context=context)
@@ -238,11 +240,6 @@ class Host:
         self._running -= 1
         if self._retired:
             self._stop_soon()
-
-    def _cancel(self, ticket: Ticket) -> None:
-        ticket.cancel_heard = True
-        if ticket.task is not None:
-            ticket.task.cancel()
 
     def _stop_soon(self) -> None:
         self.loop.call_soon(self._stop_if_idle)
@@ -275,15 +272,10 @@ class Hosts:
         host.submit(ticket)
         return host
 
-    def submit_in_order(self, ticket: Ticket) -> None:
+    def post_in_order(self, then: Callable[[Host], None]) -> None:
         """To the one host, however long it takes: for work that nobody waits for."""
         host = self._levels.get(0) or self._replace(0, None)
-        host.submit_later(ticket)
-
-    @property
-    def backlog(self) -> int:
-        host = self._levels.get(0)
-        return 0 if host is None else host.backlog
+        host.post_later(then)
 
     def relieve(self, host: Host | None) -> None:
         """Called when a loop did not react: whatever it has not picked up goes to a fresh one."""
