@@ -52,13 +52,14 @@ class Signature:
             __config__=ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=()),
             **fields,
         )
+        self._validate = self._model.__pydantic_validator__.validate_python
 
     def check(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], list[dict[str, str]]]:
         """The arguments as the function wants them, or what is wrong with them."""
         if not arguments and not self._names:
             return {}, []
         try:
-            checked = self._model.model_validate(arguments)
+            checked = self._validate(arguments)
         except ValidationError as error:
             return {}, [
                 {"field": ".".join(map(str, problem["loc"])) or "arguments", "message": problem["msg"]}
