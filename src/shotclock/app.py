@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
+from string import Formatter
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
@@ -30,8 +31,9 @@ from .core.arguments import CONTEXT_NAME, signature_of, to_jsonable
 from .core.catalogue import Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
+from .core.effects import SideEffects
 from .core.envelope import Envelope
-from .core.errors import error_entry
+from .core.errors import Failure, error_entry
 from .core.manifest import flag_name
 from .core.operation import HandlerReference, Isolation, Operation
 from .desk import Desk
@@ -61,7 +63,6 @@ DEFAULT_GRACE = "500ms"
 """Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_PLACEHOLDER = re.compile(r"\{(\w*)")
 
 APPS: dict[str, App] = {}
 """Every App of this process by its key. A worker that imported the same program finds the same ones here."""
@@ -120,6 +121,7 @@ class App:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._key = name
         self._running: Desk | None = None
+        self._inside = 0
         for number in range(2, 1000):
             if self._key not in APPS:
                 break
@@ -191,9 +193,7 @@ class App:
         codes = tuple(error_entry(code).code for code in exit_codes)
         known = {parameter.name for parameter in parameters}
         for template in (single_flight, requires_person):
-            for placeholder in _PLACEHOLDER.findall(template or ""):
-                if placeholder not in known:
-                    raise ValueError(f"{name!r}: {{{placeholder}}} in {template!r} is none of its parameters")
+            _check_placeholders(name, template or "", known)
         may_go_on = _interruption(interruption)
         if may_go_on is not None:  # its work is bounded by its own lifetime, not by what callers usually wait
             timeout = f"{may_go_on.max_lifetime_ms}ms" if timeout is None else timeout
@@ -231,7 +231,7 @@ class App:
         )
         spec.operation()  # refuses what cannot be isolated as asked
         self._commands[name] = spec
-        self._functions[name] = function
+        self._functions[name] = function if is_async or stdin else _asking_nobody(function, name)
 
     # --- what others see of it ----------------------------------------------------------------------------
 
@@ -301,33 +301,27 @@ class App:
         on_progress: Progress | None = None,
     ) -> Envelope:
         """As `call`, with the options of this one call beside its arguments."""
-        if self._running is None:
-            async with self:
-                return await self.call_with(
-                    command,
-                    arguments,
-                    timeout=timeout,
-                    budget=budget,
-                    idempotency_key=idempotency_key,
-                    on_progress=on_progress,
-                )
-        return await self._running.call(
-            command,
-            arguments,
-            Clocks.of(timeout=timeout),
-            budget_ms=None if budget is None else parse_duration_ms(budget),
-            idempotency_key=idempotency_key,
-            on_progress=on_progress,
-        )
+        async with self:  # whoever is inside keeps it open, also for calls that began without a context
+            assert self._running is not None
+            return await self._running.call(
+                command,
+                arguments,
+                Clocks.of(timeout=timeout),
+                budget_ms=None if budget is None else parse_duration_ms(budget),
+                idempotency_key=idempotency_key,
+                on_progress=on_progress,
+            )
 
     async def __aenter__(self) -> Self:
-        runtime = Runtime(
-            operations=self._operations(),
-            clocks=self.clocks,
-            workers=self.workers or DEFAULT_WARM,
-            program=self.program,
-        )
-        self._running = await Desk(self.catalogue(), runtime, program=self.program).__aenter__()
+        if self._running is None:
+            runtime = Runtime(
+                operations=self._operations(),
+                clocks=self.clocks,
+                workers=self.workers or DEFAULT_WARM,
+                program=self.program,
+            )
+            self._running = await Desk(self.catalogue(), runtime, program=self.program).__aenter__()
+        self._inside += 1
         return self
 
     def _operations(self) -> list[Operation]:
@@ -343,6 +337,9 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._inside -= 1
+        if self._inside:
+            return
         running, self._running = self._running, None
         if running is not None:
             await running.__aexit__(kind, error, trace)
@@ -362,6 +359,18 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     if not isinstance(found, App):
         raise TypeError(f"{attribute} is a {type(found).__name__}, not an App")
     return found.catalogue().to_plain()
+
+
+def _check_placeholders(name: str, template: str, known: set[str]) -> None:
+    try:
+        fields = [(field, spec, conversion) for _, field, spec, conversion in Formatter().parse(template)]
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {template!r}: {error}") from None
+    for field, spec, conversion in fields:
+        if field is not None and field not in known:
+            raise ValueError(f"{name!r}: {{{field}}} in {template!r} is none of its parameters")
+        if spec or conversion:
+            raise ValueError(f"{name!r}: {{{field}}} in {template!r} stands for the argument as it is, and no more")
 
 
 class _Documentation(NamedTuple):
@@ -391,6 +400,22 @@ def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> I
         if name in said:
             said[f"{name}_ms"] = parse_duration_ms(said.pop(name))
     return Interruption(**said)
+
+
+def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Commands have no terminal. A question that finds none is not the command's bug."""
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except EOFError as error:
+            if str(error) != "EOF when reading a line":  # which is what `input` says, and nothing else
+                raise
+            message = f"{name} asks a question, and nobody can answer it here"
+            raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
+
+    return run
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:

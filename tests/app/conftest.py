@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.core.holder import Holder
 from shotclock.enforce.identity import is_alive
 from shotclock.store import Store
 from shotclock.store.jobs import Job
@@ -167,18 +168,26 @@ class Home:
     def leave(self) -> None:
         stayed: list[str] = []
         for job in self.jobs():
-            if job.keeper is None or not is_alive(job.keeper):
-                continue
             if job.is_active:
-                os.kill(job.keeper.pid, signal.SIGKILL)
-                continue
-            give_up_at = time.monotonic() + KEEPER_LEAVES_WITHIN_S
-            while is_alive(job.keeper) and time.monotonic() < give_up_at:
-                time.sleep(POLL_S)
-            if is_alive(job.keeper):
+                self._kill_keeper(job)
+            elif job.keeper is not None and not self._gone(job.keeper):
                 stayed.append(f"{job.id} ({job.command}): pid {job.keeper.pid}")
                 os.kill(job.keeper.pid, signal.SIGKILL)
         assert not stayed, f"keepers outlived the end of their jobs: {stayed}"
+
+    def _kill_keeper(self, job: Job) -> None:
+        give_up_at = time.monotonic() + SOON_S
+        while job.keeper is None and job.is_active and time.monotonic() < give_up_at:  # it is on its way
+            time.sleep(POLL_S)
+            job = self.job(job.id)
+        if job.keeper is not None and is_alive(job.keeper):
+            os.kill(job.keeper.pid, signal.SIGKILL)
+
+    def _gone(self, keeper: Holder) -> bool:
+        give_up_at = time.monotonic() + KEEPER_LEAVES_WITHIN_S
+        while is_alive(keeper) and time.monotonic() < give_up_at:
+            time.sleep(POLL_S)
+        return not is_alive(keeper)
 
 
 @pytest.fixture

@@ -28,6 +28,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no place at all": ({"concurrency": 0}, "at least 1"),
     "a lock on nothing": ({"single_flight": "device:{device}"}, "device"),
     "a lock on a position": ({"single_flight": "device:{}"}, "none of its parameters"),
+    "a lock on a part": ({"single_flight": "{path.name}"}, "none of its parameters"),
+    "a lock with a format": ({"single_flight": "{path:>5}"}, "as it is"),
+    "half a placeholder": ({"single_flight": "device:{path"}, "expected"),
     "a question about nothing": ({"requires_person": "wipe {name}"}, "name"),
     "the same step twice": ({"steps": ["a", "b", "a"]}, "step"),
     "an interruption that is none": ({"interruption": {"detach": False, "resume": False}}, "interrupt"),
@@ -49,6 +52,10 @@ def test_a_wrong_declaration_is_refused_where_it_is_written(wrong: str, app: App
         app.command(**declared)(sync_command)
     assert len(str(refused.value)) > 10
     assert app.catalogue().commands == ()
+
+
+def test_braces_may_be_meant_as_they_are(app: App):
+    app.command(single_flight="{{x}} {path}")(sync_command)
 
 
 def test_codes_have_to_be_registered_before_they_are_declared(app: App):
@@ -227,3 +234,25 @@ def test_apps_of_one_name_do_not_take_each_others_calls():
         return [(await app.call("which")).value for app in answers]
 
     assert asyncio.run(scenario()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("version", "written"),
+    [
+        ("0", "0.0.0"),
+        ("1.2", "1.2.0"),
+        ("1.2.3", "1.2.3"),
+        ("1.2.3-rc.1+x", "1.2.3-rc.1+x"),
+        *((version, None) for version in ("2024.01", "1.2.3rc1", "", "v1", "1.2.3.4", "1.2.3\n")),
+    ],
+)
+def test_the_version_in_an_envelope_is_the_apps_where_the_contract_can_hold_it(
+    version: str, written: str | None, validate_envelope: Any
+):
+    app = App("versioned", version=version, default_timeout="5s")
+
+    @app.command
+    async def nothing() -> None: ...
+
+    meta = validate_envelope(asyncio.run(app.call("nothing")).to_dict())["meta"]
+    assert meta.get("tool_version") == written

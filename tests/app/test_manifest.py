@@ -67,6 +67,18 @@ def test_a_command_that_may_go_on_declares_exit_14_and_the_commands_to_go_on_wit
     assert "LOCK_HELD" in manifest["commands"]["flash"]["exit_codes"]["4"]["error_codes"]
 
 
+@pytest.mark.requirement("F-012")
+def test_whether_a_timeout_may_be_retried_is_what_the_manifest_declared(tool: Any, tmp_path: Any):
+    program = tool()
+    commands = program.envelope("manifest", code=0)["data"]["commands"]
+    reading, writing = program.start("waits", "60"), program.start("stepped", tmp_path)
+    for name, running in (("waits", reading), ("stepped", writing)):
+        envelope = running.ends().json()
+        declared = commands[name]["exit_codes"]["10"]
+        assert envelope["meta"]["exit_code"] == 10 and "TIMEOUT" in declared["error_codes"]
+        assert envelope["error"]["retryable"] is declared["retryable"] is (name == "waits")
+
+
 def test_every_word_of_the_manifest_is_a_word_of_the_command_line(tool: Any):
     """The flags that are promised are understood: `--help` is made from the parser itself."""
     program = tool()

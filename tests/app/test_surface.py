@@ -200,8 +200,9 @@ def test_a_command_that_asks_is_not_left_waiting_for_an_answer(tool: Any, valida
     running = tool("adversaries.py").start("asks", stdin=subprocess.PIPE)
     ran = running.ends(within_s=8)
     running.process.stdin.close()
-    assert validate_envelope(ran.json())["meta"]["duration_ms"] < 700
-    assert ran.code != 0
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 4 and envelope["error"]["code"] == "INPUT_REQUIRED"
+    assert envelope["meta"]["side_effects"] == "unknown", "it had begun"
 
 
 # --- ways to start it ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from shotclock.core.operation import HandlerReference
 from shotclock.enforce.admission import Outcome, admit, answer
 from shotclock.servers.calls import Gate, shown
 from shotclock.servers.progress import INTERVAL_S, ProgressReports
-from shotclock.servers.serving import backstop_warnings
+from shotclock.servers.serving import backstop_warnings, thread_warnings
 from shotclock.servers.terms import read_terms
 from shotclock.servers.tools import tools_of
 from tests.servers.client import MODERN, run, timed
@@ -183,6 +183,12 @@ def test_a_backstop_that_rings_before_a_tools_own_clock_is_warned_of(limit_ms: i
     warnings = backstop_warnings(catalogue, limit_ms)
     assert bool(warnings) is warned
     assert all("'long'" in line for line in warnings)
+
+
+def test_a_tool_that_asks_for_a_thread_is_warned_of() -> None:
+    catalogue = Catalogue("c", "1", commands=(spec("a", isolation="thread"), spec("b", isolation="process")))
+    (line,) = thread_warnings(catalogue)
+    assert "'a'" in line
 
 
 def test_terms_without_a_word_of_ours_say_nothing() -> None:

@@ -1,6 +1,7 @@
 """Tools that hang in every way of the list, called by a real client over each transport and protocol generation."""
 
 import asyncio
+import contextlib
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,21 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp import Client
 
 from tests.enforce.bounds import marked, soon
 from tests.servers.adversaries import HANGING
-from tests.servers.client import LATE_S, MODERN, TRANSPORTS, connected, envelope_of, run, timed
+from tests.servers.client import (
+    LATE_S,
+    LEGACY,
+    MODERN,
+    TRANSPORTS,
+    connected,
+    envelope_of,
+    http_server,
+    run,
+    timed,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -130,6 +142,29 @@ def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str
 
     wrong = run(scenario(), within=100)
     assert not wrong, "\n".join(wrong[:10])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", [MODERN, LEGACY])
+def test_two_hundred_that_hang_at_once_over_http_are_answered_on_time(mode: str, tmp_path: Path) -> None:
+    """On the server's clock: a client in Python needs seconds for as many connections, whoever is on the other end."""
+
+    async def scenario() -> None:
+        meta = {"shotclock.dev/timeoutMs": 2000}
+        with http_server() as (url, _):
+            async with contextlib.AsyncExitStack() as stack:
+                clients = [await stack.enter_async_context(Client(url, mode=mode)) for _ in range(4)]
+                envelopes = await asyncio.gather(
+                    *(
+                        envelope_of(clients[number % 4], "sleeps", {"folder": str(tmp_path)}, meta=meta)
+                        for number in range(200)
+                    )
+                )
+                assert {envelope["error"]["code"] for envelope in envelopes} == {"TIMEOUT"}
+                assert max(envelope["meta"]["duration_ms"] for envelope in envelopes) < 2000 + LATE_S * 1000
+                assert (await envelope_of(clients[0], "noop", meta=meta))["ok"]
+
+    run(scenario(), within=100)
 
 
 def test_a_server_answers_while_others_hang(tmp_path: Path) -> None:

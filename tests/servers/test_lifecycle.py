@@ -193,6 +193,16 @@ def test_a_client_that_reads_nothing_is_not_read_from_any_more_and_costs_bounded
         assert process.wait(ENDED_WITHIN_S) == 0
 
 
+def test_a_client_that_closes_our_stdout_has_left(tmp_path: Path) -> None:
+    with served("serve", ADVERSARIES) as process:
+        hang_three(process, tmp_path)
+        assert process.stdout is not None
+        process.stdout.close()
+        say(process, 1, "noop", {})
+        assert process.wait(ENDED_WITHIN_S) == 0
+        eventually(lambda: nothing_left(tmp_path))
+
+
 # --- cancelling -----------------------------------------------------------------------------------
 
 

@@ -26,11 +26,12 @@ from ..core.errors import Failure
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns
 from ..enforce.forked import carry_out
+from .asked import RunAsked
 from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse
 from .serve import Serve
 
-SUBCOMMANDS = ("exec", "check", "plan", "schema", "serve", "job", "errors", "doctor", "help")
+SUBCOMMANDS = ("exec", "run", "check", "plan", "schema", "serve", "job", "errors", "doctor", "help")
 DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
@@ -110,6 +111,10 @@ def _main(words: list[str], as_json: bool) -> int:
         return _perform(understood, clocks, as_json)
     if isinstance(understood, Serve):
         return _serve(understood, as_json)
+    if isinstance(understood, RunAsked):
+        from .run import main as run_main
+
+        return run_main(understood, as_json)
     if isinstance(understood, Page):
         write_quietly(sys.stdout, understood.text)
     else:
@@ -132,6 +137,58 @@ app = App(
 def _exec() -> Help:
     """Run one command on the clock; when it hangs, it is really stopped."""
     return Help("exec")  # only listed here: `shotclock exec` itself never comes this way
+
+
+@app.command
+def run(
+    flow: str | None = None,
+    /,
+    *,
+    timeout: Annotated[str | None, Parameter(metavar="D")] = None,
+    input: Annotated[list[str] | None, Parameter(metavar="NAME=VALUE", negative="")] = None,
+    run_id: Annotated[str | None, Parameter(metavar="ID")] = None,
+    resume: Annotated[str | None, Parameter(metavar="RUN_ID")] = None,
+    events: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    force: Annotated[bool, FLAG] = False,
+    json: Annotated[bool, FLAG] = False,
+) -> RunAsked:
+    """Run a workflow, each step on the clock, every change written down.
+
+    Parameters
+    ----------
+    flow
+        The file.
+    timeout
+        Of the whole run (5m, or a number of milliseconds); the file's own if it is shorter.
+    input
+        A value for one of its inputs; may be given several times.
+    run_id
+        The name of this run, instead of a made-up one.
+    resume
+        Go on with a run whose process died. Finished steps are not run again.
+    events
+        Write a line of JSON to this file for every change.
+    force
+        Run it even if its clocks cannot fit.
+    json
+        The envelope alone on stdout, also on a terminal.
+    """
+    mistakes: Mistakes = []
+    if (flow is None) == (resume is None):
+        mistakes.append({"field": "flow", "message": "name a file, or a run to --resume"})
+    inputs = {}
+    for word in input or []:
+        name, equals, value = word.partition("=")
+        if not equals:
+            mistakes.append({"field": "input", "message": f"{word!r} is not NAME=VALUE"})
+        inputs[name] = value
+    try:
+        limit_ms = _run_timeout(timeout, "timeout")
+    except _Mistaken as mistaken:
+        raise _Mistaken(mistakes + mistaken.mistakes) from None
+    if mistakes:
+        raise _Mistaken(mistakes)
+    return RunAsked(flow, run_id, resume, limit_ms, inputs, force, events)
 
 
 @app.command
@@ -188,13 +245,13 @@ def schema(*, common: Common | None = None) -> Work:
     return Work("schema", schema, _render_json, common or Common())
 
 
-def _run_timeout(written: str | None) -> int | None:
+def _run_timeout(written: str | None, field: str = "run-timeout") -> int | None:
     if written is None:
         return None
     try:
-        return int(written) if written.isdecimal() else parse_duration_ms(written)
+        return parse_duration_ms(written, bare="ms")
     except DurationError as error:
-        raise _Mistaken([{"field": "run-timeout", "message": str(error)}]) from None
+        raise _Mistaken([{"field": field, "message": str(error)}]) from None
 
 
 def _render_json(envelope: Envelope, console: Console) -> None:
@@ -319,7 +376,7 @@ class _Mistaken(Exception):
         self.mistakes = mistakes
 
 
-def _understand(words: list[str]) -> tuple[Work | Page | Help | Serve | None, Mistakes]:
+def _understand(words: list[str]) -> tuple[Work | Page | Help | Serve | RunAsked | None, Mistakes]:
     parsed, mistakes = parse(app, words, help_hint=f"shotclock help {words[0]}")
     if parsed is None:
         return None, mistakes

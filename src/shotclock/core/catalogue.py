@@ -5,6 +5,7 @@ A server that runs no code of the app's works from this; so do the manifest and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -14,6 +15,9 @@ from .operation import HandlerReference, Isolation, Operation
 from .records import as_dict
 
 JsonSchema = dict[str, Any]
+
+_NUMBER = r"(0|[1-9][0-9]*)"
+_SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 
 DEFAULT_IDLE_TIMEOUT_MS = 300_000
 DEFAULT_MAX_LIFETIME_MS = 3_600_000
@@ -91,6 +95,12 @@ class Catalogue:
     commands: tuple[CommandSpec, ...] = ()
     errors: tuple[Mapping[str, Any], ...] = ()
     """The codes the app registered, so that another process can register them as well."""
+
+    @property
+    def semantic_version(self) -> str | None:
+        """The version as envelopes write it, in three numbers: `1.2` is 1.2.0. None where it cannot be."""
+        padded = self.version + ".0" * max(0, 2 - self.version.count("."))
+        return next((text for text in (self.version, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
 
     def to_plain(self) -> dict[str, Any]:
         plain = asdict(self)

@@ -54,7 +54,11 @@ def _signed(
     @wraps(call)
     async def signed(desk: Desk, /, *arguments: P.args, **options: P.kwargs) -> Envelope:
         envelope = await call(desk, *arguments, **options)
-        envelope.meta["tool_version"] = desk.catalogue.version
+        version = desk.catalogue.semantic_version
+        if version is None:  # no version is the truth, ours would not be
+            envelope.meta.pop("tool_version", None)
+        else:
+            envelope.meta["tool_version"] = version
         return envelope
 
     return signed
@@ -212,6 +216,10 @@ class Desk:
         envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
         if envelope is None:
             envelope = _stopped(admission, stop)
+        if envelope.code == "LOCK_HELD":  # waiting would not help a call that is wrong anyway: say so first
+            checked = await self._checked(spec, arguments, None, parent, stop)
+            if checked.code == "ARG_ERROR":
+                return checked
         if not envelope.ok and spec.steps:
             envelope.data = attending.partial(envelope.data)
         envelope.warnings += attending.warnings

@@ -24,6 +24,7 @@ from ..core.clocks import Clocks
 from ..core.durations import DurationError, format_duration, parse_duration_ms
 from ..core.errors import Failure
 from ..desk import Desk
+from ..desk.targets import learn, parse_target
 from ..enforce.call import Runtime
 from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
@@ -32,7 +33,6 @@ from .calls import DEFAULT_BUDGET_MS, Gate
 from .complaints import unblocking_stderr
 from .http import PATH, HttpServer, bound_socket, parse_address, url_of
 from .stdio import Wire, claimed_descriptors
-from .targets import learn, parse_target
 from .tools import headers_matter, may_go_on, tools_of
 
 # Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
@@ -153,6 +153,15 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
     ]
 
 
+def thread_warnings(catalogue: Catalogue) -> list[str]:
+    """A thread of this process would be one that runs the app's code."""
+    return [
+        f"{spec.name!r} asks for a thread, which a server does not give it: isolate it in a 'process', or make it async"
+        for spec in catalogue.commands
+        if spec.on_mcp and spec.isolation == "thread"
+    ]
+
+
 class McpServer:
     """The SDK's server over a desk. Says what it has to warn of when it is built; `gate.counts` says how it goes."""
 
@@ -167,7 +176,7 @@ class McpServer:
             return listed
 
         self.desk = desk
-        self.warnings = backstop_warnings(catalogue, limit_ms)
+        self.warnings = backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue)
         self.sdk: Server[Any] = Server(
             catalogue.name,
             version=catalogue.version,

@@ -93,4 +93,35 @@ _FIRST = (
     "CREATE INDEX replies_began ON replies (began_at)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_RUNS = (
+    """
+    CREATE TABLE runs (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        file TEXT NOT NULL,
+        workflow TEXT NOT NULL,
+        inputs TEXT NOT NULL,
+        trace_id TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        deadline_at INTEGER,
+        ended_at INTEGER,
+        envelope TEXT,
+        CHECK ((ended_at IS NULL) = (envelope IS NULL))
+    )
+    """,
+    "CREATE INDEX runs_ended ON runs (ended_at) WHERE ended_at IS NOT NULL",
+    """
+    CREATE TABLE steps (
+        run TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+        id TEXT NOT NULL,
+        status TEXT NOT NULL,
+        record TEXT NOT NULL,
+        changed_at INTEGER NOT NULL,
+        PRIMARY KEY (run, id)
+    ) WITHOUT ROWID
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS)

@@ -1,4 +1,4 @@
-"""The store: everything that must outlive a process, in four rooms over one file."""
+"""The store: everything that must outlive a process, in five rooms over one file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .home import private_directory, state_home
 from .jobs import Jobs
 from .locks import Locks
 from .replies import Replies
+from .runs import Runs
 
 FILE_NAME = "shotclock.db"
 
@@ -30,6 +31,7 @@ class Store:
         self.checkpoints = Checkpoints(self._database)
         self.locks = Locks(self._database)
         self.replies = Replies(self._database)
+        self.runs = Runs(self._database)
 
     @classmethod
     def open(cls, home: Path | None = None) -> Store:

@@ -140,7 +140,7 @@ def _fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) 
     if limit_ms is not None and asked_ms is not None and asked_ms > limit_ms - reserve_ms_for(limit_ms):
         most = format_duration(limit_ms - reserve_ms_for(limit_ms))
         message = f"{name} gives itself {format_duration(asked_ms)}, and has {most} inside this step"
-        yield Finding("nested/longer-than-step", message, _steps_key((step_id, "timeout")))
+        yield Finding("budget/longer-than-step", message, _steps_key((step_id, "timeout")))
     for wanted, part in workflow.inputs.items():
         if part.required and part.default is None and wanted not in step.inputs:
             yield Finding("nested/input", f"{name} needs the input {wanted!r}", path)
@@ -311,7 +311,8 @@ def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) 
             f"{step.attempts} tries of {format_duration(step.timeout_ms or 0)} and the pauses between them take "
             f"{format_duration(step.worst_ms)}: {has}"
         )
-        yield Finding("budget/retries", message, _steps_key((step.id, "on_fail")))
+        # What merely holds for its kind is cut to what is left, and so nobody's mistake.
+        yield Finding("budget/retries", message, _steps_key((step.id, "on_fail")), is_error=step.is_written)
 
 
 # --- the rest ---------------------------------------------------------------------------------------------

@@ -234,10 +234,10 @@ class _Reading:
         if isinstance(event, AliasEvent):
             text = self._meant(event).text
         elif isinstance(event, ScalarEvent):
-            self._node(event, depth)
+            self._node(event, depth + 1)
             text = None if event.implicit[0] and event.value in _NULL else event.value
         else:
-            self._node(event, depth)
+            self._node(event, depth + 1)
             text = None
         if text is None:
             self.flaws.append(Flaw("file/key", "a key must be text", _place_of(event), "put it in quotes"))

@@ -1,0 +1,18 @@
+"""What was asked for on the command line, where doing it takes more imports than understanding it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RunAsked:
+    """A run that was asked for on the command line."""
+
+    flow: str | None
+    run_id: str | None = None
+    resume: str | None = None
+    timeout_ms: int | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    force: bool = False
+    events: str | None = None

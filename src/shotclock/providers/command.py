@@ -1,0 +1,67 @@
+"""`command` and `tool`: a shell command in a tree of its own. What it prints is its output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from ..core.envelope import Envelope
+from ..enforce.call import Runtime
+from .provider import StepCall, StepResult
+
+SHELL = "/bin/sh"
+STDIN_VARIABLE = "SHOTCLOCK_STDIN"
+
+
+class CommandProvider:
+    """Runs `exec`. The rule of a failure is `KIND/timeout`, `KIND/stalled` or `KIND/failed`."""
+
+    def __init__(self, kind: str = "command") -> None:
+        self._kind = kind
+
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        script, env = call.settings["exec"], {**call.env, **call.values}
+        with _spooled(call.settings.get("stdin")) as stdin:
+            if stdin is not None:
+                env[STDIN_VARIABLE] = stdin
+                script = f'exec <"${STDIN_VARIABLE}"\n{script}'
+            envelope = await runtime.run(
+                [SHELL, "-c", script], call.clocks, env=env, base_env={}, cwd=call.folder, name=call.name
+            )
+        data = envelope.data if isinstance(envelope.data, dict) else {}
+        return StepResult(envelope, data.get("stdout", ""), self._rule(envelope))
+
+    def _rule(self, envelope: Envelope) -> str | None:
+        match envelope.code:
+            case None:
+                return None
+            case "TIMEOUT" | "NO_TIME_LEFT":
+                return f"{self._kind}/timeout"
+            case "STALLED":
+                return f"{self._kind}/stalled"
+            case "CANCELLED":
+                return f"{self._kind}/cancelled"
+            case _:
+                return f"{self._kind}/failed"
+
+    async def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _spooled(text: Any) -> Iterator[str | None]:
+    """A file that holds it while the command runs."""
+    if text is None:
+        yield None
+        return
+    fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(str(text))
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,50 @@
+"""What a provider is given and what it gives back. The engine does the rest: order, retries, templates, the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core.clocks import Clocks
+from ..core.envelope import Envelope
+from ..enforce.call import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """One try of one step: everything is rendered, the clocks are the step's own, the run's deadline is around it."""
+
+    step_id: str
+    settings: Mapping[str, Any]
+    """The step's own keys, with their templates replaced."""
+    clocks: Clocks
+    env: Mapping[str, str]
+    """All that a child may see of the environment."""
+    folder: Path
+    """Where relative paths start: the step's `cwd`, else the directory of the file."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Variables that hold what was interpolated into a shell command."""
+
+    @property
+    def name(self) -> str:
+        return f"step {self.step_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    envelope: Envelope
+    output: Any = None
+    rule: str | None = None
+    """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
+
+
+class Provider(Protocol):
+    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        """Bounded by the call's clocks. Raises only what a cancellation raises."""
+        ...
+
+    async def close(self) -> None:
+        """Stop what it keeps between steps."""
+        ...

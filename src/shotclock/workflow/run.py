@@ -1,0 +1,315 @@
+"""A workflow from its file to its one envelope: every step recorded, and resumed where it was cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets as tokens
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..core.walltime import WallTime
+from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.context import Scope
+from ..enforce.hosted import current_scope
+from ..enforce.identity import is_alive, this_process
+from ..enforce.preloaded import Program
+from ..providers.command import CommandProvider
+from ..providers.provider import Provider
+from ..store import Store
+from ..store.runs import NewRun, Run, RunTaken, StepRecord
+from . import templates
+from .plan import retry_of, run_timeout_ms
+from .running import Running
+from .schema import WorkflowFile
+from .secrets import Redaction, visible
+from .states import Status, StepState
+from .steps import StepFailed, Steps
+
+OnChange = Callable[[StepState], None]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    workflow: WorkflowFile
+    file: str
+    folder: Path
+    run_id: str = field(default_factory=lambda: tokens.token_hex(8))
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    """The caller's own limit, where it is shorter than the file's."""
+
+    @property
+    def name(self) -> str:
+        return self.workflow.name or Path(self.file).stem
+
+
+def providers() -> dict[str, Provider]:
+    return {"command": CommandProvider(), "tool": CommandProvider("tool")}
+
+
+async def start(
+    request: RunRequest,
+    store: Store,
+    *,
+    stop: asyncio.Future[str] | None = None,
+    on_change: OnChange | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Envelope:
+    """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun."""
+    limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
+    admission = _admit(request, min(limits) if limits else 0)
+    inputs = checked_inputs(request.workflow, request.inputs)
+    bell = admission.bound.bell
+    new = NewRun(
+        request.run_id,
+        request.name,
+        request.file,
+        request.workflow.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        inputs,
+        admission.trace_id,
+        None if bell is None else _now() + bell.remaining_ms(monotonic_ns()),
+    )
+    try:
+        await asyncio.to_thread(store.runs.begin, new, this_process(), _now())
+    except RunTaken:
+        raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
+    return await _carry_out(request, inputs, admission, store, {}, stop, on_change, environment)
+
+
+async def resume(
+    run_id: str,
+    store: Store,
+    *,
+    stop: asyncio.Future[str] | None = None,
+    on_change: OnChange | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Envelope:
+    """Go on with a run whose process died, with the deadline it had. One that has ended answers as it did."""
+    try:
+        run = await asyncio.to_thread(store.runs.take_up, run_id, this_process(), is_alive)
+    except RunTaken as taken:
+        message = f"run {run_id!r} is under way in process {taken.run.holder.pid}"
+        raise Failure("RUN_TAKEN", message) from None
+    if run is None:
+        raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
+    if run.envelope is not None:
+        told = run.envelope
+        return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+    workflow = WorkflowFile.model_validate(run.workflow)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
+    admission = _admit(request, left_ms, run.trace_id)
+    known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
+    return await _carry_out(request, run.inputs, admission, store, known, stop, on_change, environment)
+
+
+def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepState]:
+    """What is known of each step. One that was in the middle is done again only where that does no harm."""
+    known = {}
+    for step_id, record in store.runs.steps(run.id).items():
+        state = StepState.from_record(record.record)
+        if state.status is Status.RUNNING:
+            step = workflow.steps[step_id]
+            if step.idempotent or retry_of(workflow, step) is not None:
+                state = StepState(state.id, state.type, timeout_ms=state.timeout_ms, continues=state.continues)
+            else:
+                state.status = Status.INTERRUPTED
+                message = "its process died while it ran, and nothing says that it may run twice"
+                state.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
+        elif state.status is Status.SKIPPED:
+            state = StepState(state.id, state.type, timeout_ms=state.timeout_ms, continues=state.continues)
+        known[step_id] = state
+    return known
+
+
+def _admit(request: RunRequest, timeout_ms: int, trace_id: str | None = None) -> Admission:
+    inherited = inherited_deadline(os.environ, monotonic_ns())
+    return admit(
+        f"run {request.name}",
+        Clocks(timeout_ms=timeout_ms),
+        parent=inherited.deadline,
+        trace_id=trace_id or new_trace_id(),
+    )
+
+
+async def _carry_out(
+    request: RunRequest,
+    inputs: Mapping[str, Any],
+    admission: Admission,
+    store: Store,
+    known: Mapping[str, StepState],
+    stop: asyncio.Future[str] | None,
+    on_change: OnChange | None,
+    environment: Mapping[str, str] | None,
+) -> Envelope:
+    everything = dict(os.environ if environment is None else environment)
+    redaction = Redaction(everything)
+    base_env = visible(everything)
+    kinds = providers()
+    scope = {"inputs": dict(inputs), "env": base_env, "run": {"id": request.run_id, "name": request.name}}
+
+    def record(states: Iterable[StepState]) -> None:
+        records = [StepRecord(state.id, state.status.value, state.recorded()) for state in states]
+        store.runs.record(request.run_id, records, _now())
+
+    token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission.trace_id))
+    try:
+        async with Runtime(program=Program(), workers=1) as runtime:
+            steps = Steps(
+                request.workflow,
+                runtime,
+                kinds,
+                environment=everything,
+                base_env=base_env,
+                redaction=redaction,
+                folder=request.folder,
+                deadline=admission.bound.bell,
+            )
+            running = Running(
+                request.workflow,
+                execute=steps.execute,
+                record=record,
+                scope=scope,
+                on_change=on_change,
+                known=known,
+            )
+            stopped = await _until_done(running, stop)
+            outputs = {} if stopped else await _outputs(request.workflow, steps, running)
+            for provider in kinds.values():
+                await provider.close()
+    finally:
+        current_scope.reset(token)
+    envelope = answer(admission, _outcome(request, admission, running, outputs, stopped))
+    await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+    return envelope
+
+
+async def _until_done(running: Running, stop: asyncio.Future[str] | None) -> str | None:
+    """The name of the signal that ended it early, if one did."""
+    working = asyncio.ensure_future(running.run())
+    try:
+        waits: list[asyncio.Future[Any]] = [working] if stop is None else [working, stop]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the clocks of the steps
+        if working.done():
+            working.result()
+            return None
+    finally:
+        if not working.done():
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+    assert stop is not None
+    return stop.result()
+
+
+async def _outputs(workflow: WorkflowFile, steps: Steps, running: Running) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, template in workflow.outputs.items():
+        try:
+            made[name] = await steps.rendered(template, running.scope_for(name))
+        except StepFailed as failed:
+            made[name] = None
+            running.notes.append(f"output {name}: {failed}")
+    return made
+
+
+def _outcome(
+    request: RunRequest, admission: Admission, running: Running, outputs: dict[str, Any], stopped: str | None
+) -> Outcome:
+    states = running.states
+    bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
+    data: dict[str, object] = {
+        "run_id": request.run_id,
+        "name": request.name,
+        "steps": {name: state.shown() for name, state in states.items()},
+        "completed": [name for name, state in states.items() if state.status is Status.SUCCEEDED],
+        "failed": bad,
+        "skipped": [name for name, state in states.items() if state.status is Status.SKIPPED],
+    }
+    if outputs:
+        data["outputs"] = outputs
+    if stopped is not None:
+        problem = Problem(
+            "CANCELLED",
+            f"stopped by {stopped}",
+            context={"signal": stopped},
+            exit_code={"SIGINT": 130, "SIGHUP": 129}.get(stopped, 143),
+        )
+        return Outcome(Ending.KILLED, problem, {**data, "partial": True})
+    if not bad:
+        return Outcome(Ending.FINISHED, data=data)
+    if fired := _run_fired(admission, [states[name] for name in bad]):
+        message = f"the run did not end within {format_duration(fired.limit_ms)}"
+        return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
+    names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
+
+
+def _run_fired(admission: Admission, bad: list[StepState]) -> Fired | None:
+    """The run's own clock, if it was what stopped a step."""
+    for state in bad:
+        context = (state.error or {}).get("context")
+        clock = context.get("clock") if isinstance(context, dict) else None
+        if isinstance(clock, dict) and clock.get("owner") in (admission.name, admission.bound.owner, "caller"):
+            return admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    return None
+
+
+def checked_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """With defaults, as their types want them. Raises Failure that lists everything wrong."""
+    errors = [
+        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_listed(workflow)}"}
+        for name in given
+        if name not in workflow.inputs
+    ]
+    checked = {}
+    for name, declared in workflow.inputs.items():
+        if name not in given:
+            if declared.required and declared.default is None:
+                errors.append({"field": f"inputs.{name}", "message": "is required"})
+            checked[name] = declared.default
+            continue
+        value = given[name]
+        if declared.type not in ("string", "any") and isinstance(value, str):
+            value = templates.as_value(value)
+        if not _fits(value, declared.type):
+            errors.append({"field": f"inputs.{name}", "message": f"{value!r} is no {declared.type}"})
+        checked[name] = value
+    if errors:
+        message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
+    return checked
+
+
+def _listed(workflow: WorkflowFile) -> str:
+    return f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "any": (object,),
+}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
+
+
+def _now() -> WallTime:
+    return WallTime.of_ns(wall_ns())

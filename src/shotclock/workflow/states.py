@@ -1,0 +1,85 @@
+"""What can become of a step, and what is kept of it. Whether something failed is a typed status, never text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ..core.envelope import Warning_
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    SKIPPED = "skipped"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (Status.PENDING, Status.RUNNING)
+
+    @property
+    def is_bad(self) -> bool:
+        return self in (Status.FAILED, Status.TIMED_OUT, Status.CANCELLED, Status.INTERRUPTED)
+
+
+class Reason(StrEnum):
+    """Why a step was skipped."""
+
+    CONDITION = "condition"
+    DEPENDENCY_FAILED = "dependency_failed"
+    DEPENDENCY_SKIPPED = "dependency_skipped"
+    ON_DEMAND = "on_demand"
+    """Only named by `run`, and nothing called for it."""
+    RUN_ENDED = "run_ended"
+
+
+@dataclass(slots=True)
+class StepState:
+    """A step of a run, as far as it is."""
+
+    id: str
+    type: str
+    status: Status = Status.PENDING
+    reason: Reason | None = None
+    cause: str | None = None
+    """The step whose failure this goes back to."""
+    started_ms: int | None = None
+    """Since the run began."""
+    duration_ms: int | None = None
+    timeout_ms: int | None = None
+    attempts: int = 0
+    loops: int = 0
+    output: Any = None
+    error: dict[str, Any] | None = None
+    ending: str | None = None
+    warnings: list[Warning_] = field(default_factory=list)
+    continues: bool = False
+    """Its failure does not stop those who wait for it."""
+
+    @property
+    def has_passed(self) -> bool:
+        return self.status is Status.SUCCEEDED or (self.continues and self.status.is_bad)
+
+    def shown(self) -> dict[str, Any]:
+        """For the envelope: what is there to say, and no more."""
+        plain = asdict(self)
+        plain.pop("id")
+        plain.pop("continues")
+        always = ("status", "duration_ms", "attempts", "output", "error")
+        return {name: value for name, value in plain.items() if name in always or value not in (None, [], 0)}
+
+    def recorded(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> StepState:
+        reason = record["reason"]
+        return cls(
+            **{**record, "status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
+        )

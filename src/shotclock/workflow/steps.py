@@ -1,0 +1,347 @@
+"""One step from its condition to its output: templates rendered, tries repeated, the result judged."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.clocks import Clocks
+from ..core.deadlines import Deadline
+from ..core.envelope import Envelope
+from ..core.operation import HandlerReference, Operation
+from ..enforce.call import Runtime
+from ..enforce.clock import monotonic_ns
+from ..providers.provider import Provider, StepCall, StepResult
+from . import templates
+from .kinds import KINDS, duration_ms
+from .plan import delay_ms, retry_of, step_timeout_ms
+from .schema import AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
+from .secrets import Redaction, filled_in
+from .shell import Unsafe, with_references
+from .states import Reason, Status, StepState
+
+# How long a template or a condition may take. It is a line of text; only a loop takes longer.
+TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
+# How many items of one step are under way at a time.
+ITEMS_AT_ONCE = 8
+# How many a step may have.
+MOST_ITEMS = 10_000
+# Keys of a step that are the engine's own and never templates.
+_OWN_KEYS = set(StepPart.model_fields) | {"type"}
+
+_RENDER = Operation(
+    "template",
+    HandlerReference("shotclock.workflow.templates", "render_all"),
+    isolation="process",
+    mutates=False,
+    idempotent=True,
+    clocks=TEMPLATE_CLOCKS,
+)
+_EVALUATE = Operation(
+    "condition",
+    HandlerReference("shotclock.workflow.templates", "evaluate"),
+    isolation="process",
+    mutates=False,
+    idempotent=True,
+    clocks=TEMPLATE_CLOCKS,
+)
+_MENTIONED = re.compile(r"\b(?:outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
+
+
+class StepFailed(Exception):
+    """A step that could not even be tried, with the error its state shows."""
+
+    def __init__(self, code: str, message: str, rule: str) -> None:
+        super().__init__(message)
+        self.error: dict[str, Any] = {
+            "code": code,
+            "message": message,
+            "retryable": False,
+            "phase": "validation",
+            "context": {"rule": rule},
+        }
+
+
+class Steps:
+    """Executes the steps of one workflow."""
+
+    def __init__(
+        self,
+        workflow: WorkflowFile,
+        runtime: Runtime,
+        providers: Mapping[str, Provider],
+        *,
+        environment: Mapping[str, str],
+        base_env: Mapping[str, str],
+        redaction: Redaction,
+        folder: Path,
+        deadline: Deadline | None,
+    ) -> None:
+        """`environment` is everything there is, `base_env` what children see without asking."""
+        self._workflow = workflow
+        self._runtime = runtime
+        self._providers = providers
+        self._environment = environment
+        self._base_env = base_env
+        self._redaction = redaction
+        self._folder = folder
+        self._deadline = deadline
+
+    async def execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+        """Leaves the state final. A cancellation is passed on."""
+        try:
+            if step.if_ is not None and not await self._condition(step.if_, scope):
+                state.status, state.reason = Status.SKIPPED, Reason.CONDITION
+                return
+            items = await self._items(step, scope)
+            if items is None:
+                await self._tries(name, step, state, scope)
+            else:
+                await self._each(name, step, state, scope, items)
+            if state.status is Status.SUCCEEDED:
+                await self._judge_output(step, state, scope)
+        except StepFailed as failed:
+            state.status, state.error = Status.FAILED, failed.error
+
+    # --- items --------------------------------------------------------------------------------------------
+
+    async def _items(self, step: AnyStep, scope: dict[str, Any]) -> list[Any] | None:
+        if step.for_each is None or isinstance(step.for_each, bool):
+            return None
+        items: Any = step.for_each
+        if isinstance(items, str):
+            items = await self._value(items, scope)
+            if isinstance(items, str):
+                items = templates.as_value(items)
+        if not isinstance(items, list):
+            raise StepFailed("STEP_INVALID", f"for_each is a {type(items).__name__}, not a list", "step/for_each")
+        if len(items) > MOST_ITEMS:
+            raise StepFailed("STEP_INVALID", f"for_each has {len(items)} items; {MOST_ITEMS} at most", "step/for_each")
+        return items
+
+    async def _each(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], items: list[Any]) -> None:
+        places = asyncio.Semaphore(ITEMS_AT_ONCE)
+        parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
+
+        async def one(number: int, item: Any) -> None:
+            async with places:
+                await self._tries(name, step, parts[number], {**scope, "item": item, "index": number})
+
+        async with asyncio.TaskGroup() as group:
+            for number, item in enumerate(items):
+                group.create_task(one(number, item))
+        state.output = [part.output for part in parts]
+        state.attempts = sum(part.attempts for part in parts)
+        bad = next((part for part in parts if part.status.is_bad), None)
+        state.status = Status.SUCCEEDED if bad is None else bad.status
+        if bad is not None:
+            state.error, state.ending = bad.error, bad.ending
+
+    # --- tries --------------------------------------------------------------------------------------------
+
+    async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+        retry = retry_of(self._workflow, step)
+        most = 1 + (retry.max if retry is not None else 0)
+        while True:
+            state.attempts += 1
+            result = await self._try(name, step, scope)
+            self._note(state, result)
+            if state.status is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
+                state.status = Status.FAILED
+                state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
+            if not state.status.is_bad or state.attempts >= most or retry is None:
+                return
+            pause_ms = delay_ms(retry, state.attempts)
+            if retry.backoff.jitter:
+                pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
+            wanted = result.envelope.error or {}
+            pause_ms = max(pause_ms, int(wanted.get("retry_after_ms") or 0))  # type: ignore[call-overload]
+            if self._deadline is not None and self._deadline.remaining_ms(monotonic_ns()) <= pause_ms:
+                return  # the next try would have no time left
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def _fails(self, step: AnyStep, scope: dict[str, Any]) -> bool:
+        return step.fail_if is not None and await self._condition(step.fail_if, scope)
+
+    def _note(self, state: StepState, result: StepResult) -> None:
+        envelope = result.envelope
+        output = result.output
+        if isinstance(output, str):
+            output = templates.as_value(output)
+        state.output = self._redaction.value(output)
+        state.ending = envelope.ending
+        state.warnings = [self._redaction.value(warning) for warning in envelope.warnings]
+        state.error = None
+        state.status = Status.SUCCEEDED
+        if envelope.error is not None:
+            state.status = Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
+            error = dict(envelope.error)
+            if result.rule is not None:
+                known = error.get("context")
+                error["context"] = {**(known if isinstance(known, dict) else {}), "rule": result.rule}
+            state.error = self._redaction.value(error)
+
+    async def _try(self, name: str, step: AnyStep, scope: dict[str, Any]) -> StepResult:
+        settings, values = await self._settings(step, scope)
+        env, folder = await self._surroundings(step, scope)
+        call = StepCall(name, settings, self._clocks(step), env, folder, values)
+        return await self._providers[step.type].run(call, self._runtime)
+
+    def _clocks(self, step: AnyStep) -> Clocks:
+        unit, defaults = KINDS[step.type].unit, self._workflow.defaults
+
+        def limit(own: object, default: object) -> int | None:
+            return duration_ms(own, unit) if own is not None else None if default is None else duration_ms(default, "s")
+
+        return Clocks(
+            timeout_ms=step_timeout_ms(self._workflow, step) or 0,
+            soft_ms=limit(step.soft, defaults.soft),
+            idle_ms=limit(step.idle, defaults.idle),
+            grace_ms=limit(step.grace, defaults.grace),
+        )
+
+    # --- templates ----------------------------------------------------------------------------------------
+
+    async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        written = {key: value for key, value in step.model_dump().items() if key not in _OWN_KEYS}
+        values: dict[str, str] = {}
+        if isinstance(step, ToolStep):
+            tool = self._workflow.tools[step.tool]
+            arguments = await self._rendered(step.arguments, scope)
+            scope = {**scope, "args": arguments, "arguments": arguments}
+            written = {"exec": tool.exec, "stdin": tool.stdin}
+        if isinstance(step, CommandStep | ToolStep):
+            written["exec"], values = await self._shell(str(written["exec"]), scope)
+            rest = await self._rendered({key: value for key, value in written.items() if key != "exec"}, scope)
+            return {**rest, "exec": written["exec"]}, values
+        return await self._rendered(written, scope), values
+
+    async def _shell(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
+        if not templates.is_template(script):
+            return script, {}
+        rendered = await self._text(script, scope, marked=True)
+        try:
+            return with_references(rendered.text, rendered.values)
+        except Unsafe as unsafe:
+            raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
+
+    async def _surroundings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
+        asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
+        if isinstance(step, ToolStep):
+            asked = {**self._workflow.tools[step.tool].env, **asked}
+        rendered = await self._rendered(asked, scope) if asked else {}
+        filled = {key: filled_in(templates.as_text(value), self._environment) for key, value in rendered.items()}
+        written = step.cwd or self._workflow.defaults.cwd
+        folder = self._folder
+        if written is not None:
+            folder = folder / (await self._text(written, scope)).text
+        return {**self._base_env, **filled}, folder
+
+    async def rendered(self, template: str, scope: dict[str, Any]) -> Any:
+        """What came of the run, as its `outputs` say it. Raises StepFailed."""
+        made = await self._value(template, scope) if templates.is_template(template) else template
+        return self._redaction.value(templates.as_value(made) if isinstance(made, str) else made)
+
+    async def _rendered(self, value: Any, scope: dict[str, Any]) -> Any:
+        """Every text in it rendered; one that is nothing but a name becomes the value itself."""
+        if isinstance(value, str):
+            return await self._value(value, scope) if templates.is_template(value) else value
+        if isinstance(value, dict):
+            return {key: await self._rendered(item, scope) for key, item in value.items()}
+        if isinstance(value, list):
+            return [await self._rendered(item, scope) for item in value]
+        return value
+
+    async def _value(self, template: str, scope: dict[str, Any]) -> Any:
+        if (name := templates.sole_name(template)) is not None:
+            return _looked_up(name, scope)
+        return (await self._text(template, scope)).text
+
+    async def _text(self, template: str, scope: dict[str, Any], *, marked: bool = False) -> templates.Rendered:
+        if templates.is_simple(template):
+            try:
+                return templates.render_simple(template, scope, marked=marked)
+            except templates.TemplateError as error:
+                raise StepFailed("TEMPLATE_FAILED", str(error), "step/template") from None
+        arguments = {"templates": [template], "scope": _plain_scope(scope, template), "marked": marked}
+        envelope = await self._runtime.call(_RENDER, arguments)
+        if not envelope.ok:
+            raise _template_failure(envelope)
+        rendered = envelope.value
+        return templates.Rendered(*rendered[0])  # type: ignore[index]
+
+    async def _condition(self, written: str | bool, scope: dict[str, Any]) -> bool:
+        if isinstance(written, bool):
+            return written
+        if (name := templates.sole_name(written)) is not None:
+            return templates.is_true(_looked_up(name, scope))
+        arguments = {"expression": written, "scope": _plain_scope(scope, written)}
+        envelope = await self._runtime.call(_EVALUATE, arguments)
+        if not envelope.ok:
+            raise _template_failure(envelope)
+        return templates.is_true(envelope.value)
+
+    # --- what came out ------------------------------------------------------------------------------------
+
+    async def _judge_output(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+        if step.transform is not None:
+            made = await self._value(step.transform, {**scope, "output": state.output})
+            state.output = self._redaction.value(templates.as_value(made) if isinstance(made, str) else made)
+        if step.output_schema is not None:
+            problem = _schema_problem(step.output_schema, state.output)
+            if problem is not None:
+                raise StepFailed("OUTPUT_INVALID", f"its output does not fit output_schema: {problem}", "step/output")
+
+
+def _looked_up(name: str, scope: Mapping[str, Any]) -> Any:
+    try:
+        return templates.look_up(name, scope)
+    except templates.TemplateError as error:
+        raise StepFailed("TEMPLATE_FAILED", str(error), "step/template") from None
+
+
+def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """What a worker needs of it: outputs can be large, so only those that the template mentions by name."""
+    mentioned = {first or second for first, second in _MENTIONED.findall(template)}
+    plain: dict[str, Any] = {}
+    for key, value in scope.items():
+        if key not in ("outputs", "steps"):
+            plain[key] = value
+            continue
+        names = list(value) if re.search(rf"\b{key}\b(?!\.|\[['\"])", template) else mentioned
+        plain[key] = {}
+        for name in names:
+            try:
+                plain[key][name] = value[name]
+            except KeyError:
+                continue
+    return plain
+
+
+def _template_failure(envelope: Envelope) -> StepFailed:
+    message = str((envelope.error or {}).get("message", "")).removeprefix("TemplateError: ")
+    code = "TEMPLATE_TIMEOUT" if envelope.code == "TIMEOUT" else "TEMPLATE_FAILED"
+    return StepFailed(code, message, "step/template")
+
+
+def _error(code: str, message: str, rule: str) -> dict[str, Any]:
+    return StepFailed(code, message, rule).error | {"phase": "execution"}
+
+
+def _is_timeout(envelope: Envelope) -> bool:
+    return envelope.code in ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "OPERATION_TIMEOUT")
+
+
+def _schema_problem(schema: dict[str, Any], output: Any) -> str | None:
+    from jsonschema import Draft202012Validator, SchemaError
+
+    try:
+        Draft202012Validator.check_schema(schema)
+        problem = next(iter(Draft202012Validator(schema).iter_errors(output)), None)
+    except SchemaError as error:
+        return f"it is no JSON Schema: {error.message}"
+    return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"

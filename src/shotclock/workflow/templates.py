@@ -1,0 +1,182 @@
+"""Values between steps: sandboxed Jinja templates, rendered where they can be stopped.
+
+A template may loop for ever, so anything but a plain name (`{{ outputs.fetch.items }}`) is rendered in a worker, on the
+clock. Plain names, which nearly all are, are looked up right here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from .shell import has_marks, mark
+
+# What one template may make.
+OUTPUT_LIMIT = 10_000_000
+
+_PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
+_PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
+_DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
+
+Scope = Mapping[str, Any]
+
+
+class TemplateError(ValueError):
+    """A template that cannot be rendered: its message says which and why."""
+
+
+class Rendered(NamedTuple):
+    text: str
+    values: list[str]
+    """What the marks in the text stand for, where marks were asked for."""
+
+
+def is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text or "{#" in text
+
+
+def is_simple(text: str) -> bool:
+    """Whether it holds nothing but plain names: those are looked up without a worker."""
+    return "{%" not in text and "{#" not in text and "{{" not in _PLACEHOLDER.sub("", text)
+
+
+def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
+    """Raises TemplateError for a name that is not there."""
+    values: list[str] = []
+
+    def replaced(found: re.Match[str]) -> str:
+        value = as_text(look_up(found.group(1), scope))
+        if not marked:
+            return value
+        values.append(value)
+        return mark(len(values) - 1)
+
+    _refuse_marks(text)
+    return Rendered(_PLACEHOLDER.sub(replaced, text), values)
+
+
+def sole_name(text: str) -> str | None:
+    """The name, where the whole template is one: its value then stays what it is, a list or a number."""
+    found = _PLACEHOLDER.fullmatch(text.strip())
+    return None if found is None else found.group(1)
+
+
+def look_up(name: str, scope: Scope) -> Any:
+    head = re.match(r"[A-Za-z_][\w-]*", name)
+    assert head is not None
+    if head.group(0) not in scope:
+        raise TemplateError(f"{name!r}: there is no {head.group(0)!r}")
+    value: Any = scope[head.group(0)]
+    for part in _PART.finditer(name, head.end()):
+        key: Any = next(group for group in part.groups() if group is not None)
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise TemplateError(f"{name!r}: there is no {key!r} in it") from None
+    return value
+
+
+def as_text(value: Any) -> str:
+    """A value as it is written: JSON where it is more than text."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def as_value(text: str) -> Any:
+    """What a step said: its JSON where it is JSON, its text otherwise."""
+    stripped = text.strip()
+    if stripped[:1] in tuple('{["-0123456789tfn'):
+        try:
+            return json.loads(stripped)
+        except (ValueError, RecursionError):
+            pass
+    return text[:-1] if text.endswith("\n") else text
+
+
+def is_true(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
+    return bool(value)
+
+
+# --- in a worker, on the clock ----------------------------------------------------------------------------
+
+
+def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False) -> list[list[Any]]:
+    """Each as its text and the values of its marks. Runs in a worker; raises TemplateError."""
+    return [list(_render(template, scope, marked)) for template in templates]
+
+
+def evaluate(expression: str, scope: dict[str, Any]) -> Any:
+    """The value of a condition, written with or without braces. Runs in a worker; raises TemplateError."""
+    written = expression.strip()
+    if written.startswith("{{") and written.endswith("}}") and written.count("{{") == 1:
+        written = written[2:-2].strip("- \t")
+    elif is_template(written):
+        return is_true(_render(written, scope, False).text)
+    try:
+        result = _environment(False).compile_expression(_with_subscripts(written), undefined_to_none=True)(**scope)
+    except Exception as error:
+        raise TemplateError(f"{expression!r}: {type(error).__name__}: {error}") from None
+    return result
+
+
+def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
+    _refuse_marks(template)
+    environment = _environment(marked)
+    values: list[str] = []
+    environment.globals["__values__"] = values
+    try:
+        parts, size = [], 0
+        for part in environment.from_string(_with_subscripts(template)).generate(**scope):
+            size += len(part)
+            if size > OUTPUT_LIMIT:
+                raise TemplateError(f"a template made more than {OUTPUT_LIMIT} characters")
+            parts.append(part)
+    except TemplateError:
+        raise
+    except Exception as error:
+        raise TemplateError(f"{template[:100]!r}: {type(error).__name__}: {error}") from None
+    return Rendered("".join(parts), values)
+
+
+@lru_cache(maxsize=2)
+def _environment(marked: bool) -> Any:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, StrictUndefined):
+            return value  # it says itself what is missing
+        if not marked:
+            return as_text(value)
+        values: Any = environment.globals["__values__"]
+        values.append(as_text(value))
+        return mark(len(values) - 1)
+
+    class Environment(ImmutableSandboxedEnvironment):
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            if isinstance(obj, dict) and attribute in obj:  # `.items` of some JSON is its items
+                return obj[attribute]
+            return super().getattr(obj, attribute)
+
+    environment = Environment(undefined=StrictUndefined, finalize=plain, autoescape=False, keep_trailing_newline=True)
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["fromjson"] = json.loads
+    return environment
+
+
+def _with_subscripts(template: str) -> str:
+    """Ids of steps may have dashes, which Jinja would read as minus."""
+    return _DASHED.sub(lambda found: f"{found.group(1)}['{found.group(2)}']", template)
+
+
+def _refuse_marks(template: str) -> None:
+    if has_marks(template):
+        raise TemplateError("a template must not hold the characters U+E000 and U+E001")

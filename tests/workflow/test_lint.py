@@ -1,0 +1,433 @@
+"""Every rule fires where it should, and not one step before."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shotclock.core.graph import find_cycle
+from shotclock.workflow.lint import lint
+from shotclock.workflow.loading import FINDINGS_LIMIT, Finding, Loaded, Source, load_text
+from shotclock.workflow.plan import graph_of
+from shotclock.workflow.schema import WorkflowFile
+from tests.workflow.conftest import Lint
+
+
+def rules(findings: list[Finding]) -> list[str]:
+    return [finding.rule for finding in findings]
+
+
+def only(findings: list[Finding], rule: str) -> Finding:
+    assert rules(findings) == [rule], findings
+    return findings[0]
+
+
+# rule: (fires, the field it names) and (does not, though it nearly does). One line is one file.
+CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
+    "budget/longer-than-run": (
+        [
+            ("timeout: 10\nsteps: {a: {exec: x, timeout: 9501ms}}", "steps.a.timeout"),
+            ("timeout: 10s\nsteps: {a: {exec: x, timeout: 10}}", "steps.a.timeout"),
+            ("timeout: 1s\nsteps: {a: {exec: x, timeout: 901ms}}", "steps.a.timeout"),
+            (
+                "timeout: 1s\nsteps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 5000}}",
+                "steps.a.clone_timeout_ms",
+            ),
+            ("timeout: 1s\nchecks: {a: {type: http_client, url: u, timeout: 2000}}", "steps.a.timeout"),
+        ],
+        [
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 9500ms}}",
+            "timeout: 1s\nsteps: {a: {exec: x, timeout: 900ms}}",
+            "timeout: 1s\nsteps: {a: {type: http_client, url: u, timeout: 900}}",
+            "timeout: 0\nsteps: {a: {exec: x, timeout: 1h}}",
+            "steps: {a: {exec: x, timeout: 1h}}",
+        ],
+    ),
+    "budget/retries": (
+        [
+            ("timeout: 10\nsteps: {a: {exec: x, timeout: 3, on_fail: {retry: {max: 3}}}}", "steps.a.on_fail"),
+            (
+                "timeout: 10\nsteps: {a: {exec: x, timeout: 4, on_fail: {retry: {max: 1, backoff: {delay_ms: 1501}}}}}",
+                "steps.a.on_fail",
+            ),
+        ],
+        [
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 4, on_fail: {retry: {max: 1, backoff: {delay_ms: 1500}}}}}",
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 9, on_fail: {retry: {max: 0}}}}",
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 9, on_fail: {}}}",
+        ],
+    ),
+    "budget/waits": (
+        [
+            (
+                "timeout: 10\nsteps: {a: {exec: x, timeout: 1, on_fail: {retry: {max: 1, backoff: {delay_ms: 9501}}}}}",
+                "steps.a.on_fail",
+            ),
+        ],
+        [
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 1ms, on_fail: {retry: {max: 1, backoff: {delay_ms: 9490}}}}}",
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 1ms, on_fail: {retry: {max: 1, backoff:"
+            " {delay_ms: 99999, max_delay_ms: 100}}}}}",
+        ],
+    ),
+    "budget/critical-path": (
+        [
+            ("timeout: 10\nsteps: {a: {exec: x, timeout: 5}, b: {exec: x, timeout: 4501ms, depends_on: a}}", "timeout"),
+            ("timeout: 10\nsteps: {a: {exec: x}}", "timeout"),
+            ("timeout: 10\nsteps: {a: {exec: x, timeout: 0}}", "timeout"),
+        ],
+        [
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 5}, b: {exec: x, timeout: 4500ms, depends_on: a}}",
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 5}, b: {exec: x, timeout: 5}}",
+            "steps: {a: {exec: x, timeout: 0}}",
+        ],
+    ),
+    "budget/parallelism": (
+        [
+            (
+                "timeout: 10\nmax_parallelism: 1\nsteps: {a: {exec: x, timeout: 5}, b: {exec: x, timeout: 5}}",
+                "max_parallelism",
+            ),
+        ],
+        [
+            "timeout: 10\nmax_parallelism: 1\nsteps: {a: {exec: x, timeout: 5}, b: {exec: x, timeout: 4500ms}}",
+            "timeout: 10\nmax_parallelism: 2\nsteps: {a: {exec: x, timeout: 9}, b: {exec: x, timeout: 9}}",
+        ],
+    ),
+    "clock/unit": (
+        [
+            ("steps: {a: {exec: x, timeout: 60000}}", "steps.a.timeout"),
+            ("steps: {a: {exec: x, timeout: '60000'}}", "steps.a.timeout"),
+            ("steps: {a: {exec: x, timeout: 5000}}", "steps.a.timeout"),
+            ("steps: {a: {exec: x, timeout: 90000}}", "steps.a.timeout"),
+            ("steps: {a: {exec: x, timeout: 3600000}}", "steps.a.timeout"),
+            ("steps: {a: {type: mcp, url: u, method: m, timeout: 30000}}", "steps.a.timeout"),
+            ("steps: {a: {type: human-input, prompt: p, timeout: 300000}}", "steps.a.timeout"),
+            ("steps: {a: {type: http_client, url: u, timeout: 30}}", "steps.a.timeout"),
+            ("steps: {a: {type: http_client, url: u, timeout: 99}}", "steps.a.timeout"),
+            ("steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 60}}", "steps.a.clone_timeout_ms"),
+            ("tools: {t: {exec: x, timeout: 5}}\nsteps: {a: {type: tool, tool: t}}", "tools.t.timeout"),
+            ("timeout: 300000\nsteps: {a: {exec: x}}", "timeout"),
+            ("steps: {a: {exec: x, timeout: 0, idle: 60000}}", "steps.a.idle"),
+        ],
+        [
+            "steps: {a: {exec: x, timeout: 60}}",
+            "steps: {a: {exec: x, timeout: 3599}}",
+            "steps: {a: {exec: x, timeout: 3500}}",
+            "steps: {a: {exec: x, timeout: 3600}}",
+            "steps: {a: {exec: x, timeout: 7200}}",
+            "steps: {a: {exec: x, timeout: 86400}}",
+            "steps: {a: {exec: x, timeout: 172800}}",
+            "steps: {a: {exec: x, timeout: 3661}}",
+            "steps: {a: {exec: x, timeout: 60000ms}}",
+            "steps: {a: {exec: x, timeout: 16h40m}}",
+            "steps: {a: {type: http_client, url: u, timeout: 100}}",
+            "steps: {a: {type: http_client, url: u, timeout: 60000}}",
+            "steps: {a: {type: http_client, url: u, timeout: 30ms}}",
+            "steps: {a: {type: http_client, url: u, timeout: 0}}",
+            "timeout: 300\nsteps: {a: {exec: x}}",
+        ],
+    ),
+    "clock/never-rings": (
+        [
+            ("steps: {a: {exec: x, timeout: 10, soft: 10}}", "steps.a.soft"),
+            ("steps: {a: {exec: x, timeout: 10s, idle: 11}}", "steps.a.idle"),
+            ("steps: {a: {exec: x, soft: 60}}", "steps.a.soft"),
+            ("steps: {a: {type: http_client, url: u, idle: 30000}}", "steps.a.idle"),
+            ("defaults: {timeout: 5s}\nsteps: {a: {exec: x, soft: 5}}", "steps.a.soft"),
+            ("steps: {a: {type: mcp, url: u, method: m, timeout: 5, connect_timeout: 5}}", "steps.a.connect_timeout"),
+        ],
+        [
+            "steps: {a: {exec: x, timeout: 10, soft: 9999ms}}",
+            "steps: {a: {exec: x, timeout: 0, soft: 1h}}",
+            "steps: {a: {exec: x, soft: 59, idle: 0}}",
+            "steps: {a: {type: workflow, workflow: '{{ x }}', soft: 1h}}",
+            "steps: {a: {type: http_client, url: u, soft: 29999}}",
+        ],
+    ),
+    "clock/not-used": (
+        [("steps: {a: {type: git-checkout, repository: r, timeout: 5s, clone_timeout_ms: 5000}}", "steps.a.timeout")],
+        [
+            "steps: {a: {type: git-checkout, repository: r, timeout: 5s}}",
+            "steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 5000}}",
+        ],
+    ),
+    "graph/missing-dependency": (
+        [
+            ("steps: {a: {exec: x, depends_on: b}}", "steps.a.depends_on"),
+            ("steps: {a: {exec: x, needs: [b]}}", "steps.a.depends_on"),
+            ("steps: {a: {exec: x}, c: {exec: x, depends_on: 'a|b'}}", "steps.c.depends_on"),
+        ],
+        ["steps: {a: {exec: x}, b: {exec: x, depends_on: [a, ' a | a ']}}"],
+    ),
+    "graph/unknown-target": (
+        [
+            ("steps: {a: {exec: x, on_fail: {run: b}}}", "steps.a.on_fail.run"),
+            ("steps: {a: {exec: x, on_success: {run: [a, b]}}}", "steps.a.on_success.run"),
+            ("steps: {a: {exec: x, on_fail: {goto: b}}}", "steps.a.on_fail.goto"),
+            ("defaults: {on_fail: {run: b}}\nsteps: {a: {exec: x}}", "defaults.on_fail.run"),
+        ],
+        ["steps: {a: {exec: x, on_fail: {run: b, goto: a}}, b: {exec: x}}"],
+    ),
+    "graph/cycle": (
+        [
+            ("steps: {a: {exec: x, depends_on: a}}", "steps.a.depends_on"),
+            ("steps: {a: {exec: x, needs: b}, b: {exec: x, needs: 'a|c'}, c: {exec: x}}", "steps.a.depends_on"),
+        ],
+        [
+            "steps: {a: {exec: x, depends_on: b}, b: {exec: x}}",
+            "steps: {a: {exec: x, on_fail: {goto: a}}}",
+        ],
+    ),
+    "graph/unreachable": (
+        [
+            ("steps: {a: {exec: x, if: false}}", "steps.a.if"),
+            ("steps: {a: {exec: x, if: 'false'}}", "steps.a.if"),
+            ("steps: {a: {exec: x, if: False }}", "steps.a.if"),
+        ],
+        [
+            "steps: {a: {exec: x, if: true}}",
+            "steps: {a: {exec: x, if: '{{ falsehood }}'}}",
+            "steps: {a: {exec: x}}",
+        ],
+    ),
+    "tool/unknown": (
+        [("steps: {a: {type: tool, tool: count}}", "steps.a.tool")],
+        [
+            "tools: {count: {exec: wc}}\nsteps: {a: {type: tool, tool: count}}",
+            "steps: {a: {type: tool, tool: '{{ inputs.tool }}'}}",
+        ],
+    ),
+    "human/unbounded": (
+        [
+            ("steps: {a: {type: human-input, prompt: p}}", "steps.a"),
+            ("steps: {a: {type: human-input, prompt: p, timeout: 0}}", "steps.a"),
+            ("steps: {a: {type: human-input, prompt: p, timeout: 0s, default: x}}", "steps.a"),
+        ],
+        [
+            "steps: {a: {type: human-input, prompt: p, timeout: 60}}",
+            "defaults: {timeout: 60s}\nsteps: {a: {type: human-input, prompt: p}}",
+        ],
+    ),
+}
+ERRORS = {"budget/longer-than-run", "budget/retries", "budget/waits", "graph/missing-dependency"}
+ERRORS |= {"graph/unknown-target", "graph/cycle", "tool/unknown"}
+
+FIRES = [(rule, text, field) for rule, (fires, _) in CASES.items() for text, field in fires]
+DOES_NOT = [(rule, text) for rule, (_, quiet) in CASES.items() for text in quiet]
+
+
+@pytest.mark.parametrize(("rule", "text", "field"), FIRES)
+def test_a_rule_fires(linted: Lint, rule: str, text: str, field: str) -> None:
+    found = [finding for finding in linted(text) if finding.rule == rule]
+    assert [(finding.field, finding.is_error) for finding in found] == [(field, rule in ERRORS)]
+
+
+@pytest.mark.parametrize(("rule", "text"), DOES_NOT)
+def test_a_rule_does_not_fire_where_it_nearly_would(linted: Lint, rule: str, text: str) -> None:
+    assert rule not in rules(linted(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "timeout: 90\nsteps: {a: {exec: x, on_fail: {retry: {max: 1}}}}",
+        "timeout: 90\ndefaults: {on_fail: {retry: {max: 1}}}\nsteps: {a: {exec: x}}",
+    ],
+)
+def test_tries_of_a_timeout_that_nobody_wrote_are_only_warned_of(linted: Lint, text: str) -> None:
+    found = linted(text)
+    assert rules(found) == ["budget/critical-path", "budget/retries"]
+    assert not any(finding.is_error for finding in found)
+
+
+# --- what is said -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "suggestion"),
+    [
+        ("steps: {a: {exec: x, timeout: 60000}}", "did you mean 1m?"),
+        ("steps: {a: {exec: x, timeout: 5000}}", "did you mean 5s?"),
+        ("steps: {a: {type: http_client, url: u, timeout: 30}}", "did you mean 30s?"),
+        ("steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 60}}", "did you mean 60000?"),
+    ],
+)
+def test_a_number_in_the_wrong_unit_is_told_what_was_meant(linted: Lint, text: str, suggestion: str) -> None:
+    assert only(linted(text), "clock/unit").suggestion == suggestion
+
+
+def test_a_number_in_the_wrong_unit_is_told_what_it_means(linted: Lint) -> None:
+    found = only(linted("steps: {a: {exec: x, timeout: 60000}}"), "clock/unit")
+    assert found.message == "60000 on a command is seconds: 16h40m"
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [("bulid", "did you mean 'build'?"), ("Build", "did you mean 'build'?"), ("zzz", "there are build, test")],
+)
+def test_a_missing_dependency_is_told_what_was_meant(linted: Lint, name: str, suggestion: str) -> None:
+    found = only(
+        linted(f"steps: {{build: {{exec: x}}, test: {{exec: x, depends_on: {name}}}}}"), "graph/missing-dependency"
+    )
+    assert (found.message, found.suggestion) == (f"there is no step {name!r}", suggestion)
+
+
+def test_a_circle_is_told_with_its_path_and_its_place(linted: Lint) -> None:
+    found = linted(
+        """\
+        steps:
+          start: {exec: x}
+          a:
+            exec: x
+            depends_on: [start, c]
+          b: {exec: x, depends_on: a}
+          c: {exec: x, depends_on: b}
+        """
+    )
+    circle = only(found, "graph/cycle")
+    assert circle.message == "steps wait for each other: a → c → b → a"
+    assert (circle.place.line, circle.place.column) == (5, 5)
+
+
+def test_what_waits_for_what_never_starts_never_starts_and_is_told_why(linted: Lint) -> None:
+    found = linted(
+        """\
+        steps:
+          off: {exec: x, if: false}
+          a: {exec: x, depends_on: off}
+          b: {exec: x, depends_on: [c, a]}
+          c: {exec: x}
+          d: {exec: x, depends_on: "off|c"}
+        """
+    )
+    assert [(finding.field, finding.message) for finding in found] == [
+        ("steps.off.if", "can never start: its condition is always false"),
+        ("steps.a", "can never start: it waits for off, which never does"),
+        ("steps.b", "can never start: it waits for a, which never does"),
+    ]
+
+
+def test_a_tool_is_told_what_was_meant(linted: Lint) -> None:
+    found = linted("tools: {count: {exec: wc}}\nsteps: {a: {type: tool, tool: conut}, b: {type: tool, tool: zz}}")
+    assert [finding.suggestion for finding in found] == ["did you mean 'count'?", "there are count"]
+
+
+def test_nobody_is_warned_of_a_person_who_is_there(linted: Lint) -> None:
+    assert linted("steps: {a: {type: human-input, prompt: p}}", unattended=False) == []
+
+
+def test_errors_come_first_each_as_they_stand(linted: Lint) -> None:
+    found = linted(
+        """\
+        timeout: 60000
+        steps:
+          a: {exec: x, timeout: 70000, soft: 80000}
+          b: {exec: x, depends_on: c}
+          d: {exec: x, timeout: 90000}
+        """
+    )
+    assert [(finding.is_error, finding.place.line) for finding in found] == [
+        (True, 3),
+        (True, 4),
+        (True, 5),
+        (False, 1),
+        (False, 1),
+        (False, 3),
+        (False, 3),
+        (False, 5),
+    ]
+
+
+def test_the_callers_limit_counts_where_it_is_the_shorter(linted: Lint) -> None:
+    text = "timeout: 10m\nsteps: {a: {exec: x, timeout: 5m}}"
+    assert linted(text) == []
+    assert linted(text, timeout_ms=600_000) == []
+    assert linted(text, timeout_ms=0) == []
+    found = linted(text, timeout_ms=60_000)
+    assert rules(found) == ["budget/longer-than-run", "budget/critical-path"]
+    assert "the caller of the run has 1m" in found[0].message
+    assert found[0].suggestion == "at most 59.5s, or give the run more"
+    assert linted("timeout: 1m\nsteps: {a: {exec: x, timeout: 5m}}", timeout_ms=600_000)[0].message.endswith(
+        "the run has 1m"
+    )
+
+
+def test_a_wrong_file_is_not_linted_but_told_what_is_wrong() -> None:
+    loaded = load_text(b"stesp: {}")
+    assert lint(loaded) == list(loaded.findings) != []
+
+
+# --- large, and any ---------------------------------------------------------------------------------------
+
+
+def test_a_long_circle_and_a_long_way_are_told_short(linted: Lint) -> None:
+    steps = "\n".join(f"  s{n}: {{exec: x, depends_on: s{n - 1}}}" for n in range(1, 300))
+    (circle,) = linted(f"steps:\n  s0: {{exec: x, depends_on: s299}}\n{steps}")
+    (way,) = linted(f"timeout: 10\nsteps:\n  s0: {{exec: x}}\n{steps}")
+    assert len(circle.message) < 300
+    assert len(way.message) < 300
+
+
+def broken(count: int) -> Loaded:
+    """Every step waits for one that is not there, and is nearly called like one that is."""
+    steps = {f"step_{n}": {"type": "command", "exec": "x", "depends_on": [f"stepp_{n}"]} for n in range(count)}
+    return Loaded(Source("flow.yaml"), WorkflowFile.model_validate({"steps": steps}))
+
+
+def test_a_large_file_that_is_all_wrong_is_told_so_in_bounded_time() -> None:
+    began = time.process_time()
+    found = lint(broken(5_000))
+    assert len(found) == FINDINGS_LIMIT
+    assert sum(len(finding.message) + len(finding.suggestion or "") for finding in found) < 100_000
+    assert time.process_time() - began < 20
+
+
+def chain(count: int) -> Loaded:
+    steps = {
+        f"s{n}": {"type": "command", "exec": "x", "timeout": 1, "depends_on": [f"s{n - 1}"] if n else []}
+        for n in range(count)
+    }
+    return Loaded(Source("flow.yaml"), WorkflowFile.model_validate({"timeout": "10h", "steps": steps}))
+
+
+def fan(count: int) -> Loaded:
+    steps = {
+        f"s{n}": {"type": "command", "exec": "x", "timeout": 1, "depends_on": ["s0"] if n else [], "if": n > 0}
+        for n in range(count)
+    }
+    return Loaded(Source("flow.yaml"), WorkflowFile.model_validate({"timeout": "10h", "steps": steps}))
+
+
+@pytest.mark.parametrize("shape", [chain, fan])
+def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[[int], Loaded]) -> None:
+    def took_s(loaded: Loaded) -> float:
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            lint(loaded)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    # A square would be a hundred times; caches and the collector make more of ten than ten.
+    assert took_s(shape(10_000)) < 30 * max(took_s(shape(1_000)), 0.001)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.lists(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=2).map("|".join), max_size=3),
+        min_size=1,
+    )
+)
+def test_a_cycle_is_found_exactly_where_there_is_one_and_missing_names_beside_it(waits: dict[str, list[str]]) -> None:
+    steps = {name: {"type": "command", "exec": "x", "depends_on": others} for name, others in waits.items()}
+    workflow = WorkflowFile.model_validate({"steps": steps})
+    found = lint(Loaded(Source("flow.yaml"), workflow))
+    assert ("graph/cycle" in rules(found)) == (find_cycle(graph_of(workflow)) is not None)
+    missing = {(name, other) for name, others in waits.items() for each in others for other in each.split("|")}
+    missing = {(name, other) for name, other in missing if other not in waits}
+    told = {(finding.path[1], finding.message) for finding in found if finding.rule == "graph/missing-dependency"}
+    assert told == {(name, f"there is no step {other!r}") for name, other in missing}

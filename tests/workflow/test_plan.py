@@ -1,0 +1,223 @@
+"""What a workflow would take, against brute force over every way through."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shotclock.core.deadlines import reserve_ms_for
+from shotclock.workflow.plan import Plan, delay_ms, graph_of, plan_of
+from shotclock.workflow.schema import Retry, WorkflowFile
+
+
+def workflow(steps: dict[str, dict[str, Any]], **top: Any) -> WorkflowFile:
+    named = {name: {"type": "command", "exec": "true", **step} for name, step in steps.items()}
+    return WorkflowFile.model_validate({**top, "steps": named})
+
+
+# --- the pauses -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backoff", "pauses"),
+    [
+        ({}, [1000, 1000, 1000, 1000]),
+        ({"delay_ms": 0}, [0, 0, 0, 0]),
+        ({"mode": "linear", "delay_ms": 100}, [100, 200, 300, 400]),
+        ({"mode": "exponential", "delay_ms": 100}, [100, 200, 400, 800]),
+        ({"mode": "exponential", "delay_ms": 100, "max_delay_ms": 300}, [100, 200, 300, 300]),
+        ({"mode": "fixed", "delay_ms": 500, "max_delay_ms": 300}, [300, 300, 300, 300]),
+        ({"mode": "linear", "delay_ms": 100, "jitter": True}, [100, 200, 300, 400]),
+    ],
+)
+def test_the_pauses_grow_as_the_file_says(backoff: dict[str, Any], pauses: list[int]) -> None:
+    retry = Retry.model_validate({"max": 4, "backoff": backoff})
+    assert [delay_ms(retry, number) for number in range(1, 5)] == pauses
+    (step,) = plan_of(workflow({"a": {"timeout": 2, "on_fail": {"retry": {"max": 4, "backoff": backoff}}}})).steps
+    assert (step.attempts, step.delays_ms, step.worst_ms) == (5, sum(pauses), 10_000 + sum(pauses))
+
+
+def test_a_thousand_doublings_are_still_a_number() -> None:
+    retry = {"max": 1000, "backoff": {"mode": "exponential", "delay_ms": 1000}}
+    (step,) = plan_of(workflow({"a": {"timeout": 1, "on_fail": {"retry": retry}}}, timeout=60)).steps
+    assert step.attempts == 1001
+
+
+def test_a_step_that_says_its_own_reaction_does_not_get_the_retries_of_the_defaults() -> None:
+    flow = workflow(
+        {"a": {}, "b": {"on_fail": {}}, "c": {"on_fail": {"retry": {"max": 1}}}},
+        defaults={"on_fail": {"retry": {"max": 5}}},
+    )
+    assert {step.id: step.attempts for step in plan_of(flow).steps} == {"a": 6, "b": 1, "c": 2}
+
+
+# --- one step ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "caller_ms", "own", "effective_ms"),
+    [
+        (None, None, 60, 60_000),
+        (None, None, 0, None),
+        (10, None, 60, 9_500),
+        (10, None, 5, 5_000),
+        (10, None, 0, 9_500),
+        (2, None, 60, 1_800),
+        (10, 4_000, 60, 3_600),
+        (10, 40_000, 60, 9_500),
+        (None, 4_000, 60, 3_600),
+        (0, None, 60, 60_000),
+        (10, 0, 60, 9_500),
+    ],
+)
+def test_what_is_left_of_a_timeout_inside_the_run(
+    run: int | None, caller_ms: int | None, own: int, effective_ms: int | None
+) -> None:
+    plan = plan_of(workflow({"a": {"timeout": own}}, timeout=run), timeout_ms=caller_ms)
+    assert plan.steps[0].effective_ms == effective_ms
+
+
+@pytest.mark.parametrize(
+    ("written", "per_item"), [(None, False), (False, False), (True, True), ([], True), ("{{ x }}", True)]
+)
+def test_a_step_for_each_item_is_told_apart(written: Any, per_item: bool) -> None:
+    assert plan_of(workflow({"a": {"for_each": written}})).steps[0].is_per_item is per_item
+
+
+# --- the whole --------------------------------------------------------------------------------------------
+
+
+def test_the_longest_way_is_the_one_that_takes_longest_not_the_one_with_most_steps() -> None:
+    plan = plan_of(
+        workflow(
+            {
+                "a": {"timeout": 1},
+                "b": {"timeout": 1, "depends_on": "a"},
+                "c": {"timeout": 1, "depends_on": "b"},
+                "long": {"timeout": 10, "depends_on": "a"},
+                "end": {"timeout": 2, "depends_on": ["c", "long"]},
+            }
+        )
+    )
+    assert plan.critical_path == ("a", "long", "end")
+    assert plan.worst_ms == 13_000
+    assert (plan.step("end").starts_ms, plan.step("end").ends_ms) == (11_000, 13_000)
+
+
+def test_a_step_without_a_limit_has_no_end_nor_has_what_waits_for_it() -> None:
+    plan = plan_of(workflow({"a": {"timeout": 0}, "b": {"depends_on": "a"}, "c": {"timeout": 500}}))
+    assert plan.worst_ms is None
+    assert plan.critical_path == ("a",)
+    assert (plan.step("a").starts_ms, plan.step("a").ends_ms) == (0, None)
+    assert (plan.step("b").starts_ms, plan.step("b").ends_ms) == (None, None)
+    assert plan.step("c").ends_ms == 500_000
+
+
+def test_either_of_two_waits_at_worst_for_both() -> None:
+    plan = plan_of(workflow({"a": {"timeout": 3}, "b": {"timeout": 7}, "c": {"timeout": 1, "depends_on": "a|b"}}))
+    assert plan.worst_ms == 8_000
+    assert plan.critical_path == ("b", "c")
+
+
+@st.composite
+def flows(draw: st.DrawFn) -> WorkflowFile:
+    """Steps that wait only for earlier ones, written in any order; some without a limit, some tried again."""
+    count = draw(st.integers(1, 7))
+    steps: dict[str, dict[str, Any]] = {}
+    for number in range(count):
+        before = draw(st.lists(st.sampled_from([f"s{n}" for n in range(number)]), unique=True)) if number else []
+        steps[f"s{number}"] = {
+            "timeout": draw(st.sampled_from([0, 1, 2, 3, 50])),
+            "depends_on": ["|".join(before)] if before and draw(st.booleans()) else before,
+            "on_fail": {"retry": {"max": draw(st.integers(0, 2)), "backoff": {"delay_ms": draw(st.integers(0, 9))}}},
+        }
+    return workflow({name: steps[name] for name in draw(st.permutations(list(steps)))})
+
+
+def ways(flow: WorkflowFile) -> list[list[str]]:
+    """Every way from a step that waits for nothing to any step."""
+    before = {name: {other for group in groups for other in group} for name, groups in graph_of(flow).items()}
+
+    def to(name: str) -> list[list[str]]:
+        return [[*way, name] for other in before[name] for way in to(other)] or [[name]]
+
+    return [way for name in before for way in to(name)]
+
+
+def length(flow: WorkflowFile, way: list[str]) -> float:
+    total = 0.0
+    for name in way:
+        step = flow.steps[name]
+        assert step.on_fail is not None
+        assert step.on_fail.retry is not None
+        tries, pause = step.on_fail.retry.max, step.on_fail.retry.backoff.delay_ms
+        timeout = step.timeout
+        assert isinstance(timeout, int)
+        total += (tries + 1) * timeout * 1000 + tries * pause if timeout else float("inf")
+    return total
+
+
+@given(flows())
+def test_the_worst_case_is_the_longest_of_all_ways(flow: WorkflowFile) -> None:
+    plan = plan_of(flow)
+    lengths = {tuple(way): length(flow, way) for way in ways(flow)}
+    worst = max(lengths.values())
+    assert (float("inf") if plan.worst_ms is None else plan.worst_ms) == worst
+    assert lengths[plan.critical_path] == worst
+    for step in plan.steps:
+        ends = max(lengths[way] for way in lengths if way[-1] == step.id)
+        assert (float("inf") if step.ends_ms is None else step.ends_ms) == ends
+
+
+@given(flows())
+def test_every_step_is_planned_once_after_what_it_waits_for(flow: WorkflowFile) -> None:
+    seen: set[str] = set()
+    for step in plan_of(flow).steps:
+        assert all(name in seen for group in step.groups for name in group)
+        assert step.id not in seen
+        seen.add(step.id)
+    assert seen == flow.steps.keys()
+
+
+@given(flows(), st.integers(1, 100_000))
+def test_nothing_has_more_time_than_its_run(flow: WorkflowFile, limit_ms: int) -> None:
+    for step in plan_of(flow, timeout_ms=limit_ms).steps:
+        assert step.effective_ms is not None
+        assert step.effective_ms <= limit_ms - reserve_ms_for(limit_ms)
+
+
+# --- large ------------------------------------------------------------------------------------------------
+
+
+def chain(count: int) -> WorkflowFile:
+    return workflow({f"s{n}": {"timeout": 1, "depends_on": [f"s{n - 1}"] if n else []} for n in range(count)})
+
+
+def fan(count: int) -> WorkflowFile:
+    middle = [f"s{n}" for n in range(count)]
+    return workflow({"first": {}, **{name: {"depends_on": "first"} for name in middle}, "last": {"depends_on": middle}})
+
+
+def fastest_s(work: Callable[[], Plan]) -> float:
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+@pytest.mark.parametrize("shape", [chain, fan])
+def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[[int], WorkflowFile]) -> None:
+    small, large = shape(1_000), shape(10_000)
+    # A square would be a hundred times; caches and the collector make more of ten than ten.
+    assert fastest_s(lambda: plan_of(large)) < 30 * max(fastest_s(lambda: plan_of(small)), 0.001)
+
+
+def test_a_chain_of_ten_thousand_is_as_long_as_its_links() -> None:
+    plan = plan_of(chain(10_000))
+    assert plan.worst_ms == 10_000_000
+    assert plan.critical_path == tuple(f"s{n}" for n in range(10_000))
