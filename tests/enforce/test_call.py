@@ -983,7 +983,7 @@ def test_a_deadline_inherited_through_the_environment_caps_every_call(
             handler = sleeps if surface == "loop" else operations.is_silent
             operation = Operation("silent", handler, isolation=surface)
             first = await runtime.call(operation, {"ms": 9000}, Clocks.of("60s"))
-            while (runtime._inherited.at_ns - time.monotonic_ns()) > 0:
+            while (runtime.inherited.at_ns - time.monotonic_ns()) > 0:
                 await asyncio.sleep(0.02)
             return [first, await runtime.call(operation, {"ms": 0}, Clocks.of("60s"))]
 
