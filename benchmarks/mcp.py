@@ -17,7 +17,7 @@ from .isolated import ROOT
 from .rounds import take_turns
 from .table import Bar, Row, Table, absolute, compared
 
-LIMIT_S = 180
+LIMIT_S = 300
 TITLE = "MCP tool call"
 NOTE = (
     "Time per call, one after the other, with the SDK's own client and each server in a process of its own. FastMCP "
@@ -119,4 +119,4 @@ async def _measure(rounds: int, count: int) -> Table:
 
 
 def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(3, 50) if quick else _measure(9, 100))
+    return asyncio.run(_measure(3, 40) if quick else _measure(9, 60))

@@ -261,7 +261,10 @@ class App:
     # --- the surfaces -------------------------------------------------------------------------------------
 
     def __call__(self, argv: list[str] | None = None) -> None:
-        """The command line: one envelope, and the exit code that goes with it."""
+        """The command line: one envelope, and the exit code that goes with it.
+
+        It is the end of the program: exit hooks have a few seconds, and threads that were left running none.
+        """
         if worker.inside_worker:
             return  # a worker imports the program to find its functions; there is no command line to answer
         from .cli import signals
@@ -273,6 +276,10 @@ class App:
             code = main(self, sys.argv[1:] if argv is None else argv)
         except signals.Signalled as signalled:  # while the rest of us was still being imported
             code = 128 + signalled.number
+        from .cli.leaving import is_the_end, leave_soon
+
+        if argv is None and is_the_end(self._module.partition(".")[0], sys._getframe(1)):
+            leave_soon(code)
         sys.exit(code)
 
     def serve_mcp(self, **options: Any) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ POLL_S = 0.01
 SOON_S = 20.0
 # How long a keeper may take to leave once its job has ended: it closes its runtime before, and exits right after.
 KEEPER_LEAVES_WITHIN_S = 3.0
+# Programs that a test lets run side by side; more would only measure how the machine shares its processors.
+AT_ONCE = 3
 # Words of an environment that would change what the programs do.
 CLEARED = ("AGENT_CALL_BUDGET_MS", "CI", "NO_COLOR", "SHOTCLOCK_REMAINING_MS", "SHOTCLOCK_DEADLINE_NS")
 
@@ -37,6 +39,15 @@ def wait_for(condition: Callable[[], Any], what: str, within_s: float = SOON_S) 
         assert time.monotonic() < give_up_at, f"waited {within_s} s in vain for {what}"
         time.sleep(POLL_S)
     return answer
+
+
+def uses_the_store(running: "Running") -> bool:
+    """Whether a program has come so far that it looks after its job or its key."""
+    try:
+        links = [os.readlink(path) for path in Path(f"/proc/{running.process.pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return any(link.endswith("shotclock.db") for link in links)
 
 
 def lines_of(path: Path) -> list[str]:
@@ -122,6 +133,14 @@ class Tool:
 
     def __call__(self, *args: str | os.PathLike[str], timeout: float = 30.0, **options: Any) -> Ran:
         return self.start(*args, **options).ends(timeout)
+
+    def each(self, calls: Sequence[Sequence[str | os.PathLike[str]]], **options: Any) -> list[Ran]:
+        """The program once for each of the calls, a few at a time: half of a run is the start of Python."""
+        ran: list[Ran] = []
+        for first in range(0, len(calls), AT_ONCE):
+            running = [self.start(*words, **options) for words in calls[first : first + AT_ONCE]]
+            ran += [one.ends() for one in running]
+        return ran
 
     def envelope(self, *args: str | os.PathLike[str], code: int | None = None, **options: Any) -> Any:
         """The one document on stdout of a run that agrees with it about the exit code."""

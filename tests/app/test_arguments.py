@@ -72,23 +72,22 @@ def test_everything_that_is_wrong_is_said_at_once_and_nothing_runs(tool: Any, tm
     assert all(problem["message"] for problem in envelope["error"]["errors"])
 
 
+MISTAKEN: list[tuple[list[str], list[str]]] = [
+    ([], ["count", "path"]),
+    (["--count", "1", "--count", "2"], ["count", "path"]),
+    (["--path", "/a", "3"], ["count"]),
+    (["a", "true"], ["count"]),
+    (["a", "3", "0.5", "6", "seven"], ["arguments", "arguments"]),
+    (["a", "3", "--cuont", "4", "--ratio=high"], ["--cuont", "arguments", "ratio"]),
+    (["--loud", "--timeout"], ["count", "path", "timeout"]),
+]
+
+
 @pytest.mark.requirement("F-015")
-@pytest.mark.parametrize(
-    ("words", "fields"),
-    [
-        ([], ["count", "path"]),
-        (["--count", "1", "--count", "2"], ["count", "path"]),
-        (["--path", "/a", "3"], ["count"]),
-        (["a", "true"], ["count"]),
-        (["a", "3", "0.5", "6", "seven"], ["arguments", "arguments"]),
-        (["a", "3", "--cuont", "4", "--ratio=high"], ["--cuont", "arguments", "ratio"]),
-        (["--loud", "--timeout"], ["count", "path", "timeout"]),
-        (["a", "3", "--"], []),
-    ],
-)
-def test_mistakes_of_every_kind_come_together(words: list[str], fields: list[str], tool: Any):
-    envelope = tool().envelope("types", *words, code=2 if fields else 0)
-    assert not fields or fields_of(envelope) == fields
+def test_mistakes_of_every_kind_come_together(tool: Any):
+    runs = tool().each([["types", *words] for words, _ in MISTAKEN])
+    for (words, fields), ran in zip(MISTAKEN, runs, strict=True):
+        assert ran.code == 2 and fields_of(ran.json()) == fields, words
 
 
 @pytest.mark.requirement("O-009")
@@ -106,11 +105,13 @@ def test_a_word_that_looks_like_an_option_can_be_said(tool: Any):
     assert tool().envelope("echo", "--", "--text", code=0)["data"] == {"result": "--text"}
 
 
-@pytest.mark.parametrize("text", ["", "é€𝄞", "a\nb\t\\", "x" * 100_000, "[1]", "true", "\udce4"], ids=range(7))
-def test_text_stays_as_it_was_typed(text: str, tool: Any):
+def test_text_stays_as_it_was_typed(tool: Any):
     """The last one is a byte that is no UTF-8, as Python passes it on."""
-    envelope = tool().envelope("echo", "--text", text, code=0, env={"PYTHONUTF8": "1"})
-    assert envelope["data"]["result"].encode("utf-8", "replace") == text.encode("utf-8", "replace")
+    texts = ["", "é€𝄞", "a\nb\t\\", "x" * 100_000, "[1]", "true", "\udce4"]
+    runs = tool().each([["echo", "--text", text] for text in texts], env={"PYTHONUTF8": "1"})
+    for text, ran in zip(texts, runs, strict=True):
+        said = ran.json()["data"]["result"]
+        assert said.encode("utf-8", "replace") == text.encode("utf-8", "replace")
 
 
 def test_a_name_that_python_keeps_for_itself_loses_its_underscore(tool: Any):
@@ -122,12 +123,10 @@ def test_what_a_command_takes_beyond_its_parameters_has_no_words(tool: Any):
     assert fields_of(tool().envelope("anything-more", "--fisrt", "x", code=2)) == ["--fisrt"]
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"), [("typse", "did you mean types?"), ("", "there are"), ("TYPES", "there are"), ("--nope", "")]
-)
-def test_a_command_that_is_not_there_is_an_argument_error(word: str, hint: str, tool: Any, validate_envelope: Any):
-    envelope = validate_envelope(tool().envelope(word, code=2))
-    assert hint in envelope["error"]["message"]
+def test_a_command_that_is_not_there_is_an_argument_error(tool: Any, validate_envelope: Any):
+    hints = {"typse": "did you mean types?", "": "there are", "TYPES": "there are", "--nope": ""}
+    for hint, ran in zip(hints.values(), tool().each([[word] for word in hints]), strict=True):
+        assert ran.code == 2 and hint in validate_envelope(ran.json())["error"]["message"]
 
 
 def test_types_that_are_hard_on_the_parser(tool: Any):

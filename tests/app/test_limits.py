@@ -1,13 +1,12 @@
 """How many may run at once, between processes; and keys that make a repeat harmless."""
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import Home, lines_of, wait_for, warning_codes
+from .conftest import Home, lines_of, uses_the_store, wait_for, warning_codes
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -169,7 +168,7 @@ def test_whoever_waits_for_the_first_call_can_be_told_to_stop(tool: Any, tmp_pat
     first = program.start(*words)
     wait_for(lambda: lines_of(tmp_path / "notes"), "the first call")
     second = program.start(*words)
-    time.sleep(2.0)  # long enough to be waiting; told earlier it does the same
+    wait_for(lambda: uses_the_store(second), "it to wait for the first")
     second.signal(signal.SIGTERM)
     ran = second.ends(within_s=5)
     assert ran.code == 143 and ran.json()["meta"]["ending"] == "not_started"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,30 +17,28 @@ pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 # --- clocks -------------------------------------------------------------------------------------------
 
 
+TIMEOUTS: list[tuple[list[str], int, int]] = [
+    (["waits", "0"], 0, 700),
+    (["waits", "60"], 10, 700),
+    (["waits", "60", "--timeout", "300ms"], 10, 300),
+    (["waits", "0.9", "--timeout", "PT10S"], 0, 10_000),
+    (["echo", "x"], 0, 5_000),
+    (["sell", "x"], 90, 5_000),
+]
+
+
 @pytest.mark.requirement("F-011")
-@pytest.mark.parametrize(
-    ("words", "code", "timeout_ms"),
-    [
-        (["waits", "0"], 0, 700),
-        (["waits", "60"], 10, 700),
-        (["waits", "60", "--timeout", "300ms"], 10, 300),
-        (["waits", "0.9", "--timeout", "PT10S"], 0, 10_000),
-        (["echo", "x"], 0, 5_000),
-        (["sell", "x"], 90, 5_000),
-    ],
-)
-def test_the_timeout_is_the_calls_or_the_commands_or_the_apps_and_always_said(
-    words: list[str], code: int, timeout_ms: int, tool: Any, validate_envelope: Any
-):
-    envelope = validate_envelope(tool().envelope(*words, code=code))
-    assert envelope["meta"]["timeout_ms"] == timeout_ms
+def test_the_timeout_is_the_calls_or_the_commands_or_the_apps_and_always_said(tool: Any, validate_envelope: Any):
+    runs = tool().each([words for words, _, _ in TIMEOUTS])
+    for (words, code, timeout_ms), ran in zip(TIMEOUTS, runs, strict=True):
+        assert ran.code == code, words
+        assert validate_envelope(ran.json())["meta"]["timeout_ms"] == timeout_ms
 
 
 @pytest.mark.requirement("F-011")
 def test_every_answer_has_a_timeout_also_where_nothing_ran(tool: Any, validate_envelope: Any):
-    program = tool()
-    for words in (["types"], ["manifest"], ["--version"], ["nope"], []):
-        assert validate_envelope(program(*words).json())["meta"]["timeout_ms"] >= 0
+    for ran in tool().each([["types"], ["manifest"], ["--version"], ["nope"], []]):
+        assert validate_envelope(ran.json())["meta"]["timeout_ms"] >= 0
 
 
 @pytest.mark.requirement("C-012")
@@ -168,13 +167,13 @@ def test_a_heartbeat_nobody_reads_stops_nothing(tool: Any):
 
 @pytest.mark.requirement("F-048")
 @pytest.mark.requirement("F-006")
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["types", "--help"], ["help", "types"]], ids=" ".join)
-def test_help_is_no_data_and_goes_to_stderr(words: list[str], tool: Any):
-    ran = tool()(*words)
-    assert ran.code == 0 and ran.stdout == b""
-    text = ran.stderr.decode()
-    assert "\x1b" not in text and ("Usage" in text)
-    assert ("--colour" in text) == ("types" in words)
+def test_help_is_no_data_and_goes_to_stderr(tool: Any):
+    asked = [["--help"], ["-h"], ["help"], ["types", "--help"], ["help", "types"]]
+    for words, ran in zip(asked, tool().each(asked), strict=True):
+        assert ran.code == 0 and ran.stdout == b"", words
+        text = ran.stderr.decode()
+        assert "\x1b" not in text and "Usage" in text
+        assert ("--colour" in text) == ("types" in words)
 
 
 def test_no_command_at_all_gets_the_help_and_an_envelope(tool: Any, validate_envelope: Any):
@@ -203,6 +202,41 @@ def test_a_command_that_asks_is_not_left_waiting_for_an_answer(tool: Any, valida
     envelope = validate_envelope(ran.json())
     assert ran.code == 4 and envelope["error"]["code"] == "INPUT_REQUIRED"
     assert envelope["meta"]["side_effects"] == "unknown", "it had begun"
+
+
+@pytest.mark.requirement("F-009")
+@pytest.mark.requirement("F-013")
+def test_input_that_never_ends_is_waited_for_no_longer_than_the_timeout_or_a_signal(tool: Any, validate_envelope: Any):
+    program = tool(
+        "reader.py",
+        """
+import sys
+from shotclock import App
+
+app = App("reader", default_timeout="60s")
+
+@app.command(stdin=True)
+def read() -> str:
+    return sys.stdin.read()
+
+app()
+""",
+    )
+    late = program.start("read", "--timeout", "500ms", stdin=subprocess.PIPE)
+    told = program.start("read", stdin=subprocess.PIPE)
+    told.process.stdin.write(b"half a li")
+    told.process.stdin.flush()
+    ran = late.ends(within_s=15)
+    assert ran.code == 4 and validate_envelope(ran.json())["error"]["code"] == "INPUT_REQUIRED"
+    told.signal(signal.SIGTERM)
+    ran = told.ends(within_s=5)
+    assert ran.code == 143 and validate_envelope(ran.json())["error"]["code"] == "CANCELLED"
+    for running in (late, told):
+        running.process.stdin.close()
+    with open(program.folder / "in", "w+") as stdin:
+        stdin.write("all of it")
+        stdin.seek(0)
+        assert program.envelope("read", stdin=stdin, code=0)["data"] == {"result": "all of it"}
 
 
 # --- ways to start it ---------------------------------------------------------------------------------
@@ -308,6 +342,61 @@ if __name__ == "__main__":
 """,
     )
     assert program.envelope("ignored", code=0)["data"] == {"result": 7}
+
+
+LEFT_RUNNING = """
+import atexit, sys, threading, time
+from shotclock import App
+
+{left}
+app = App("left", default_timeout="5s")
+
+@app.command
+def add(a: int) -> int:
+    return a
+
+def main():
+    app()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.requirement("F-011")
+@pytest.mark.parametrize(
+    "left", ["threading.Thread(target=time.sleep, args=(300,)).start()", "atexit.register(time.sleep, 300)"], ids=str
+)
+def test_what_a_program_leaves_running_does_not_keep_it(left: str, tool: Any):
+    ran = tool("left.py", LEFT_RUNNING.format(left=left))("add", "7", timeout=20)
+    assert ran.code == 0 and ran.json()["data"] == {"result": 7}
+
+
+def test_exit_hooks_run_and_a_larger_program_goes_on_after_its_app(tool: Any):
+    hooked = tool("left.py", LEFT_RUNNING.format(left="atexit.register(print, 'bye', file=sys.stderr)"))("add", "7")
+    assert hooked.stderr == b"bye\n"
+    program = tool(
+        "larger.py",
+        """
+import sys, time
+from shotclock import App
+
+app = App("larger")
+
+@app.command
+def add(a: int) -> int:
+    return a
+
+if __name__ == "__main__":
+    try:
+        app(["add", "7"])
+    except SystemExit:
+        pass
+    time.sleep(4)  # longer than exit hooks may take
+    print("still here", file=sys.stderr)
+""",
+    )
+    assert program().stderr == b"still here\n"
 
 
 @pytest.mark.requirement("F-011")

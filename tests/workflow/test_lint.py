@@ -292,6 +292,23 @@ def test_a_circle_is_told_with_its_path_and_its_place(linted: Lint) -> None:
     assert (circle.place.line, circle.place.column) == (5, 5)
 
 
+def test_what_is_said_about_a_key_is_said_where_its_other_name_stands(linted: Lint) -> None:
+    found = linted(
+        """\
+        checks:
+          a:
+            exec: x
+            needs:
+              - b
+          c: {type: tool, tool: none}
+        """
+    )
+    assert [(finding.field, finding.place.line, finding.place.column) for finding in found] == [
+        ("steps.a.depends_on", 4, 5),
+        ("steps.c.tool", 6, 19),
+    ]
+
+
 def test_what_waits_for_what_never_starts_never_starts_and_is_told_why(linted: Lint) -> None:
     found = linted(
         """\
@@ -401,6 +418,7 @@ def fan(count: int) -> Loaded:
     return Loaded(Source("flow.yaml"), WorkflowFile.model_validate({"timeout": "10h", "steps": steps}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [chain, fan])
 def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[[int], Loaded]) -> None:
     def took_s(loaded: Loaded) -> float:

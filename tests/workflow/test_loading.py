@@ -452,6 +452,7 @@ def test_the_place_of_a_byte_that_is_no_text_is_counted_in_characters(problems: 
     assert (finding.place.line, finding.place.column) == (2, 9)
 
 
+@pytest.mark.slow
 def test_a_file_as_large_as_allowed_is_read(load: Load) -> None:
     text = b"steps: {a: {exec: x}}\n"
     assert load(text + b"#" * (SIZE_LIMIT - len(text))).findings == ()

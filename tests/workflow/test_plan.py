@@ -210,6 +210,7 @@ def fastest_s(work: Callable[[], Plan]) -> float:
     return min(took)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [chain, fan])
 def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[[int], WorkflowFile]) -> None:
     small, large = shape(1_000), shape(10_000)

@@ -254,6 +254,7 @@ def test_a_bomb_does_not_go_off(text: str) -> None:
     assert str(NODE_LIMIT) in tree.flaws[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[" * 1_000_000, "{a: " * 300_000, "- " * 500_000], ids=["[", "{", "-"])
 def test_a_million_brackets_are_one_flaw_and_no_recursion(text: str) -> None:
     began = time.monotonic()

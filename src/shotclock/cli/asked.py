@@ -16,3 +16,6 @@ class RunAsked:
     inputs: dict[str, str] = field(default_factory=dict)
     force: bool = False
     events: str | None = None
+    output: str | None = None
+    """What is written of the run, besides what a person sees: json, markdown or junit."""
+    output_file: str | None = None

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.help import PlainFormatter
@@ -31,10 +31,11 @@ from .output import emit, emit_help, say_line, summary_line, wants_json, write_q
 from .parsing import Mistakes, parse
 from .serve import Serve
 
-SUBCOMMANDS = ("exec", "run", "check", "plan", "schema", "serve", "job", "errors", "doctor", "help")
+SUBCOMMANDS = ("exec", "run", "check", "plan", "schema", "report", "serve", "job", "errors", "doctor", "help")
 DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
+Format = Literal["json", "markdown", "junit"]
 # Plain help is wrapped to the first; what names an option may stand out to the second.
 HELP_WIDTH, HELP_ROOM = 96, 160
 
@@ -67,6 +68,7 @@ class Page:
     """A reference page, asked for by name: the one thing besides envelopes that goes to stdout."""
 
     text: str
+    common: Common = field(default_factory=Common)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _main(words: list[str], as_json: bool) -> int:
     name = words[0] if words[0] in SUBCOMMANDS else "shotclock"
     understood, mistakes = _understand(words)
     clocks = Clocks()
-    if isinstance(understood, Work):
+    if isinstance(understood, Work | Page):
         try:
             clocks = Clocks.of(timeout=understood.common.timeout)
         except DurationError as error:
@@ -149,6 +151,8 @@ def run(
     run_id: Annotated[str | None, Parameter(metavar="ID")] = None,
     resume: Annotated[str | None, Parameter(metavar="RUN_ID")] = None,
     events: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    output: Annotated[Format | None, Parameter(metavar="FORMAT")] = None,
+    output_file: Annotated[str | None, Parameter(metavar="FILE")] = None,
     force: Annotated[bool, FLAG] = False,
     json: Annotated[bool, FLAG] = False,
 ) -> RunAsked:
@@ -168,6 +172,10 @@ def run(
         Go on with a run whose process died. Finished steps are not run again.
     events
         Write a line of JSON to this file for every change.
+    output
+        What to print at the end: json (the envelope), markdown or junit.
+    output_file
+        Write that to this file instead.
     force
         Run it even if its clocks cannot fit.
     json
@@ -188,7 +196,7 @@ def run(
         raise _Mistaken(mistakes + mistaken.mistakes) from None
     if mistakes:
         raise _Mistaken(mistakes)
-    return RunAsked(flow, run_id, resume, limit_ms, inputs, force, events)
+    return RunAsked(flow, run_id, resume, limit_ms, inputs, force, events, output, output_file)
 
 
 @app.command
@@ -260,6 +268,44 @@ def _render_json(envelope: Envelope, console: Console) -> None:
     console.print(dumps(envelope.data, indent=2), soft_wrap=True)
 
 
+@app.command
+def report(
+    run_id: str | None = None,
+    /,
+    *,
+    html: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    output: Annotated[Format, Parameter(metavar="FORMAT")] = "json",
+    output_file: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    common: Common | None = None,
+) -> Work:
+    """Show what became of a run, step by step; without an id, list the last runs.
+
+    Parameters
+    ----------
+    run_id
+        The run, or the beginning of its id.
+    html
+        Write a page with the timeline to this file. It needs nothing else.
+    output
+        What to print: json (the envelope; a timeline on a terminal), markdown or junit.
+    output_file
+        Write that to this file instead.
+    """
+    from .report import listed, render, render_list
+    from .report import report as made
+
+    if run_id is None:
+        if html is not None or output_file is not None or output != "json":
+            raise _Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
+        return Work("report", listed, render_list, common or Common())
+
+    def body() -> Outcome:
+        return made(run_id, html=html, output=output, output_file=output_file)
+
+    writes = html is not None or output_file is not None
+    return Work("report", body, render, common or Common(), mutates=writes)
+
+
 @app.command(name="job")
 def _job() -> Help:
     """List, look at, wait for and cancel work that goes on after its caller left."""
@@ -320,7 +366,7 @@ def errors(
     from .errors import markdown as page
 
     if markdown:
-        return Page(page())
+        return Page(page(), common or Common())
     return Work("errors", lambda: look_up(code), render, common or Common())
 
 
@@ -455,6 +501,9 @@ def _deliver(envelope: Envelope, as_json: bool, render: Callable[[Envelope, Cons
         context = envelope.error.get("context")
         if isinstance(context, dict):
             say_line(str(context.get("traceback", "")).rstrip())
+    if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
+        write_quietly(sys.stdout, envelope.value)
+        return envelope.exit_code
     if as_json:
         return emit(envelope)
     if envelope.data is not None and render is not None and envelope.ending == Ending.FINISHED:

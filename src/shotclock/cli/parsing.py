@@ -70,7 +70,7 @@ def _respelt(words: list[str], option: str, meant: str | None) -> list[str]:
         if name == option:
             dropping = meant is None and not equals  # the word behind it is most likely its value
             kept += [] if meant is None else [f"{meant}{equals}{value}"]
-        elif not dropping or word.startswith("-"):
+        elif not dropping or (word.startswith("-") and not word[1:2].isdigit()):  # -5s was meant as a value
             dropping = False
             kept.append(word)
         else:

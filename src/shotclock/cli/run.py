@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +15,20 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope
 from ..core.errors import Failure
+from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
+from ..enforce.clock import wall_ns
 from ..enforce.handlers import raised
 from ..store import Store
 from ..workflow.lint import lint
+from ..workflow.report import MARKS, one_line, unstarted
 from ..workflow.run import RunRequest, resume, start
-from ..workflow.states import Status, StepState
+from ..workflow.schema import WorkflowFile
+from ..workflow.states import StepState
 from . import flow, signals
 from .asked import RunAsked
-from .output import emit, is_terminal, say_line, summary_line, write_quietly
-
-MARKS = {
-    Status.RUNNING: "…",
-    Status.SUCCEEDED: "✓",
-    Status.FAILED: "✗",
-    Status.TIMED_OUT: "⏱",
-    Status.SKIPPED: "-",
-    Status.CANCELLED: "■",
-    Status.INTERRUPTED: "!",
-}
+from .output import EX_IOERR, emit, is_terminal, say_line, summary_line, write_quietly
+from .report import ensure_writable, stored_report, text_of, write_file
 
 
 def main(asked: RunAsked, as_json: bool) -> int:
@@ -47,20 +44,16 @@ def main(asked: RunAsked, as_json: bool) -> int:
         outcome.ending = Ending.NOT_STARTED
         envelope = answer(admit("run", Clocks()), outcome)
     signals.only_note()
-    return _deliver(envelope, as_json)
+    return _deliver(envelope, asked, as_json or asked.output == "json")
 
 
 def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     signals.raise_when_told()
+    if asked.output_file is not None:
+        ensure_writable(asked.output_file)  # before there is anything that could be lost
     with Store.open() as store, _Events(asked.events) as events:
-
-        def on_change(state: StepState) -> None:
-            events.write(state)
-            if not as_json or is_terminal(sys.stderr):
-                say_line(_line(state))
-
         if asked.resume is not None:
-            return asyncio.run(_resumed(asked.resume, store, on_change))
+            return asyncio.run(_resumed(asked.resume, store, events, as_json))
         assert asked.flow is not None
         loaded = flow.load(asked.flow)
         if isinstance(loaded, Outcome):
@@ -74,17 +67,53 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
             loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
-        return asyncio.run(_started(request, store, on_change))
+        return asyncio.run(_started(request, store, events, as_json))
 
 
-async def _started(request: RunRequest, store: Store, on_change: flow.OnChange) -> Envelope:
+async def _started(request: RunRequest, store: Store, events: _Events, as_json: bool) -> Envelope:
     with signals.told() as stop:
-        return await start(request, store, stop=stop, on_change=on_change)
+        async with _watched(store, request.run_id, request.name, request.workflow, events, as_json) as on_change:
+            return await start(request, store, stop=stop, on_change=on_change)
 
 
-async def _resumed(run_id: str, store: Store, on_change: flow.OnChange) -> Envelope:
+async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool) -> Envelope:
+    run = store.runs.get(run_id)
+    workflow = None if run is None or run.ended_at is not None else WorkflowFile.model_validate(run.workflow)
+    name = "" if run is None else run.name
     with signals.told() as stop:
-        return await resume(run_id, store, stop=stop, on_change=on_change)
+        async with _watched(store, run_id, name, workflow, events, as_json) as on_change:
+            return await resume(run_id, store, stop=stop, on_change=on_change)
+
+
+@contextlib.asynccontextmanager
+async def _watched(
+    store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, as_json: bool
+) -> AsyncIterator[flow.OnChange]:
+    """Who is told of changes: the file of events, and a person, by a view of the run or line by line."""
+    from .live import View, screen_here
+
+    def on_line(state: StepState) -> None:
+        events.write(state)
+        if not as_json or is_terminal(sys.stderr):
+            say_line(_line(state))
+
+    screen = None if workflow is None else screen_here()
+    if screen is None or workflow is None:
+        yield on_line
+        return
+
+    def deadline_at() -> WallTime | None:
+        run = store.runs.get(run_id)
+        return None if run is None else run.deadline_at
+
+    known = [StepState.from_record(record.record) for record in store.runs.steps(run_id).values()]
+    async with View(screen, workflow, name, deadline_at, known) as view:
+
+        def on_change(state: StepState) -> None:
+            events.write(state)
+            view.changed(state)
+
+        yield on_change
 
 
 class _Events:
@@ -113,21 +142,56 @@ def _line(state: StepState) -> str:
     took = "" if state.duration_ms is None else f" {format_duration(state.duration_ms)}"
     why = ""
     if state.error is not None:
-        why = f": {state.error['message']}"
+        why = f": {one_line(str(state.error['message']), 1000)}"
     elif state.reason is not None:
         why = f": {state.reason.value}" + (f" ({state.cause})" if state.cause else "")
-    return f"{MARKS.get(state.status, ' ')} {state.id} {state.status.value}{took}{why}"
+    return f"{MARKS[state.status]} {state.id} {state.status.value}{took}{why}"
 
 
-def _deliver(envelope: Envelope, as_json: bool) -> int:
-    if as_json:
-        return emit(envelope, signals.heard)
+# --- the answer -------------------------------------------------------------------------------------------
+
+
+def _deliver(envelope: Envelope, asked: RunAsked, as_json: bool) -> int:
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
-    if data.get("outputs"):
+    text = _text(envelope, asked)
+    if asked.output_file is not None:
+        try:
+            write_file(asked.output_file, text if text is not None else envelope.to_json() + "\n")
+        except Failure as failure:
+            say_line(f"shotclock: {failure.code}: {failure}")
+            return _deliver_on_streams(envelope, data, None, as_json) or EX_IOERR
+        text = None
+    return _deliver_on_streams(envelope, data, text, as_json)
+
+
+def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | None, as_json: bool) -> int:
+    if text is not None:
+        write_quietly(sys.stdout, text, signals.heard)
+    elif as_json:
+        return emit(envelope, signals.heard)
+    elif data.get("outputs"):
         write_quietly(sys.stdout, json.dumps(data["outputs"], indent=2, ensure_ascii=False) + "\n")
+    if as_json:  # the text has said it all
+        return envelope.exit_code
     if "run_id" in data:
         counts = f"{len(data['completed'])} succeeded, {len(data['failed'])} failed, {len(data['skipped'])} skipped"
-        say_line(f"run {data['run_id']}: {counts}")
+        say_line(f"run {data['run_id']}: {counts}; `shotclock report {data['run_id']}` shows it")
     if envelope.error is not None:
         say_line(summary_line(envelope))
     return envelope.exit_code
+
+
+def _text(envelope: Envelope, asked: RunAsked) -> str | None:
+    """What was asked for in place of the envelope. A run that was refused has a report, too: CI looks for one."""
+    if asked.output in (None, "json"):
+        return None
+    report = unstarted(asked.flow or asked.resume or "run", envelope.to_dict(), WallTime.of_ns(wall_ns()))
+    run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
+    if isinstance(run_id, str):
+        try:
+            with Store.open() as store:
+                if (run := store.runs.get(run_id)) is not None:
+                    report = stored_report(store, run)
+        except Failure as failure:
+            say_line(f"shotclock: {failure.code}: {failure}")
+    return text_of(report, str(asked.output))

@@ -41,6 +41,12 @@ def only_note() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
+def ignore() -> None:
+    """The answer is out and the process about to end; the interpreter would give the signals their defaults back."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class told:
     """The first signal as a future of its name, from here on; one that came before and was lost in a finaliser or a
     fork hook, where Python swallows exceptions, counts as well."""

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
+from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
 from . import commands, host, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
@@ -33,6 +34,7 @@ from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCar
 from .hosts import HostProcesses
 from .loops import Hosts
 from .observers import Audience, Observer
+from .opened import Opened, open_command
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .preloaded import Preloaded, Program
 from .processes import Running, run_command, stop_all
@@ -87,13 +89,14 @@ class Runtime:
         host_process: bool = False,
         program: Program | None = None,
         preloaded: Preloaded | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
         cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
         handlers known not to, or where another process holds the clock. `host_process` runs them in a process of
         their own, where they can be killed and nothing of theirs can block this one. `program` is what the workers
         import to find their functions; not said, it is the program that runs here. `preloaded` forks them, if there is
-        one already."""
+        one already. `environment` is all that workers and hosts see of it; not said, it is our own."""
         if worker.inside_worker:
             raise RuntimeError(
                 "a runtime was started while a worker imported this program: put the start of the program "
@@ -122,6 +125,7 @@ class Runtime:
         self._home: asyncio.AbstractEventLoop | None = None
         self._program = program
         self._preloaded = preloaded
+        self._environment = environment
         self._pool: Pool | None = None
         self._host_processes: HostProcesses | None = None
         self._zygote: socket.socket | None = None
@@ -255,6 +259,39 @@ class Runtime:
         envelope = answer(admission, outcome)
         self._tell_observers(envelope)
         return envelope
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self,
+        admission: Admission,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        base_env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> AsyncIterator[Opened]:
+        """A command to talk with, for work that the caller has admitted itself: stopped at that deadline, gone with
+        all it started when this is left. Raises Failure if it cannot be begun; that it is not there is in its report.
+
+        Silence and the soft clock are the caller's to notice, who reads what it says.
+        """
+        folder = None if cwd is None else os.fspath(cwd)
+        if (closed := self._closed_refusal()) is not None:
+            assert isinstance(closed.problem, Problem)
+            raise Failure(closed.problem.code, closed.problem.message)
+        if problems := commands.problems_with(argv, env or {}, folder):
+            message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+            raise Failure("ARG_ERROR", message, context={"errors": problems})
+        if asyncio.get_running_loop() is not self._home:
+            raise RuntimeError("commands are talked with on the loop that entered the runtime")
+        task = commands.assign(admission, argv, env=env, base_env=base_env, cwd=folder)
+        task.soft_ns, task.idle_ms = None, 0
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                opened = await stack.enter_async_context(open_command(self._request_fork, task, self._commands))
+            except (OSError, wire.Broken) as error:
+                raise Failure("SPAWN_FAILED", f"no supervisor could be started: {error}") from error
+            yield opened
 
     def _admit(self, name: str, known: Operation | None, clocks: Clocks | None, scope: Scope | None) -> Admission:
         self.counts.calls += 1
@@ -566,7 +603,7 @@ class Runtime:
 
     def _clean_zygote(self) -> socket.socket:
         if self._zygote is None:
-            self._zygote, pid = start_clean_zygote()
+            self._zygote, pid = start_clean_zygote(self._environment)
             self._zygote_pids.append(pid)
         return self._zygote
 

@@ -82,7 +82,7 @@ async def _run_once(
     all_running.add(running)
     try:
         with theirs:
-            await _request(request_fork, theirs, task)
+            await request(request_fork, [theirs.fileno()], task)
         try:
             await loop.sock_sendall(control, wire.frame((task.pack(),)))
         except OSError as error:
@@ -106,10 +106,11 @@ async def _run_once(
         control.close()  # if anything is still there, its supervisor now kills it
 
 
-async def _request(request_fork: Callable[[bytes, list[int]], None], theirs: socket.socket, task: Assignment) -> None:
+async def request(request_fork: Callable[[bytes, list[int]], None], fds: list[int], task: Assignment) -> None:
+    """Ask for a supervisor. The first descriptor is its control; two more are the work's own stdin and stdout."""
     while True:
         try:
-            request_fork(COMMAND, [theirs.fileno()])
+            request_fork(COMMAND, fds)
             return
         except BlockingIOError:  # hundreds at once: the zygote is behind
             if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:

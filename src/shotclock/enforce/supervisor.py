@@ -159,8 +159,9 @@ class Supervisor:
 
     # --- starting -----------------------------------------------------------------------------------------
 
-    def run_command(self, task: Assignment) -> None:
-        """Run one command to its end and report."""
+    def run_command(self, task: Assignment, handed: list[int] | None = None) -> None:
+        """Run one command to its end and report. `handed` are the ends of pipes that become its stdin and stdout:
+        then it is the caller who talks with it, and only its stderr is ours."""
         self._started_ns = task.started_ns or self._started_ns
         self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
         self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
@@ -171,14 +172,17 @@ class Supervisor:
         ends: list[int] = []
         if output is not Output.INHERIT:
             for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
+                if handed and number == 1:
+                    continue
                 read_end, write_end = os.pipe()
                 capture = Capture(task.output_limit, spill) if output is Output.CAPTURE else None
                 relay_to = os.dup(number) if output is Output.RELAY else -1
                 self._streams.append(_Stream(read_end, capture, relay_to))
                 ends.append(write_end)
-        self._start(lambda: _become_command(task, ends), execs=True)
+        becomes = dict(zip((0, 1, 2) if handed else (1, 2), [*(handed or ()), *ends], strict=False))
+        self._start(lambda: _become_command(task, becomes), execs=True)
         _forget_standard_streams()
-        for fd in ends:
+        for fd in becomes.values():  # whoever reads or writes the other ends must see when the work lets go of them
             os.close(fd)
         self._watch()
 
@@ -293,7 +297,8 @@ class Supervisor:
             report.elapsed_ns = report.ended_ns - self._started_ns
         captured = [stream.capture.finish() for stream in self._streams if stream.capture]
         if captured:
-            report.stdout, report.stderr = captured
+            *rest, report.stderr = captured
+            report.stdout = rest[0] if rest else report.stdout
         self._tell(("ended", report.pack()))
 
     def _poll_once(self) -> None:
@@ -569,7 +574,7 @@ class StartFailed(Exception):
         self.errno = errno
 
 
-def _become_command(task: Assignment, ends: list[int]) -> None:
+def _become_command(task: Assignment, becomes: dict[int, int]) -> None:
     """In the child, between fork and exec. All our descriptors but the standard three close at exec."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; what we run expects the default
     if task.cwd is not None:
@@ -577,9 +582,9 @@ def _become_command(task: Assignment, ends: list[int]) -> None:
             os.chdir(task.cwd)
         except OSError as error:
             raise StartFailed("cwd", error.errno or 0) from None
-    if not task.stdin:
+    if not task.stdin and 0 not in becomes:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, fd in zip((1, 2), ends, strict=False):
+    for number, fd in becomes.items():
         os.dup2(fd, number)
     try:
         os.execvpe(task.argv[0], task.argv, task.env)

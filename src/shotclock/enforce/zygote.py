@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
 from . import kernel, wire
@@ -40,7 +41,7 @@ FAREWELL_LIMIT_S = 3.0
 FAREWELL_PAUSE_S = 0.005
 
 
-def start_clean_zygote() -> tuple[socket.socket, int]:
+def start_clean_zygote(environment: Mapping[str, str] | None = None) -> tuple[socket.socket, int]:
     """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies."""
     ours, theirs = socket.socketpair()
     # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
@@ -57,7 +58,7 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-c", code],
-            os.environ,
+            os.environ if environment is None else environment,
             file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, complaints, 1)],
             setsigmask=[],
         )
@@ -217,7 +218,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         control.settimeout(None)
         if _called_off(control):
             return
-        Supervisor(control).run_command(Assignment(**message[0]))
+        Supervisor(control).run_command(Assignment(**message[0]), fds[1:])
     elif note == PRELOADED:
         requests = socket.socket(fileno=fds[1])
         Supervisor(control).run_worker(lambda: _become_preloaded(requests, control), leave_children=True)

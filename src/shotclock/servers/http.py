@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -14,6 +15,7 @@ from mcp.server.transport_security import TransportSecurityMiddleware, Transport
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..core.errors import Failure
 
@@ -81,6 +83,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=_Protocol,
                 log_config=None,
                 access_log=False,
                 ws="none",
@@ -101,6 +104,38 @@ class HttpServer(uvicorn.Server):
 
     def leave(self) -> None:
         self.should_exit = True
+
+
+class _Corked:
+    """A transport that sends what is written in one turn of the loop in one piece: the head and the body of an answer
+    would otherwise wake the client twice."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held.append(data)
+
+    def _send(self) -> None:
+        held, self._held = self._held, []
+        if held and not self._transport.is_closing():
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Protocol(H11Protocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Corked(transport))  # type: ignore[arg-type]
 
 
 def _health_endpoint(health: Callable[[], Mapping[str, object]]) -> Callable[[Request], Any]:

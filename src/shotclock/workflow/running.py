@@ -20,6 +20,8 @@ LOOP_CAP = 10
 # How many steps may be started in all, with every repetition: past this something feeds itself.
 START_CAP = 100_000
 NS_PER_MS = 1_000_000
+# Among the tasks of the steps, whose names have no blanks.
+FAIL_FAST = "fail fast"
 
 Execute = Callable[[str, AnyStep, StepState, dict[str, Any]], Any]
 Record = Callable[[Iterable[StepState]], None]
@@ -160,11 +162,14 @@ class Running:
             if reaction is not None:
                 self._react(name, state, reaction)
             if state.status.is_bad and self._workflow.fail_fast and not state.continues:
-                task = asyncio.ensure_future(self.stop(Status.CANCELLED))
-                self._tasks["fail fast"] = task
-                task.add_done_callback(lambda _: self._tasks.pop("fail fast", None) and None)
+                stopping = self._tasks[FAIL_FAST] = asyncio.ensure_future(self.stop(Status.CANCELLED))
+                stopping.add_done_callback(self._has_stopped)
         for follower in self._behind[name]:
             self._consider(follower)
+        self._check_done()
+
+    def _has_stopped(self, _: object) -> None:
+        self._tasks.pop(FAIL_FAST, None)
         self._check_done()
 
     def _reaction(self, name: str, state: StepState) -> Reaction | None:

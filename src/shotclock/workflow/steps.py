@@ -323,7 +323,7 @@ def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def _template_failure(envelope: Envelope) -> StepFailed:
-    message = str((envelope.error or {}).get("message", "")).removeprefix("TemplateError: ")
+    message = str((envelope.error or {}).get("message", ""))
     code = "TEMPLATE_TIMEOUT" if envelope.code == "TIMEOUT" else "TEMPLATE_FAILED"
     return StepFailed(code, message, "step/template")
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..core.errors import Failure
 from .shell import has_marks, mark
 
 # What one template may make.
@@ -24,8 +25,11 @@ _DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
 Scope = Mapping[str, Any]
 
 
-class TemplateError(ValueError):
+class TemplateError(Failure):
     """A template that cannot be rendered: its message says which and why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("TEMPLATE_FAILED", message)
 
 
 class Rendered(NamedTuple):
@@ -35,12 +39,12 @@ class Rendered(NamedTuple):
 
 
 def is_template(text: str) -> bool:
-    return "{{" in text or "{%" in text or "{#" in text
+    return "{{" in text or "{%" in text
 
 
 def is_simple(text: str) -> bool:
     """Whether it holds nothing but plain names: those are looked up without a worker."""
-    return "{%" not in text and "{#" not in text and "{{" not in _PLACEHOLDER.sub("", text)
+    return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
 def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
@@ -166,7 +170,15 @@ def _environment(marked: bool) -> Any:
                 return obj[attribute]
             return super().getattr(obj, attribute)
 
-    environment = Environment(undefined=StrictUndefined, finalize=plain, autoescape=False, keep_trailing_newline=True)
+    environment = Environment(
+        # Nobody writes these: `{#` would make a comment of everything behind the shell's `${#name}`.
+        comment_start_string="\ue002",
+        comment_end_string="\ue003",
+        undefined=StrictUndefined,
+        finalize=plain,
+        autoescape=False,
+        keep_trailing_newline=True,
+    )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.filters["fromjson"] = json.loads
     return environment

@@ -1,0 +1,327 @@
+"""The view of a run on a terminal: each step, its clock running down, and what it waits for.
+
+Drawn on stderr from the run's own loop, so it may never wait for the terminal: one that takes nothing (Ctrl-S, a
+window that hangs) misses frames, and the clocks of the steps go on ringing on time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from ..core.graph import Groups
+from ..core.walltime import WallTime
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..workflow.plan import graph_of
+from ..workflow.report import MARKS, brief, one_line
+from ..workflow.schema import WorkflowFile
+from ..workflow.states import Status, StepState
+from .output import is_terminal, write_quietly
+from .report import COLOURS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+FRAMES_PER_S = 8
+# Lines of the terminal that are left alone: the prompt above, and where the cursor stands.
+SPARE_LINES = 3
+NAME_WIDTH = 28
+BAR_WIDTH = 16
+# Finished steps that are listed when the run is over. Of more, only what went wrong is.
+LISTED_AT_END = 30
+
+
+def screen_here() -> Screen | None:
+    """None where lines are better: stderr is no terminal, cannot move its cursor, or shall have no colour."""
+    if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", "") or "NO_COLOR" in os.environ:
+        return None
+    try:
+        # A description of our own: without blocking, which on the shared one would be everybody's.
+        fd = os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    return Screen(fd)
+
+
+class Screen:
+    """A terminal as a file that takes everything at once and writes what it can."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+
+    @property
+    def is_behind(self) -> bool:
+        self.flush()
+        return bool(self._rest)
+
+    def write(self, text: str) -> int:
+        self._rest += text.encode(self.encoding, "replace")
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone; nobody looks any more
+            self._rest = b""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        """What is left of a frame still belongs before whatever is said next. Waits as long as any line would."""
+        self.flush()
+        rest, self._rest = self._rest, b""
+        os.close(self._fd)
+        if rest:
+            write_quietly(sys.stderr, rest.decode(self.encoding, "replace"))
+
+
+class View:
+    """Of one run. `changed` takes note; the frames are drawn by a task of the loop while it is entered."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        workflow: WorkflowFile,
+        name: str,
+        deadline_at: Callable[[], WallTime | None],
+        known: Iterable[StepState] = (),
+    ) -> None:
+        """`deadline_at` is asked once the run has begun. `known` is what an earlier process did of this run."""
+        self._screen = screen
+        self._name = name
+        self._deadline_at = deadline_at
+        self._deadline_ns: int | None = None
+        self._graph: dict[str, Groups] = graph_of(workflow)
+        self._per_item = {name for name, step in workflow.steps.items() if step.for_each not in (None, False)}
+        self._begun = asyncio.Event()
+        self._states: dict[str, StepState] = {}
+        self._clocks: dict[str, _TryClock] = {}
+        self._running: dict[str, None] = {}
+        self._finished: dict[str, None] = {}
+        self._width = min(NAME_WIDTH, max((len(one_line(name)) for name in self._graph), default=0))
+        for state in known:
+            if state.status.is_final and state.status is not Status.SKIPPED:
+                self._states[state.id], self._finished[state.id] = state, None
+        self._began_ns = monotonic_ns()
+        self._console = Console(file=cast("IO[str]", screen), force_terminal=True, highlight=False, markup=False)
+        # Whoever is killed while it is drawn should not leave the terminal without its cursor.
+        self._console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
+        self._live: Live | None = None
+        self._drawing: asyncio.Task[None] | None = None
+
+    # --- what happens -------------------------------------------------------------------------------------
+
+    def changed(self, state: StepState) -> None:
+        name = state.id
+        self._begun.set()
+        self._states[name] = state
+        self._running.pop(name, None)
+        self._finished.pop(name, None)
+        if state.status.is_final:
+            self._finished[name] = None
+            self._clocks.pop(name, None)
+        else:
+            self._running[name] = None
+            self._clocks[name] = _TryClock()
+
+    async def __aenter__(self) -> View:
+        self._drawing = asyncio.get_running_loop().create_task(self._draw())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._drawing is not None
+        self._drawing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._drawing
+        self._stop()
+        self._list_finished()
+        self._screen.close()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """The terminal is somebody else's for a while, for a question to a person."""
+        drawing, self._drawing = self._drawing, None
+        self._stop()
+        try:
+            yield
+        finally:
+            self._drawing = drawing
+
+    async def _draw(self) -> None:
+        """Until it is cancelled."""
+        await self._begun.wait()  # bounded by the run: it cancels us
+        remaining = await asyncio.to_thread(self._remaining_ms)
+        self._deadline_ns = None if remaining is None else monotonic_ns() + remaining * 1_000_000
+        while True:
+            if self._drawing is not None and not self._screen.is_behind:
+                if self._live is None:
+                    self._live = Live(
+                        console=self._console,
+                        auto_refresh=False,
+                        transient=True,
+                        redirect_stdout=False,
+                        redirect_stderr=False,
+                        vertical_overflow="crop",
+                    )
+                    self._live.start()
+                self._live.update(self.frame(monotonic_ns()), refresh=True)
+            await asyncio.sleep(1 / FRAMES_PER_S)
+
+    def _remaining_ms(self) -> int | None:
+        deadline_at = self._deadline_at()
+        return None if deadline_at is None else max(0, deadline_at - WallTime.of_ns(wall_ns()))
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.update(Text(""))
+            live.stop()
+
+    def _list_finished(self) -> None:
+        states = [self._states[name] for name in self._finished]
+        if len(states) > LISTED_AT_END:
+            states = [state for state in states if state.status.is_bad][:LISTED_AT_END]
+        for state in states:
+            self._console.print(self._row(state, monotonic_ns()), no_wrap=True, overflow="ellipsis", crop=True)
+
+    # --- a frame ------------------------------------------------------------------------------------------
+
+    def frame(self, now_ns: int) -> Group:
+        room = max(4, self._console.height - SPARE_LINES)
+        names = self._graph if len(self._graph) < room else self._chosen(room - 2)
+        lines = [self._header(now_ns)]
+        for name in names:
+            state = self._states.get(name)
+            lines.append(self._waiting(name) if state is None else self._row(state, now_ns))
+        if len(names) < len(self._graph):
+            waiting = len(self._graph) - len(self._running) - len(self._finished)
+            lines.append(Text(f"  … {len(self._finished)} finished, {waiting} waiting", "bright_black"))
+        return Group(*lines)
+
+    def _chosen(self, room: int) -> list[str]:
+        """What runs, what went wrong of late, what comes next, as far as there is room."""
+        running = list(self._running)[: max(1, room * 2 // 3)]
+        bad = [name for name in reversed(self._finished) if self._states[name].status.is_bad][: max(1, room // 4)]
+        chosen = bad[::-1] + running
+        for name in self._graph:
+            if len(chosen) >= room:
+                break
+            if name not in self._states:
+                chosen.append(name)
+        return chosen[:room]
+
+    def _header(self, now_ns: int) -> Text:
+        bad = sum(self._states[name].status.is_bad for name in self._finished)
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(one_line(self._name, 40), "bold")
+        line.append(f"  {len(self._finished)} of {len(self._graph)} done, {len(self._running)} running")
+        if bad:
+            line.append(f", {bad} bad", "red")
+        line.append(f"  {_ticking((now_ns - self._began_ns) // 1_000_000)}", "bright_black")
+        if self._deadline_ns is not None:
+            left_ms = max(0, (self._deadline_ns - now_ns) // 1_000_000)
+            of_ms = max(1, (self._deadline_ns - self._began_ns) // 1_000_000)
+            line.append("  ").append_text(_countdown(left_ms, of_ms)).append(" for the run")
+        return line
+
+    def _waiting(self, name: str) -> Text:
+        open_groups = [group for group in self._graph[name] if not any(map(self._has_passed, group))]
+        waits = ", ".join("|".join(group) for group in open_groups[:4]) + (", …" if len(open_groups) > 4 else "")
+        line = self._named(name, Status.PENDING)
+        return line.append(f"waits for {one_line(waits)}" if waits else "waits for its turn", "bright_black")
+
+    def _has_passed(self, name: str) -> bool:
+        state = self._states.get(name)
+        return state is not None and state.duration_ms is not None and state.has_passed
+
+    def _row(self, state: StepState, now_ns: int) -> Text:
+        clock = self._clocks.get(state.id)
+        if clock is not None:
+            return self._running_row(state, clock, now_ns)
+        line = self._named(state.id, state.status)
+        if state.started_ms is not None and state.duration_ms is not None:
+            line.append(brief(state.duration_ms))
+            if state.attempts > 1 and state.id not in self._per_item:
+                line.append(f", {state.attempts} tries")
+            line.append("  ")
+        if state.error is not None:
+            line.append(one_line(str(state.error.get("message", ""))), COLOURS[state.status])
+        elif state.reason is not None:
+            because = state.reason.value.replace("_", " ") + (f": {state.cause}" if state.cause else "")
+            line.append(f"skipped, {one_line(because)}", "bright_black")
+        return line
+
+    def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
+        clock.look(state, now_ns)
+        line = self._named(state.id, Status.RUNNING)
+        if clock.is_pausing(state):
+            return line.append(f"try {state.attempts} failed, tries again", "yellow")
+        limits = []
+        if state.timeout_ms and state.id not in self._per_item:
+            limits.append(state.timeout_ms)
+        if self._deadline_ns is not None:
+            limits.append(max(0, (self._deadline_ns - clock.began_ns) // 1_000_000))
+        spent_ms = (now_ns - clock.began_ns) // 1_000_000
+        if limits:
+            line.append_text(_countdown(max(0, min(limits) - spent_ms), max(1, min(limits))))
+        else:
+            line.append(f"{_ticking(spent_ms)}, no limit")
+        if state.attempts > 1 and state.id not in self._per_item:
+            line.append(f"  try {state.attempts}", "yellow")
+        return line
+
+    def _named(self, name: str, status: Status) -> Text:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(f"{MARKS[status]} ", COLOURS[status])
+        return line.append(
+            f"{one_line(name, self._width or 1):<{self._width}}  ", "bold" if status is Status.RUNNING else ""
+        )
+
+
+class _TryClock:
+    """When the try that runs began, seen from outside: tries are counted, but nobody calls when one starts."""
+
+    def __init__(self) -> None:
+        self.began_ns = monotonic_ns()
+        self._attempt = 0
+        self._error: object = None
+
+    def look(self, state: StepState, now_ns: int) -> None:
+        if state.attempts > self._attempt:
+            if self._attempt:
+                self.began_ns = now_ns
+            self._attempt, self._error = state.attempts, state.error
+
+    def is_pausing(self, state: StepState) -> bool:
+        return state.error is not None and state.error is not self._error
+
+
+def _countdown(left_ms: int, of_ms: int) -> Text:
+    share = left_ms / of_ms
+    colour = "green" if share > 0.4 else "yellow" if share > 0.15 else "red"
+    full = min(BAR_WIDTH, round(BAR_WIDTH * share))
+    line = Text("━" * full, colour) + Text("─" * (BAR_WIDTH - full), "bright_black")
+    return line.append(f" {_ticking(left_ms)} left", colour)
+
+
+def _ticking(ms: int) -> str:
+    """With one digit, so that it moves, and does not flicker."""
+    return f"{ms / 1000:.1f}s" if ms < 60_000 else brief(ms // 1000 * 1000)

@@ -1,0 +1,185 @@
+"""What an `http_client` step is answered: counted while it comes, kept in memory or in a file, and said as text.
+
+Both what comes over the wire and what it unpacks to are counted: a megabyte of gzip can be a gigabyte of zeros, and
+what follows the end of a gzip stream unpacks to nothing at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import functools
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ..enforce.capture import make_private_directory, prune_spills, spill_path
+from .http_request import Request
+
+if TYPE_CHECKING:
+    import httpx2
+
+# Of an answer that is of no use, for its status or because it is not whole: enough to read what is wrong.
+KEPT_OF_FAILURE = 65_536
+# A server that wants more patience than this is not waited for.
+LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
+_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/javascript", "application/x-www-form")
+
+
+class BodyTooLarge(Exception):
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the answer is larger than max_body_bytes, {limit}")
+        self.limit = limit
+
+
+class Unwritable(Exception):
+    """The file that the answer should go to."""
+
+
+class Response:
+    """The answer to one request, as far as it has come."""
+
+    def __init__(self, request: Request, folder: Path) -> None:
+        self._request = request
+        self._folder = folder
+        self.status = 0
+        self.reason = ""
+        self.headers: Mapping[str, str] = {}
+        self._charset: str | None = None
+        self._body = bytearray()
+        self._size = 0
+        self._received = 0
+        self._is_whole = False
+        self._file: BinaryIO | None = None
+        self._saved: dict[str, object] | None = None
+
+    def begin(self, response: httpx2.Response) -> None:
+        self.status, self.reason = response.status_code, response.reason_phrase
+        self.headers, self._charset = response.headers, response.charset_encoding
+        length = response.headers.get("content-length", "")
+        too_long = length.isdecimal() and len(length) < 20 and int(length) > self._request.max_body_bytes
+        if too_long and not self._is_error and self._request.method != "HEAD":
+            raise BodyTooLarge(self._request.max_body_bytes)
+
+    @property
+    def _is_error(self) -> bool:
+        return self.status >= 400
+
+    def received(self, size: int) -> None:
+        """So much came over the wire. Raises BodyTooLarge."""
+        self._received += size
+        if self._received > self._request.max_body_bytes and not self._is_error:
+            raise BodyTooLarge(self._request.max_body_bytes)
+
+    def add(self, chunk: bytes) -> bool:
+        """False once there is no use in more. Raises BodyTooLarge, Unwritable."""
+        self._size += len(chunk)
+        if self._is_error:
+            self._body += chunk[: KEPT_OF_FAILURE - len(self._body)]
+            return len(self._body) < KEPT_OF_FAILURE
+        if self._size > self._request.max_body_bytes:
+            raise BodyTooLarge(self._request.max_body_bytes)
+        if self._file is None:
+            self._body += chunk
+            return True
+        try:
+            self._file.write(chunk)
+        except OSError as error:
+            raise Unwritable(f"output_file: {error.strerror}") from None
+        return True
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Around the body. The file is there when all of it has come, or as it was before."""
+        if self._request.output_file is None or self._is_error:
+            yield
+            return
+        target = _target(self._folder / self._request.output_file)
+        part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+        try:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._file = part.open("xb")
+            except OSError as error:
+                raise Unwritable(f"output_file: {target}: {error.strerror}") from None
+            with self._file:
+                yield
+            os.replace(part, target)
+            self._saved = {"path": str(target), "bytes": self._size}
+        except OSError as error:
+            raise Unwritable(f"output_file: {target}: {error.strerror}") from None
+        finally:
+            self._file = None
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+    def finish(self, request_id: str) -> None:
+        """What is neither text nor asked for as a file becomes one, where long output of commands is kept."""
+        self._is_whole = True
+        if self._saved is None and not self._is_error and self._text is None:
+            path = spill_path(f"{request_id}.body")
+            try:
+                make_private_directory(os.path.dirname(path))
+                prune_spills()
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(self._body)
+            except OSError as error:
+                raise Unwritable(f"the answer is not text, and {path} cannot be written: {error.strerror}") from None
+            self._saved = {"path": path, "bytes": self._size}
+
+    @property
+    def output(self) -> Any:
+        """The step's: where it was saved, or its text, which the engine reads as JSON where it is JSON."""
+        if self._saved is not None:
+            return {**self._saved, "status": self.status, "content_type": self.headers.get("content-type", "")}
+        if not self.status or (self._request.output_file is not None and not self._is_error):
+            return None
+        if self._is_whole and self._text is not None:
+            return self._text
+        return self._body[:KEPT_OF_FAILURE].decode("utf-8", "replace")
+
+    def data(self) -> dict[str, object] | None:
+        if not self.status:
+            return None
+        # A cookie is as good as a password.
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "set-cookie"}
+        data: dict[str, object] = {"status": self.status, "headers": headers, "bytes": self._size}
+        if not self._is_whole:
+            data["partial"] = True
+        if self._saved is not None:
+            return {**data, "path": self._saved["path"]}
+        return {**data, "body": self.output}
+
+    @functools.cached_property
+    def _text(self) -> str | None:
+        """The whole of it; None if it is no text."""
+        kind = self.headers.get("content-type", "").lower()
+        with contextlib.suppress(UnicodeDecodeError, LookupError, ValueError):
+            return self._body.decode(self._charset or "utf-8-sig")
+        if self._charset is not None or kind.startswith(_TEXT_TYPES) or kind.partition(";")[0].endswith("+json"):
+            return self._body.decode("utf-8", "replace")
+        return None
+
+
+def _target(path: Path) -> Path:
+    """Where a link leads. Only a file may be replaced: what would become of /dev/null?"""
+    target = Path(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise Unwritable(f"output_file: {target} is there and no file")
+    return target
+
+
+def retry_after_ms(headers: Mapping[str, str], now_s: float) -> int | None:
+    """How long the server wants to be left alone: seconds or a date."""
+    written = headers.get("retry-after", "").strip()
+    if written.isascii() and written.isdecimal():
+        return min(int(written[:12]) * 1000, LONGEST_RETRY_AFTER_MS)
+    try:
+        at = email.utils.parsedate_to_datetime(written)
+    except (ValueError, OverflowError):
+        return None
+    return min(max(0, int((at.timestamp() - now_s) * 1000)), LONGEST_RETRY_AFTER_MS)

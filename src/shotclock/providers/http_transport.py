@@ -1,0 +1,218 @@
+"""How HTTP requests reach their servers: names looked up where that can be killed, every socket closed in the end.
+
+httpx2 leaves the lookup to threads that nobody can stop, and a socket whose TLS handshake is cancelled to the
+garbage collector. Both are its network backend's to decide, so this is ours. Imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import typing
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+import httpcore2
+import httpx2
+
+from .names import Names, Unresolved
+
+# Before the next address of a host is tried beside the one that does not answer (RFC 8305).
+NEXT_ADDRESS_S = 0.25
+# Of the addresses of one name; a name with more is load-balanced, and any of them will do.
+MOST_ADDRESSES = 8
+# Read at a time. What one read brings is parsed in one go, and a flood of tiny messages must not hold up the bell.
+READ_BYTES = 16_384
+# Before an answer begins: its headers, and any number of promises that it will come ("100 Continue").
+MOST_BYTES_BEFORE_ANSWER = 1_000_000
+
+
+class Stream(httpcore2.AsyncNetworkStream):
+    """A connection that tells its backend of whatever comes."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, backend: Backend) -> None:
+        self._stream = stream
+        self._backend = backend
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        part = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+        self._backend.received(len(part))
+        return part
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> Stream:
+        return Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._backend)
+
+    def get_extra_info(self, info: str) -> typing.Any:
+        return self._stream.get_extra_info(info)
+
+
+class Backend(httpcore2.AsyncNetworkBackend):
+    """Opens TCP connections and remembers them until `aclose`."""
+
+    def __init__(self, names: Names, on_sign: Callable[[], None]) -> None:
+        self._names = names
+        self._on_sign = on_sign
+        self._tcp = httpcore2.AnyIOBackend()
+        self._opened: list[httpcore2.AsyncNetworkStream] = []
+        self._before_answer: int | None = None
+
+    def expect(self, answer: bool) -> None:
+        """Whether an answer is awaited, as opposed to its body."""
+        self._before_answer = 0 if answer else None
+
+    def received(self, size: int) -> None:
+        self._on_sign()
+        if self._before_answer is not None:
+            self._before_answer += size
+            if self._before_answer > MOST_BYTES_BEFORE_ANSWER:
+                raise httpcore2.RemoteProtocolError(f"{MOST_BYTES_BEFORE_ANSWER} bytes came, and no answer among them")
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[typing.Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            addresses = await self._names.addresses(host, port)
+        except Unresolved as unresolved:
+            failed = httpcore2.ConnectTimeout if unresolved.is_late else httpcore2.ConnectError
+            raise failed(f"{host} was not found: {unresolved}") from None
+        return await self._first_of(addresses[:MOST_ADDRESSES], port)
+
+    async def _first_of(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
+        """Whoever answers first. Each gets a head start over the next."""
+        left = list(addresses)
+        trying: set[asyncio.Task[httpcore2.AsyncNetworkStream]] = set()
+        error: BaseException | None = None
+        try:
+            while left or trying:
+                if left:
+                    trying.add(asyncio.ensure_future(self._open(left.pop(0), port)))
+                # The last ones have until the request's own bell, which cancels us.
+                limit_s = NEXT_ADDRESS_S if left else None
+                ended, trying = await asyncio.wait(trying, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                for attempt in ended:
+                    if attempt.exception() is None:
+                        return attempt.result()
+                    error = error or attempt.exception()
+        finally:
+            for attempt in trying:
+                attempt.cancel()
+            await asyncio.gather(*trying, return_exceptions=True)
+        assert error is not None
+        raise error
+
+    async def _open(self, address: str, port: int) -> httpcore2.AsyncNetworkStream:
+        stream = await self._tcp.connect_tcp(address, port)
+        self._opened.append(stream)
+        return Stream(stream, self)
+
+    async def aclose(self) -> None:
+        """Whatever state they are in."""
+        while self._opened:
+            with contextlib.suppress(Exception):
+                await self._opened.pop().aclose()
+
+
+class Transport(httpx2.AsyncBaseTransport):
+    """For one request and its redirects. `env` says which proxy to use, as for curl.
+
+    `on_sign` hears of whatever comes, `on_body` how many bytes of a body it was, before they are unpacked.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        tls: Callable[[], ssl.SSLContext],
+        env: Mapping[str, str],
+        *,
+        on_sign: Callable[[], None],
+        on_body: Callable[[int], None],
+    ) -> None:
+        self._backend = Backend(names, on_sign)
+        self._tls = tls
+        self._env = env
+        self._on_body = on_body
+        self._pools: dict[tuple[str, str | None], httpcore2.AsyncConnectionPool] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = request.url
+        self._backend.expect(answer=True)
+        response = await self._pool(url).handle_async_request(
+            httpcore2.Request(
+                method=request.method,
+                url=httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                headers=request.headers.raw,
+                content=request.stream,
+                extensions=request.extensions,
+            )
+        )
+        self._backend.expect(answer=False)
+        assert isinstance(response.stream, typing.AsyncIterable)
+        return httpx2.Response(
+            response.status,
+            headers=response.headers,
+            stream=_Body(response.stream, self._on_body),
+            extensions=response.extensions,
+        )
+
+    def _pool(self, url: httpx2.URL) -> httpcore2.AsyncConnectionPool:
+        proxy = proxy_for(url, self._env)
+        key = url.scheme, proxy
+        if key not in self._pools:
+            is_secure = url.scheme == "https"
+            self._pools[key] = httpcore2.AsyncConnectionPool(
+                ssl_context=self._tls() if is_secure else None,
+                proxy=None if proxy is None else _proxy(proxy),
+                network_backend=self._backend,
+            )
+        return self._pools[key]
+
+    async def aclose(self) -> None:
+        for pool in self._pools.values():
+            with contextlib.suppress(Exception):
+                await pool.aclose()
+        await self._backend.aclose()
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, stream: typing.AsyncIterable[bytes], on_part: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._on_part = on_part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self._on_part(len(part))
+            yield part
+
+    async def aclose(self) -> None:
+        if hasattr(self._stream, "aclose"):
+            await self._stream.aclose()
+
+
+def proxy_for(url: httpx2.URL, env: Mapping[str, str]) -> str | None:
+    variables = {name.lower(): value for name, value in env.items() if value}
+    proxy = variables.get(f"{url.scheme}_proxy") or variables.get("all_proxy")
+    if proxy is None or proxy_bypass_environment(url.host, {"no": variables.get("no_proxy", "")}):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _proxy(written: str) -> httpcore2.Proxy:
+    url = httpx2.URL(written)
+    if url.scheme not in ("http", "https"):
+        raise httpcore2.UnsupportedProtocol(f"a proxy of the kind {url.scheme} cannot be used")
+    auth = (url.username, url.password) if url.username or url.password else None
+    return httpcore2.Proxy(str(url.copy_with(username=None, password=None)), auth)

@@ -1,0 +1,57 @@
+"""A workflow written in a test, run by the real engine with a store of its own."""
+
+import asyncio
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+from shotclock.store import Store
+from shotclock.workflow.loading import load_text
+from shotclock.workflow.run import RunRequest, start
+
+RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "home")
+
+
+@pytest.fixture
+def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any]], Any]) -> Callable[..., Envelope]:
+    """A function that runs the text of a workflow and returns its valid envelope."""
+
+    def run(
+        text: str, *, environment: dict[str, str] | None = None, stop_after: float | None = None, **more: Any
+    ) -> Envelope:
+        loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", tmp_path)
+        assert loaded.workflow is not None, loaded.findings
+
+        async def main() -> Envelope:
+            request = RunRequest(loaded.workflow, str(tmp_path / "flow.yaml"), tmp_path, **more)
+            stop = None
+            if stop_after is not None:
+                stop = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_later(stop_after, stop.set_result, "SIGTERM")
+            async with asyncio.timeout(RUN_LIMIT_S):
+                return await start(request, store, environment=environment, stop=stop)
+
+        envelope = asyncio.run(main())
+        validate_envelope(envelope.to_dict())
+        return envelope
+
+    return run
+
+
+def statuses(envelope: Envelope) -> dict[str, str]:
+    assert isinstance(envelope.data, dict)
+    return {name: step["status"] for name, step in envelope.data["steps"].items()}
+
+
+def step(envelope: Envelope, name: str) -> dict[str, Any]:
+    assert isinstance(envelope.data, dict)
+    return envelope.data["steps"][name]

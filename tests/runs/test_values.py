@@ -1,0 +1,176 @@
+"""Values on their way into shell commands and templates: always data, whatever is in them and around them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shotclock.workflow import templates
+from shotclock.workflow.shell import Unsafe, mark, with_references
+
+SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]
+EVIL = [
+    "a b",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "'; touch pwned; '",
+    '"; touch pwned; "',
+    "\\",
+    "\\'",
+    "*",
+    "",
+    "x\ny",
+    "--",
+    "-n",
+    "$HOME",
+    "${HOME}",
+    '{"a": "b\'c", "n": [1]}',
+    "EOF",
+    "!!",
+    "%s",
+    "]]",
+    "é\u202e日本",
+]
+PLACES = [
+    "printf %s {m}",
+    'printf %s "{m}"',
+    "printf %s '{m}'",
+    'printf %s "$(printf %s {m})"',
+    'printf %s "$(printf %s "{m}")"',
+    "printf %s x'{m}'y",
+    "cat <<EOF\n{m}\nEOF",
+    "cat <<-EOF\n\t{m}\n\tEOF\n",
+    "printf %s \"a'{m}'b\"",
+    "printf %s 'a\"{m}\"b'",
+    "# it's {m}\nprintf %s '{m}'",
+    "echo x | { cat >/dev/null; printf %s {m}; }",
+    "case {m} in *) printf %s '{m}';; esac",
+    "printf %s ${X:-a}{m}",
+    "for i in 1; do printf %s '{m}'; done",
+    "(printf %s {m})",
+    "printf %s \\'{m}",
+]
+
+
+def shell_says(shell: str, template: str, value: str, folder: Path) -> str:
+    command, variables = with_references(template.replace("{m}", mark(0)), [value])
+    ran = subprocess.run(
+        [shell, "-c", command], env={**os.environ, **variables}, capture_output=True, cwd=folder, timeout=20
+    )
+    assert ran.returncode == 0, (command, ran.stderr)
+    return ran.stdout.decode()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_value_reaches_the_shell_as_data_wherever_its_placeholder_stands(
+    shell: str, place: str, tmp_path: Path
+) -> None:
+    for value in EVIL:
+        assert value in shell_says(shell, place, value, tmp_path), (place, value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(
+    value=st.text(st.characters(exclude_characters="\0\ue000\ue001", exclude_categories=["Cs"]), max_size=40),
+    place=st.sampled_from(PLACES[:8]),
+)
+def test_any_text_comes_through_whole(value: str, place: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if "$(" in place:
+        value = value.rstrip("\n")  # the shell itself takes those away
+    assert value in shell_says("/bin/sh", place, value, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["cat <<'EOF'\n{m}\nEOF", "echo $'{m}'", "echo `echo {m}`", "echo ${X:-{m}}", "echo $(( {m} ))", "(( {m} ))"],
+)
+def test_where_a_value_could_mean_something_else_it_is_refused(place: str) -> None:
+    with pytest.raises(Unsafe):
+        with_references(place.replace("{m}", mark(0)), ["a[$(touch pwned)]"])
+
+
+def test_a_number_may_stand_in_arithmetic(tmp_path: Path) -> None:
+    assert shell_says("/bin/sh", "echo $(( {m} + 1 ))", "41", tmp_path) == "42\n"
+
+
+@pytest.mark.parametrize("value", ["a\0b", "x" * 200_000])
+def test_what_no_variable_can_hold_is_refused(value: str) -> None:
+    with pytest.raises(Unsafe):
+        with_references(f"echo {mark(0)}", [value])
+
+
+SCOPE = {"outputs": {"fetch": {"items": [1, 2], "s": "a'b"}, "my-step": 5}, "inputs": {"n": 3}}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("x {{ outputs.fetch.items }}", "x [1,2]"),
+        ("{{outputs.my-step}}", "5"),
+        ("{{ outputs['my-step'] }}", "5"),
+        ("{{ outputs.fetch.items[1] }}", "2"),
+        ("{% for i in outputs.fetch.items %}{{ i }},{% endfor %}", "1,2,"),
+        ("{{ outputs.my-step + 1 }}", "6"),
+        ("{{ outputs.fetch.s | upper }}", "A'B"),
+        ("{{ outputs.fetch | tojson }}", '{"items": [1, 2], "s": "a\'b"}'),
+    ],
+)
+def test_templates(template: str, text: str) -> None:
+    if templates.is_simple(template):
+        assert templates.render_simple(template, SCOPE).text == text
+    assert templates.render_all([template], SCOPE)[0][0] == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ outputs.fetch.items.append(1) }}",
+        "{{ nobody }}",
+        "{{ outputs.nobody }}",
+        "{% for %}",
+        "{% include '/etc/passwd' %}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ 'a' * 100000000 }}" * 3,
+        "\ue0000\ue001 {{ inputs.n }}",
+    ],
+)
+def test_a_template_can_neither_break_out_nor_leave_a_gap(template: str) -> None:
+    with pytest.raises(templates.TemplateError):
+        templates.render_all([template], SCOPE)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3\n", 3),
+        ('{"a": 1}\n', {"a": 1}),
+        ("[1]\n\n", [1]),
+        ("hello\n", "hello"),
+        ("", ""),
+        ("null", None),
+        ("-", "-"),
+        ("{no", "{no"),
+        ("true\n", True),
+        ("007", "007"),
+    ],
+)
+def test_an_output_is_its_json_where_it_is_json_and_its_text_otherwise(text: str, value: object) -> None:
+    assert templates.as_value(text) == value
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_what_is_more_than_text_renders_back_as_the_json_it_was(value: object) -> None:
+    if not isinstance(value, str) and value is not None:
+        assert templates.as_value(templates.as_text(value)) == value

@@ -1,0 +1,219 @@
+"""`shotclock check`, `plan` and `schema` as they are called: one envelope, the right exit code, no hang."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+# Far below the commands' own 30 s: a clear answer, not a timeout.
+AT_ONCE_S = 15.0
+
+GOOD = "timeout: 10m\nsteps:\n  a: {exec: touch ran, timeout: 5}\n  b: {exec: touch ran, depends_on: a}\n"
+WRONG = "nmae: x\nsteps:\n  a:\n    exec: touch ran\n    timeot: 5\n"
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Path:
+    return tmp_path / "flow.yaml"
+
+
+def test_a_good_file_is_nothing_to_speak_of(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    flow.write_text(GOOD)
+    ran = shotclock("check", flow, cwd=flow.parent)
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 0
+    assert envelope["data"] == {"file": str(flow), "findings": []}
+    assert envelope["meta"]["side_effects"] == "none"
+    assert not (flow.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_wrong_file_is_exit_code_2_with_everything_that_is_wrong(
+    command: str, flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(WRONG)
+    ran = shotclock(command, flow)
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 2
+    assert envelope["error"]["code"] == "WORKFLOW_INVALID"
+    assert envelope["error"]["retryable"] is False
+    assert envelope["error"]["errors"] == [
+        {"field": "nmae", "message": f"{flow}:1:1: unknown key 'nmae'; did you mean 'name'?"},
+        {"field": "steps.a.timeot", "message": f"{flow}:5:5: unknown key 'timeot'; did you mean 'timeout'?"},
+    ]
+    assert envelope["data"]["findings"][1] == {
+        "rule": "schema/unknown-key",
+        "severity": "error",
+        "file": str(flow),
+        "line": 5,
+        "column": 5,
+        "field": "steps.a.timeot",
+        "message": "unknown key 'timeot'",
+        "suggestion": "did you mean 'timeout'?",
+    }
+    assert not (flow.parent / "ran").exists()
+
+
+def test_warnings_alone_are_no_failure(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    flow.write_text("steps: {a: {exec: x, timeout: 60000}}")
+    ran = shotclock("check", flow)
+    (finding,) = validate_envelope(ran.json())["data"]["findings"]
+    assert (ran.code, finding["rule"], finding["severity"]) == (0, "clock/unit", "warning")
+
+
+def test_what_is_wrong_in_another_file_carries_its_name(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    flow.write_text("steps: {a: {type: workflow, workflow: other.yaml}}")
+    (flow.parent / "other.yaml").write_text(WRONG)
+    ran = shotclock("check", "flow.yaml", cwd=flow.parent)
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 2
+    assert {finding["file"] for finding in envelope["data"]["findings"]} == {"other.yaml"}
+    assert envelope["error"]["errors"][1]["message"].startswith("other.yaml:5:5: ")
+
+
+def test_a_plan_is_told_step_by_step(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    flow.write_text(GOOD)
+    data = validate_envelope(shotclock("plan", flow, cwd=flow.parent).json())["data"]
+    assert (data["run_timeout_ms"], data["worst_case_ms"], data["critical_path"]) == (600_000, 65_000, ["a", "b"])
+    assert data["steps"][1] == {
+        "id": "b",
+        "type": "command",
+        "depends_on": ["a"],
+        "timeout_ms": 60_000,
+        "effective_timeout_ms": 60_000,
+        "grace_ms": 5_000,
+        "attempts": 1,
+        "retry_delays_ms": 0,
+        "latest_start_ms": 5_000,
+        "latest_end_ms": 65_000,
+        "per_item": False,
+    }
+    assert not (flow.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("broken", ["steps: {a: {exec: x, depends_on: a}}", "steps: {a: {exec: x, depends_on: b}}"])
+def test_there_is_no_plan_of_what_cannot_be_planned(
+    broken: str, flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(broken)
+    ran = shotclock("plan", flow)
+    assert ran.code == 2
+    assert "steps" not in validate_envelope(ran.json())["data"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("written", "code"), [("5s", 2), ("5000", 2), ("10m", 0), ("600000", 0), ("0", 0), ("PT5S", 2)]
+)
+def test_the_callers_limit_is_a_duration_or_milliseconds(
+    written: str, code: int, flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(GOOD)
+    ran = shotclock("check", flow, "--run-timeout", written)
+    envelope = validate_envelope(ran.json())
+    assert ran.code == code
+    assert (envelope["error"] or {}).get("code") == ("WORKFLOW_INVALID" if code else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["soon", "-5", "9" * 30, "٣", "1.5.5", "nan"])
+def test_a_limit_that_is_none_is_an_argument_error(
+    written: str, flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(GOOD)
+    ran = shotclock("check", flow, "--run-timeout", written)
+    envelope = validate_envelope(ran.json())
+    assert (ran.code, envelope["error"]["code"]) == (2, "ARG_ERROR")
+    assert envelope["error"]["errors"][0]["field"] == "run-timeout"
+
+
+def test_the_schema_is_printed(shotclock: Any, validate_envelope: Any) -> None:
+    from shotclock.workflow.schema import json_schema
+
+    assert validate_envelope(shotclock("schema").json())["data"] == json_schema()
+
+
+# --- files that are none ----------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_is_exit_code_5(tmp_path: Path, shotclock: Any, validate_envelope: Any) -> None:
+    ran = shotclock("check", tmp_path / "nope.yaml")
+    assert (ran.code, validate_envelope(ran.json())["error"]["code"]) == (5, "FILE_NOT_FOUND")
+
+
+@pytest.mark.slow
+def test_a_pipe_a_device_and_a_folder_are_answered_at_once(
+    tmp_path: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", "/dev/zero", tmp_path, ""):
+        ran = shotclock("check", path, timeout=AT_ONCE_S)
+        envelope = validate_envelope(ran.json())
+        assert (ran.code, envelope["error"]["code"]) == (7, "FILE_UNREADABLE"), path
+        assert envelope["error"]["suggestion"] == "name a file that holds a workflow"
+
+
+def test_a_pipe_that_somebody_writes_to_is_not_waited_for_either(
+    tmp_path: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    # Opened for both, so that opening does not wait for a reader; held open and silent.
+    held = os.open(pipe, os.O_RDWR)
+    try:
+        ran = shotclock("check", pipe, timeout=AT_ONCE_S)
+    finally:
+        os.close(held)
+    assert validate_envelope(ran.json())["error"]["code"] == "FILE_UNREADABLE"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_told_so(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    flow.write_text(GOOD)
+    flow.chmod(0)
+    error = validate_envelope(shotclock("check", flow).json())["error"]
+    assert (error["code"], error["suggestion"]) == ("FILE_UNREADABLE", "look at its permissions")
+
+
+def test_a_file_that_cannot_be_read_though_it_is_one(shotclock: Any, validate_envelope: Any) -> None:
+    ran = shotclock("check", "/proc/self/mem", timeout=AT_ONCE_S)
+    assert (ran.code, validate_envelope(ran.json())["error"]["code"]) == (7, "FILE_UNREADABLE")
+
+
+@pytest.mark.slow
+def test_a_file_that_is_replaced_while_it_is_read_is_read_or_refused(
+    flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(GOOD)
+    stop = threading.Event()
+
+    def replace() -> None:
+        other = flow.with_suffix(".new")
+        for number in range(100_000):
+            if stop.is_set():
+                return
+            other.write_text(GOOD if number % 2 else WRONG)
+            other.replace(flow)
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        codes = {shotclock("check", flow).code for _ in range(5)}
+    finally:
+        stop.set()
+        replacing.join(AT_ONCE_S)
+    assert codes <= {0, 2}
+
+
+@pytest.mark.slow
+def test_a_file_that_takes_too_long_to_read_ends_on_the_clock(
+    flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text("!" * 1_000_000)  # a tag that ruamel reads in the square of its length
+    ran = shotclock("check", flow, "--timeout", "1s", timeout=AT_ONCE_S)
+    envelope = validate_envelope(ran.json())
+    assert (ran.code, envelope["error"]["code"], envelope["meta"]["ending"]) == (10, "TIMEOUT", "killed")
