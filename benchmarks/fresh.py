@@ -18,13 +18,13 @@ LIMIT_S = 60
 TITLE = "Fresh process per call"
 NOTE = (
     "Calls one after the other, each in a process that has run nothing before: from asking for it to its result in "
-    "hand and the process gone. Ours is forked from the zygote, with a supervisor above it (a pool of one whose worker "
-    "is killed after each call); the peer is `multiprocessing`'s fork of this process with the result through a pipe, "
-    "which nothing bounds. *Until the result* leaves out the end of the process on both sides."
+    "hand and the process gone. Ours is forked by a supervisor, which guards it (a pool of one whose worker is killed "
+    "after each call; two supervisors take turns); the peer is `multiprocessing`'s fork of this process with the "
+    "result through a pipe, which nothing bounds. *Until the result* leaves out the end of the process on both sides."
 )
 WHY = (
-    "Two forks instead of one, the supervisor's and the worker's; the function's signature is built anew in every "
-    "fresh process; and the end is a verified kill."
+    "As much is forked, touched and torn down as by the peer, and a supervisor hears of it, kills and verifies: more "
+    "work in all, of which two cores do a part at the same time."
 )
 WAIT_S = 10.0
 CLOCKS = Clocks.of(timeout="10s", grace="0ms")
@@ -33,7 +33,7 @@ IN_A_ROW = 10
 
 
 async def our_call(runtime: Runtime) -> tuple[float, float]:
-    """One call in the only worker, which is then killed; the pool forks the next as soon as it is gone."""
+    """One call in the only worker, which is then killed; the pool has the next one forked meanwhile."""
     began = time.perf_counter()
     envelope = await runtime.call(OPERATION, {"a": 1}, CLOCKS)
     answered = time.perf_counter()

@@ -112,19 +112,19 @@ async def one_killed_process(count: int) -> list[Row]:
 async def ours_together(runtime: Runtime, count: int, lead_ms: int, endings: Counter[str]) -> list[float]:
     operation = Operation("sleep", sleep_async)
     at = time.monotonic() + lead_ms / 1e3
-    late: list[float] = []
+    answers: list[tuple[Envelope, float]] = []
 
     async def one() -> None:
         began = time.monotonic()
         timeout_ms = max(1, round((at - began) * 1e3))  # 0 would mean none
         envelope = await runtime.call(operation, {}, Clocks(timeout_ms=timeout_ms, grace_ms=1_000))
-        if envelope.code == "TIMEOUT":  # a refusal is early, not punctual; it is told among the endings
-            late.append((time.monotonic() - began) * 1e3 - timeout_ms)
-        endings[f"{envelope.code} {envelope.meta['ending']}"] += 1
+        answers.append((envelope, (time.monotonic() - began) * 1e3 - timeout_ms))
 
     async with asyncio.timeout(lead_ms / 1e3 + 20):
         await asyncio.gather(*(one() for _ in range(count)))
-    return late
+    # Read when all of them are there: what one task does with its answer is not the lateness of the next.
+    endings.update(f"{envelope.code} {envelope.meta['ending']}" for envelope, _ in answers)
+    return [late for envelope, late in answers if envelope.code == "TIMEOUT"]  # a refusal is early, not punctual
 
 
 async def asyncio_together(count: int, lead_ms: int) -> list[float]:

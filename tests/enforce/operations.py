@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +26,11 @@ async def noop_async() -> int:
 
 
 def own_pid() -> int:
+    return os.getpid()
+
+
+def complains() -> int:
+    print(f"heard from {os.getpid()}", file=sys.stderr)
     return os.getpid()
 
 

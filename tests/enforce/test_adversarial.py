@@ -624,6 +624,73 @@ def test_the_death_of_one_supervisor_costs_nobody_else_their_work(tmp_path: Path
     run(scenario(), within=60)
 
 
+OWN_PID = Operation("own_pid", operations.own_pid)
+
+
+async def current_worker(runtime: Runtime) -> psutil.Process:
+    return psutil.Process((await runtime.call(OWN_PID, clocks=NEXT_CALL)).value)
+
+
+def test_a_supervisor_forks_the_next_worker_and_guards_it_as_it_guarded_the_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> set[int]:
+        pids: set[int] = set()
+        async with Runtime(workers=1, most_workers=1, preload=["tests.enforce.operations"]) as runtime:
+            guard = supervisor_of(await current_worker(runtime))
+            for number in range(4):
+                worker = await current_worker(runtime)
+                assert supervisor_of(worker) == guard
+                assert (await runtime.call(Operation("complains", operations.complains))).value == worker.pid
+                pids.add(worker.pid)
+                folder = tmp_path / str(number)
+                folder.mkdir()
+                hangs = Operation("daemonises_without_a_trace", work.daemonises_without_a_trace)
+                late = await runtime.call(hangs, {"folder": str(folder)}, Clocks.of("300ms", grace="0ms"))
+                assert (late.code, late.ending) == ("TIMEOUT", "killed")
+                assert not marked(folder)
+                crash = await runtime.call(Operation("crashes", operations.crashes), {"how": "SIGKILL"}, NEXT_CALL)
+                assert crash.code == "WORKER_CRASHED" and crash.error["context"]["signal"] == "SIGKILL", crash.error
+        return pids
+
+    pids = run(scenario())
+    assert len(pids) == 4, "each is a new process"
+    told = capfd.readouterr().err
+    assert all(f"heard from {pid}" in told for pid in pids), "and each of them can still be heard"
+
+
+def test_a_supervisor_that_is_killed_while_it_has_no_worker_costs_nobody_anything(tmp_path: Path) -> None:
+    leaves = Operation("leaves", operations.leaves_processes)
+
+    async def scenario() -> None:
+        async with Runtime(workers=1, most_workers=1, preload=["tests.enforce.operations"]) as runtime:
+            for number in range(3):
+                folder = tmp_path / str(number)
+                folder.mkdir()
+                # Its worker is killed and its successor forked meanwhile, by another one: this one is out of work.
+                guard = supervisor_of(await current_worker(runtime))
+                assert (await runtime.call(leaves, {"folder": str(folder), "count": 1}, NEXT_CALL)).ok
+                assert supervisor_of(await current_worker(runtime)) != guard
+                guard.kill()
+                await works_again(runtime, NOOP, NOOP)
+
+    run(scenario())
+
+
+def test_supervisors_without_a_worker_die_with_the_runtime(tmp_path: Path, no_survivors: Any) -> None:
+    async def scenario() -> psutil.Process:
+        async with Runtime(workers=1, most_workers=1, preload=["tests.enforce.operations"]) as runtime:
+            guard = supervisor_of(await current_worker(runtime))
+            leaves = Operation("leaves", operations.leaves_processes)
+            assert (await runtime.call(leaves, {"folder": str(tmp_path), "count": 1}, NEXT_CALL)).ok
+            await works_again(runtime, NOOP)
+            assert guard.is_running()
+        return guard
+
+    guard = run(scenario())
+    eventually(lambda: is_dead(guard))
+
+
 @pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])
 @pytest.mark.parametrize("options", [("--json",), ()], ids=["capture", "inherit"])
 def test_when_the_supervisor_of_exec_is_killed_the_tree_dies_and_an_envelope_says_so(

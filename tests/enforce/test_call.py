@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -891,6 +892,76 @@ def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
         assert envelope.code in ("CANCELLED", "SHUTTING_DOWN"), envelope
 
 
+# --- handlers on the caller's own loop --------------------------------------------------------------
+
+COLOUR: ContextVar[str] = ContextVar("colour", default="none")
+
+
+async def says_where_it_runs() -> list[Any]:
+    return [threading.current_thread() is threading.main_thread(), COLOUR.get()]
+
+
+async def has_a_limit_of_its_own() -> str:
+    try:
+        async with asyncio.timeout(0.02):
+            await asyncio.sleep(work.FOREVER_S)
+    except TimeoutError:
+        return "mine"
+    return "none"
+
+
+async def will_not_listen(deaf_s: float) -> str:
+    until = time.monotonic() + deaf_s
+    while time.monotonic() < until:
+        try:
+            await asyncio.sleep(until - time.monotonic())
+        except asyncio.CancelledError:
+            pass
+    return "late"
+
+
+async def sleeps_for_ever() -> None:
+    await asyncio.sleep(work.FOREVER_S)
+
+
+async def raises_at_once() -> None:
+    raise ValueError("at once")
+
+
+async def calls_on(ctx: Context, further: int) -> int:
+    return 1 + (await ctx.call("calls_on", {"further": further - 1})).value if further else 0
+
+
+@pytest.mark.parametrize("share_loop", [False, True], ids=["own loop", "shared loop"])
+def test_a_handler_is_the_same_on_the_callers_loop_as_on_another(share_loop: bool) -> None:
+    async def scenario() -> None:
+        operation = Operation("calls_on", calls_on)
+        async with Runtime(operations=[operation], share_loop=share_loop) as runtime:
+            COLOUR.set("red")
+            where = await runtime.call(Operation("where", says_where_it_runs), clocks=SOON)
+            assert where.value == [share_loop, "red"]
+            assert (await runtime.call(Operation("limit", has_a_limit_of_its_own), clocks=SOON)).value == "mine"
+            assert (await runtime.call(operation, {"further": 5}, SOON)).value == 5
+            failed = await runtime.call(Operation("raises", raises_at_once), clocks=SOON)
+            assert failed.code == "INTERNAL_ERROR" and isinstance(failed.value, ValueError)
+            late = await runtime.call(Operation("sleeps", sleeps_for_ever), clocks=Clocks.of("50ms"))
+            assert (late.code, late.ending) == ("TIMEOUT", "cancelled")
+            deaf = Operation("deaf", will_not_listen)
+            given_up, took_ms = await timed(runtime.call(deaf, {"deaf_s": 1}, Clocks.of("50ms", grace="100ms")))
+            assert (given_up.code, given_up.ending) == ("TIMEOUT", "abandoned")
+            assert took_ms < 800
+            assert len(runtime.orphans) == 1
+            await soon(lambda: not runtime.orphans)
+            cancelled = asyncio.create_task(runtime.call(Operation("sleeps", sleeps_for_ever), clocks=SOON))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            assert COLOUR.get() == "red"
+
+    run(scenario())
+
+
 # --- an inherited deadline --------------------------------------------------------------------------
 
 
@@ -912,7 +983,7 @@ def test_a_deadline_inherited_through_the_environment_caps_every_call(
             handler = sleeps if surface == "loop" else operations.is_silent
             operation = Operation("silent", handler, isolation=surface)
             first = await runtime.call(operation, {"ms": 9000}, Clocks.of("60s"))
-            while (runtime._inherited.at_ns - time.monotonic_ns()) > 0:
+            while (runtime.inherited.at_ns - time.monotonic_ns()) > 0:
                 await asyncio.sleep(0.02)
             return [first, await runtime.call(operation, {"ms": 0}, Clocks.of("60s"))]
 

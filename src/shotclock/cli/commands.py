@@ -468,7 +468,7 @@ def _render_version(envelope: Envelope, console: Console) -> None:
 def _perform(work: Work, clocks: Clocks, as_json: bool) -> int:
     inherited = inherited_deadline(os.environ, monotonic_ns())
     admission = admit(work.name, clocks, parent=inherited.deadline, mutates=work.mutates)
-    admission.warnings += [warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings]
+    admission.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
     outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
     return _deliver(answer(admission, outcome), as_json, work.render)
 

@@ -92,7 +92,7 @@ def main(words: list[str]) -> int:
     now = monotonic_ns()
     inherited = inherited_deadline(os.environ, now)
     admission = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
-    admission.warnings += [warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings]
+    admission.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
     if request.errors:
         outcome = _refused(request.errors)
     elif admission.no_time_left:
@@ -214,7 +214,7 @@ def _run(request: Request, admission: Admission, signals: foreground.Signals) ->
     report = foreground.run(task, signals)
     outcome = judge(admission, task, report)
     if not request.stdin and _input_is_waiting():
-        outcome.warnings.append(warning("STDIN_IGNORED", "input was waiting on stdin and was not read; pass --stdin"))
+        outcome.warnings += (warning("STDIN_IGNORED", "input was waiting on stdin and was not read; pass --stdin"),)
     return outcome
 
 

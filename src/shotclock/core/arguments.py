@@ -52,6 +52,7 @@ class Signature:
             __config__=ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=()),
             **fields,
         )
+        self._validate = self._model.__pydantic_validator__.validate_python
 
     def json_schema(self) -> dict[str, Any]:
         """What the arguments look like, for those who call without seeing the function."""
@@ -65,7 +66,7 @@ class Signature:
         if not arguments and not self._names:
             return {}, []
         try:
-            checked = self._model.model_validate(arguments)
+            checked = self._validate(arguments)
         except ValidationError as error:
             return {}, [
                 {"field": ".".join(map(str, problem["loc"])) or "arguments", "message": problem["msg"]}

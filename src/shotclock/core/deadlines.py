@@ -73,11 +73,11 @@ def nest(
     reserve_ms: int | None = None,
 ) -> Bound:
     """The bound of work that starts now. `timeout_ms` 0 means no clock of its own."""
-    own = Deadline.after_ms(now_ns, timeout_ms) if timeout_ms else None
+    own = Deadline(now_ns + timeout_ms * NS_PER_MS) if timeout_ms else None
     if parent is None:
         if own is None:
             return Bound(None, None, 0, owner)
-        return Bound(own, Deadline.after_ms(own.at_ns, grace_ms), timeout_ms, owner)
+        return Bound(own, Deadline(own.at_ns + grace_ms * NS_PER_MS), timeout_ms, owner)
     reserve_ns = reserve_ms_for(parent.remaining_ms(now_ns), reserve_ms) * NS_PER_MS
     cap = Deadline(parent.at_ns - reserve_ns)
     latest_kill = Deadline(parent.at_ns - reserve_ns // 2)

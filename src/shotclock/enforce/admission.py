@@ -7,7 +7,8 @@ command line and the asyncio runtime differ only in how they wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from .. import __version__
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clocks, Fired
@@ -16,7 +17,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
 from ..core.errors import error_entry
-from ..core.records import made, record, value
+from ..core.records import record, value
 from . import clock
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
@@ -38,7 +39,7 @@ class Admission:
     trace_id: str
     mutates: bool = True
     idempotent: bool = False
-    warnings: list[Warning_] = made(factory=list)
+    warnings: tuple[Warning_, ...] = ()
 
     @property
     def no_time_left(self) -> bool:
@@ -67,8 +68,8 @@ class Outcome:
     """Why it did not succeed, or how to say so once somebody asks."""
     data: dict[str, object] | list[object] | None = None
     value: object = None
-    warnings: list[Warning_] = made(factory=list)
-    survivors: list[dict[str, object]] = made(factory=list)
+    warnings: tuple[Warning_, ...] = ()
+    survivors: Sequence[dict[str, object]] = ()
 
 
 @value
@@ -129,7 +130,7 @@ def admit(
     trace_id: str | None = None,
     mutates: bool = True,
     idempotent: bool = False,
-    notes: list[Warning_] | None = None,
+    notes: tuple[Warning_, ...] = (),
 ) -> Admission:
     if clocks is not defaults:
         clocks = clocks.over(defaults)
@@ -153,15 +154,15 @@ def admit(
         trace_id or new_trace_id(),
         mutates,
         idempotent,
-        notes or [],
+        notes,
     )
     if parent is not None and timeout_ms and bound.owner != name:
-        admission.warnings.append(
+        admission.warnings += (
             warning(
                 "DEADLINE_INHERITED",
                 f"{format_duration(timeout_ms)} was asked for; "
                 f"the {parent_owner} left {format_duration(bound.limit_ms)}",
-            )
+            ),
         )
     return admission
 
@@ -183,13 +184,13 @@ def answer(admission: Admission, outcome: Outcome) -> Envelope:
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
     if isinstance(outcome.problem, Problem):
         error_entry(outcome.problem.code)  # an unregistered code is found here, not by whoever reads the envelope
-    warnings = admission.warnings + outcome.warnings
+    warnings = [*admission.warnings, *outcome.warnings]
     return Envelope.rendered_later(
         outcome.data,
         warnings,
         outcome.value,
         ok=outcome.problem is None,
-        render=lambda: _render(admission, outcome, warnings, now_ns, wall_ns),
+        render=partial(_render, admission, outcome, warnings, now_ns, wall_ns),
     )
 
 
@@ -203,7 +204,7 @@ def _render(admission: Admission, outcome: Outcome, warnings: list[Warning_], no
         "command": admission.name,
         "timestamp": clock.timestamp(wall_ns),
         "tool_version": __version__,
-        "survivors": outcome.survivors,
+        "survivors": list(outcome.survivors),
     }
     if bound.bell is not None:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)

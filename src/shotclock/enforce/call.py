@@ -32,7 +32,8 @@ from .guests import Guest
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .hosts import HostProcesses
-from .loops import Hosts, Ticket
+from .loops import Hosts
+from .observers import Audience, Observer
 from .opened import Opened, open_command
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .preloaded import Preloaded, Program
@@ -44,15 +45,11 @@ MAX_DEPTH = 16
 DEFAULT_ORPHAN_LIMIT = 64
 # Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
 PICKUP_CHECK_S = 0.12
-# An observer this far behind is stuck; what it is not told is counted as its error.
-OBSERVER_BACKLOG = 10_000
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
 
 _ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
-
-Observer = Callable[[Envelope], Any]
 
 
 class Turnstile(Protocol):
@@ -108,18 +105,23 @@ class Runtime:
         self._operations = {operation.name: operation for operation in operations}
         self._clocks = (clocks or Clocks()).over(Clocks(DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS))
         self._guards = tuple(guards)
-        self._observers = tuple(observers)
+        self._audiences = [
+            Audience(observer, f"shotclock-observer-{position}", self._observer_failed)
+            for position, observer in enumerate(observers)
+        ]
         self._warm, self._most = workers, most_workers
         self._preload = tuple(preload)
         self._orphan_limit = orphan_limit
         self._share_loop = share_loop
         self._host_process = host_process
         self._hosts = Hosts("shotclock-loop")
-        self._observer_hosts = [Hosts(f"shotclock-observer-{position}") for position in range(len(self._observers))]
+        self._loop_carriers = [LoopCarrier(self._hosts, depth) for depth in range(MAX_DEPTH)]
         self._threads = ThreadCarrier()
         self._bells_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bells] = weakref.WeakKeyDictionary()
+        self._last_bells: Bells | None = None
         self._orphans: dict[HostedCall | Guest, int] = {}
         self._defaults: dict[Operation, Clocks] = {}
+        self._last_clocks = (self._clocks, self._clocks, self._clocks)
         self._home: asyncio.AbstractEventLoop | None = None
         self._program = program
         self._preloaded = preloaded
@@ -299,20 +301,28 @@ class Runtime:
             if merged is None:
                 merged = self._defaults[known] = known.clocks.over(self._clocks)
             defaults = merged
+        if clocks is None:
+            clocks = defaults
+        else:
+            said, over, merged = self._last_clocks  # most callers use the same ones again and again
+            if said is not clocks or over is not defaults:
+                merged = clocks.over(defaults)
+                self._last_clocks = clocks, defaults, merged
+            clocks = defaults = merged
         return admit(
             name,
-            clocks or defaults,
+            clocks,
             defaults=defaults,
             parent=scope.deadline if scope is not None else self.inherited,
             parent_owner=scope.name if scope is not None else "caller",
             trace_id=scope.trace_id if scope is not None else self.trace_id,
             mutates=known.mutates if known is not None else True,
             idempotent=known.idempotent if known is not None else False,
-            notes=self._inherited_warnings(),
+            notes=self._inherited_warnings() if self._inherited_notes else (),
         )
 
-    def _inherited_warnings(self) -> list[Warning_]:
-        return [warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes]
+    def _inherited_warnings(self) -> tuple[Warning_, ...]:
+        return tuple(warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes)
 
     def _refusal(self, known: Operation | None, admission: Admission, depth: int) -> Outcome | None:
         """Reasons not to start that need no code of anybody else's."""
@@ -369,6 +379,8 @@ class Runtime:
     ) -> Awaitable[Outcome]:
         guards = self._guards + operation.guards if self._guards else operation.guards
         scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
+        if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
+            return self._in_worker(operation, arguments, admission, scope, attendant)
         if operation.place != "loop" or self._is_for_the_host(operation):
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, attendant)
         self._watch_pickups()
@@ -427,8 +439,6 @@ class Runtime:
                 attendant=attendant,
                 on_further_call=partial(self._call_from_thread, scope),
             ).wait()
-        if (trouble := unfindable(operation.handler)) is not None:
-            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))
         run = self._in_worker if operation.place == "process" else self._in_host
         elsewhere: Outcome = await self._at_home(run(operation, arguments, admission, scope, attendant))
         return elsewhere
@@ -437,14 +447,14 @@ class Runtime:
         assert self._home is not None
         # Bounded by the child's own deadline, which is inside its caller's.
         calling: Envelope = asyncio.run_coroutine_threadsafe(
-            _within(scope, self.call(other, arguments, clocks)), self._home
+            self._call_within(scope, other, arguments, clocks), self._home
         ).result()
         return calling
 
     def _loop_carrier(self, depth: int) -> LoopCarrier | SharedLoopCarrier:
         if self._share_loop:
-            return SharedLoopCarrier(asyncio.get_running_loop())
-        return LoopCarrier(self._hosts, depth)
+            return self._bells().shared_loop
+        return self._loop_carriers[depth]
 
     async def _in_worker(
         self,
@@ -454,15 +464,25 @@ class Runtime:
         scope: Scope,
         attendant: Attendant,
     ) -> Outcome:
+        if (trouble := unfindable(operation.handler)) is not None:
+            return _not_importable(trouble)
         task = Task(
             admission,
             operation.handler,
             arguments,
             scope.depth,
             attendant,
-            lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
+            partial(self._call_within, scope),
         )
-        return await self._ensure_pool().run(task)
+        return await self._ensure_pool(operation).run(task)
+
+    async def _call_within(self, scope: Scope, name: str, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+        """A call made inside of another that did not come with its context: it came from another process or thread."""
+        token = current_scope.set(scope)
+        try:
+            return await self.call(name, arguments, clocks)
+        finally:
+            current_scope.reset(token)
 
     def _is_for_the_host(self, operation: Operation) -> bool:
         return self._host_process or isinstance(operation.handler, HandlerReference)
@@ -475,6 +495,8 @@ class Runtime:
         scope: Scope,
         attendant: Attendant,
     ) -> Outcome:
+        if (trouble := unfindable(operation.handler)) is not None:
+            return _not_importable(trouble)
         try:
             guest = Guest(
                 admission,
@@ -482,11 +504,11 @@ class Runtime:
                 arguments,
                 scope.depth,
                 attendant,
-                lambda name, further, clocks: _within(scope, self.call(name, further, clocks)),
+                partial(self._call_within, scope),
             )
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
-        return await self._ensure_host_processes().run(guest)
+        return await self._ensure_host_processes(operation).run(guest)
 
     async def _at_home(self, coroutine: Any) -> Any:
         """Workers and commands are waited for on the loop that entered the runtime."""
@@ -497,9 +519,12 @@ class Runtime:
 
     def _bells(self) -> Bells:
         loop = asyncio.get_running_loop()
-        bells = self._bells_of.get(loop)
-        if bells is None:
-            bells = self._bells_of[loop] = Bells(loop)
+        bells = self._last_bells
+        if bells is None or bells.loop is not loop:
+            bells = self._bells_of.get(loop)
+            if bells is None:
+                bells = self._bells_of[loop] = Bells(loop)
+            self._last_bells = bells
         return bells
 
     # --- what cannot be stopped ---------------------------------------------------------------------------
@@ -533,14 +558,10 @@ class Runtime:
     # --- observers ----------------------------------------------------------------------------------------
 
     def _tell_observers(self, envelope: Envelope) -> None:
-        """Off the caller's path, each observer on a loop of its own: one that hangs or raises costs nobody else."""
-        for observer, hosts in zip(self._observers, self._observer_hosts, strict=True):
-            if hosts.backlog >= OBSERVER_BACKLOG:
-                self.observer_failed(RuntimeError(f"{observer!r} is {OBSERVER_BACKLOG} envelopes behind"))
-            else:
-                hosts.submit_in_order(_Observation(self, observer, envelope))
+        for audience in self._audiences:
+            audience.tell(envelope)
 
-    def observer_failed(self, error: BaseException) -> None:
+    def _observer_failed(self, error: BaseException) -> None:
         self.counts.observer_errors += 1
         self.last_observer_error = error
 
@@ -552,21 +573,22 @@ class Runtime:
 
     # --- processes ----------------------------------------------------------------------------------------
 
-    def _ensure_pool(self) -> Pool:
+    def _ensure_pool(self, first: Operation | None = None) -> Pool:
         if self._pool is None:
             assert self._home is not None
-            self._pool = Pool(self._home, self._ensure_preloaded(), warm=self._warm, most=self._most)
+            self._pool = Pool(self._home, self._ensure_preloaded(first), warm=self._warm, most=self._most)
         return self._pool
 
-    def _ensure_host_processes(self) -> HostProcesses:
+    def _ensure_host_processes(self, first: Operation | None = None) -> HostProcesses:
         if self._host_processes is None:
             assert self._home is not None
-            self._host_processes = HostProcesses(self._home, self._ensure_preloaded(), self)
+            self._host_processes = HostProcesses(self._home, self._ensure_preloaded(first), self)
         return self._host_processes
 
-    def _ensure_preloaded(self) -> Preloaded:
+    def _ensure_preloaded(self, first: Operation | None) -> Preloaded:
         if self._preloaded is None:
-            known = self._operations.values()
+            # Whoever makes the first call need not have registered what it calls.
+            known = [*self._operations.values(), *([] if first is None else [first])]
             hosted = [op.handler for op in known if op.place == "loop" and self._is_for_the_host(op)]
             handlers = [op.handler for op in known if op.place == "process"] + hosted
             # A host's own modules as well, where there will be one: otherwise each would import them anew.
@@ -575,7 +597,7 @@ class Runtime:
                 self._request_fork,
                 program=self._program,
                 modules=(*own, *self._preload),
-                handlers=[handler for handler in handlers if not unfindable(handler)],
+                handlers=[handler for handler in dict.fromkeys(handlers) if not unfindable(handler)],
             )
         return self._preloaded
 
@@ -620,35 +642,12 @@ class Runtime:
                 break
             await asyncio.sleep(ZYGOTE_PAUSE_S)
         await asyncio.to_thread(self._hosts.close)
-        for hosts in self._observer_hosts:
-            await asyncio.to_thread(hosts.finish)
+        for audience in self._audiences:
+            await asyncio.to_thread(audience.finish)
 
 
-class _Observation(Ticket):
-    """One observer told of one envelope, on a loop where it can block nobody's answer."""
-
-    __slots__ = ("_envelope", "_observer", "_runtime")
-
-    def __init__(self, runtime: Runtime, observer: Observer, envelope: Envelope) -> None:
-        super().__init__()
-        self._runtime, self._observer, self._envelope = runtime, observer, envelope
-
-    async def run(self) -> None:
-        try:
-            result = self._observer(self._envelope)
-            if hasattr(result, "__await__"):
-                await result
-        except BaseException as error:
-            self._runtime.observer_failed(error)
-
-
-async def _within(scope: Scope, call: Any) -> Any:
-    """Run a call inside a scope that did not come with the context (it came from another process or thread)."""
-    token = current_scope.set(scope)
-    try:
-        return await call
-    finally:
-        current_scope.reset(token)
+def _not_importable(trouble: str) -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))
 
 
 def _has_ended(pid: int) -> bool:

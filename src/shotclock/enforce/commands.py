@@ -98,7 +98,7 @@ def judge(admission: Admission, task: Assignment, report: Report) -> Outcome:
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
     if report.unstartable is not None:
-        return Outcome(Ending.NOT_STARTED, _unstartable(task, *report.unstartable), warnings=warnings)
+        return Outcome(Ending.NOT_STARTED, _unstartable(task, *report.unstartable), warnings=tuple(warnings))
     if report.leaked:
         names = ", ".join(f"{left['command']} ({left['pid']})" for left in report.leaked[:5])
         warnings.append(
@@ -119,7 +119,7 @@ def judge(admission: Admission, task: Assignment, report: Report) -> Outcome:
     problem, ending = _verdict(admission, report)
     if report.soft_rang and problem is None:
         warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
-    return Outcome(ending, problem, data, warnings=warnings, survivors=report.survivors)
+    return Outcome(ending, problem, data, warnings=tuple(warnings), survivors=report.survivors)
 
 
 def count_processes(processes: list[dict[str, object]]) -> str:

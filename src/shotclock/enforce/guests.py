@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context as Variables
 from typing import Protocol
 
@@ -214,7 +214,7 @@ class Guest:
         else:
             outcome = worker_outcome(kind, payload)
         if self._alarms is not None and self._alarms.soft_rang:
-            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=self.admission.clocks.soft_ms))
+            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self.admission.clocks.soft_ms),)
         return outcome
 
     def settle(
@@ -222,8 +222,8 @@ class Guest:
         ending: Ending,
         *,
         why: str = "",
-        warnings: list[Warning_] | None = None,
-        survivors: list[dict[str, object]] | None = None,
+        warnings: tuple[Warning_, ...] = (),
+        survivors: Sequence[dict[str, object]] = (),
     ) -> None:
         """Its clock ran out, and this became of the work."""
         if self.fired is ClockKind.IDLE:
@@ -232,4 +232,4 @@ class Guest:
             problem = timeout_problem(self.admission, monotonic_ns() - self.admission.started_ns)
         if why:
             problem = Problem(problem.code, f"{problem.message}: {why}", fired=problem.fired)
-        self.resolve(Outcome(ending, problem, warnings=warnings or [], survivors=survivors or []))
+        self.resolve(Outcome(ending, problem, warnings=warnings, survivors=survivors))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol
 
 from ..core.clocks import ClockKind, Clocks
@@ -24,7 +26,7 @@ from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Context, Scope
 from .handlers import bind, raised, returned, run_guards
-from .loops import Hosts, Mailbox, Ticket
+from .loops import Host, Hosts, Mailbox, Ticket, cancel_tasks
 from .outcomes import stalled_problem, timeout_problem
 from .processes import shielded
 
@@ -36,6 +38,9 @@ STARVED_TRIES = 3
 # How long a handler in a thread waits for a checkpoint to be kept: a caller's loop that is blocked runs it out.
 ANSWER_LIMIT_S = 30.0
 
+# What came of a handler that was cancelled. The exception itself would hold on to every frame that it passed through.
+_CANCELLED = asyncio.CancelledError()
+
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
@@ -43,7 +48,7 @@ class Carrier(Protocol):
     """Where handlers run that cannot be killed."""
 
     def submit(self, ticket: Ticket) -> None: ...
-    def cancel(self, ticket: Ticket) -> None: ...
+    def cancel(self, tickets: Sequence[Ticket]) -> None: ...
     def give_up(self, ticket: Ticket) -> None: ...
 
 
@@ -58,9 +63,13 @@ class LoopCarrier:
     def submit(self, ticket: Ticket) -> None:
         self._hosts.submit(ticket, self._level)
 
-    def cancel(self, ticket: Ticket) -> None:
-        if ticket.host is not None:
-            ticket.host.cancel(ticket)
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        by_host: dict[Host, list[Ticket]] = {}
+        for ticket in tickets:
+            if ticket.host is not None:
+                by_host.setdefault(ticket.host, []).append(ticket)
+        for host, its in by_host.items():
+            host.cancel(its)
 
     def give_up(self, ticket: Ticket) -> None:
         if not ticket.cancel_heard:
@@ -77,12 +86,14 @@ class SharedLoopCarrier:
 
     def submit(self, ticket: Ticket) -> None:
         ticket.claim()
-        ticket.task = self._loop.create_task(ticket.run(), context=ticket.context)
+        run = ticket.run(None)
+        if sys.version_info >= (3, 12):  # up to where it first waits right here: a short one costs no turn of the loop
+            ticket.task = asyncio.Task(run, loop=self._loop, context=ticket.context, eager_start=True)
+        else:
+            ticket.task = self._loop.create_task(run, context=ticket.context)
 
-    def cancel(self, ticket: Ticket) -> None:
-        ticket.cancel_heard = True
-        if ticket.task is not None:
-            ticket.task.cancel()
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        cancel_tasks(tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         pass
@@ -98,10 +109,11 @@ class ThreadCarrier:
         # The coroutine never awaits: driving it once runs it to its end in this thread.
         if ticket.claim():
             with contextlib.suppress(StopIteration):
-                ticket.context.run(ticket.run().send, None)
+                ticket.context.run(ticket.run(None).send, None)
 
-    def cancel(self, ticket: Ticket) -> None:
-        ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
 
     def give_up(self, ticket: Ticket) -> None:
         pass
@@ -110,32 +122,36 @@ class ThreadCarrier:
 class Bells:
     """The calls of one loop whose bell has just rung. Ten thousand that ring together cost one timer, not ten."""
 
-    __slots__ = ("_loop", "_rung", "context", "mailbox")
+    __slots__ = ("_rung", "context", "loop", "mailbox", "shared_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._rung: list[HostedCall] = []
         self.mailbox = Mailbox(loop)
+        self.shared_loop = SharedLoopCarrier(loop)
         self.context = Variables()  # for all our timers: a copy of the caller's for each would be garbage
 
     def ask(self, question: Coroutine[Any, Any, object]) -> Future[object]:
-        return asyncio.run_coroutine_threadsafe(question, self._loop)
+        return asyncio.run_coroutine_threadsafe(question, self.loop)
 
     def rang(self, call: HostedCall) -> None:
         if not self._rung:
             # Every bell that is due has been queued before this, so all of them are in the list by then.
-            self._loop.call_soon(self._cancel)
+            self.loop.call_soon(self._cancel)
         self._rung.append(call)
 
     def _cancel(self) -> None:
         rung, self._rung = self._rung, []
+        by_carrier: dict[Carrier, list[HostedCall]] = {}
         for call in rung:
-            call.cancel_handler()
-        self._loop.call_later(HEARD_LIMIT_S, self._check, rung, self._loop.time(), 1)
+            by_carrier.setdefault(call.carrier, []).append(call)
+        for carrier, calls in by_carrier.items():
+            carrier.cancel(calls)
+        self.loop.call_later(HEARD_LIMIT_S, self._check, rung, self.loop.time(), 1)
 
     def _check(self, rung: list[HostedCall], rang_at: float, tries: int) -> None:
         """After a moment: abandon those whose loop does not even react, give the others the rest of their grace."""
-        now = self._loop.time()
+        now = self.loop.time()
         starved = now - (rang_at + HEARD_LIMIT_S * tries) > STARVED_S and tries < STARVED_TRIES
         deaf: list[HostedCall] = []
         heard: dict[int, list[HostedCall]] = {}
@@ -149,9 +165,9 @@ class Bells:
             else:
                 call.abandon()
         if deaf:
-            self._loop.call_later(HEARD_LIMIT_S, self._check, deaf, rang_at, tries + 1)
+            self.loop.call_later(HEARD_LIMIT_S, self._check, deaf, rang_at, tries + 1)
         for grace_ms, calls in heard.items():
-            self._loop.call_at(max(now, rang_at + grace_ms / 1000), self._abandon, calls)
+            self.loop.call_at(max(now, rang_at + grace_ms / 1000), self._abandon, calls)
 
     def _abandon(self, calls: list[HostedCall]) -> None:
         for call in calls:
@@ -168,7 +184,6 @@ class HostedCall(Ticket):
         "_arguments",
         "_attendant",
         "_bells",
-        "_carrier",
         "_done",
         "_fired",
         "_guards",
@@ -178,6 +193,7 @@ class HostedCall(Ticket):
         "_runtime",
         "_scope",
         "_timer",
+        "carrier",
         "stopping",
     )
 
@@ -199,7 +215,7 @@ class HostedCall(Ticket):
         super().__init__()
         self._runtime = runtime
         self._bells = bells
-        self._carrier = carrier
+        self.carrier = carrier
         self._admission = admission
         self._operation = operation
         self._arguments = arguments
@@ -225,7 +241,9 @@ class HostedCall(Ticket):
 
     # --- where the handler runs ---------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, host: Host | None = None) -> None:
+        if host is not None and not host.begin(self):
+            return
         result: object  # an outcome, or what was raised
         operation = self._operation
         try:
@@ -243,13 +261,18 @@ class HostedCall(Ticket):
                     assert callable(operation.handler)  # a reference runs in another process
                     value = operation.handler(**bound)
                     result = returned(await value if operation.is_async else value)
+        except asyncio.CancelledError:
+            result = _CANCELLED
         except BaseException as error:
             result = error
         self.finished_ns = monotonic_ns()
-        if isinstance(self._carrier, SharedLoopCarrier):
+        if isinstance(self.carrier, SharedLoopCarrier):
             self._arrived(result)
         else:
             self._bells.mailbox.post(self._arrived, result)
+        result = None  # an exception knows this frame, and would only be freed by the garbage collector
+        if host is not None:
+            host.end()
 
     def _context(self) -> Context:
         assert self._on_further_call is not None
@@ -287,7 +310,7 @@ class HostedCall(Ticket):
             self._arm_bell(loop, bell.at_ns)
         if clocks.soft_ms or clocks.idle_ms:
             self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
-        self._carrier.submit(self)
+        self.carrier.submit(self)
         try:
             return await self._done
         except asyncio.CancelledError:
@@ -316,10 +339,14 @@ class HostedCall(Ticket):
         if delay_s > LONGEST_DELAY_S:
             self._timer = loop.call_later(LONGEST_DELAY_S, self._arm_bell, loop, at_ns)
         else:
-            self._timer = loop.call_later(max(0.0, delay_s), self._ring, ClockKind.TIMEOUT, context=self._bells.context)
+            self._timer = loop.call_later(max(0.0, delay_s), self._ring_timeout, context=self._bells.context)
 
     def _wind_down(self) -> None:
         self.stopping = True
+
+    def _ring_timeout(self) -> None:
+        self._timer = None
+        self._ring(ClockKind.TIMEOUT)
 
     def _ring_idle(self) -> None:
         self._ring(ClockKind.IDLE)
@@ -328,17 +355,12 @@ class HostedCall(Ticket):
         assert self._done is not None
         if self._fired is not None or self._done.done():
             return
-        if kind is ClockKind.TIMEOUT:
-            self._timer = None
         self._fired = kind
         self.stopping = True
         if self.claim():  # its loop never got to it: called off before it began
             self._settle(Ending.NOT_STARTED)
         else:
             self._bells.rang(self)
-
-    def cancel_handler(self) -> None:
-        self._carrier.cancel(self)
 
     @property
     def is_settled(self) -> bool:
@@ -360,7 +382,7 @@ class HostedCall(Ticket):
         if self._done.done():
             return
         self._abandoned = True
-        self._carrier.give_up(self)
+        self.carrier.give_up(self)
         self._runtime.abandoned(self)
         self._settle(Ending.ABANDONED)
 
@@ -389,7 +411,7 @@ class HostedCall(Ticket):
             assert isinstance(result, BaseException)
             outcome = raised(result)
         if self._alarms is not None and self._alarms.soft_rang:
-            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms))
+            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms),)
         return outcome
 
     def _settle(self, ending: Ending) -> None:
@@ -399,7 +421,7 @@ class HostedCall(Ticket):
             self._done.set_result(Outcome(ending, stalled_problem(admission)))
         else:
             elapsed_ns = monotonic_ns() - admission.started_ns
-            self._done.set_result(Outcome(ending, lambda: timeout_problem(admission, elapsed_ns)))
+            self._done.set_result(Outcome(ending, partial(timeout_problem, admission, elapsed_ns)))
 
     async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop the work, wait for it no longer than the grace, and count it if it does not stop."""

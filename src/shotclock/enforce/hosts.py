@@ -218,7 +218,7 @@ class HostProcesses:
             return
         guest.is_abandoned = True
         self._books.abandoned(guest)
-        guest.settle(Ending.ABANDONED, warnings=[_replaced(f"{guest.name} did not stop when it was cancelled")])
+        guest.settle(Ending.ABANDONED, warnings=(_replaced(f"{guest.name} did not stop when it was cancelled"),))
 
     # --- what becomes of hosts ----------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class HostProcesses:
             elif self._closing:
                 guest.resolve(_closing())
             elif guest.fired is not None:
-                warnings = [_replaced(_why(host, guest), told)]
+                warnings = (_replaced(_why(host, guest), told),)
                 guest.settle(Ending.NOT_STARTED, why="its host process had no time for it", warnings=warnings)
             else:
                 unbegun.append(guest)
@@ -294,7 +294,7 @@ class HostProcesses:
         """For a call that had begun in a host that is gone."""
         survivors = report.survivors if report is not None else []
         if guest.fired is not None:
-            warnings = [_replaced(_why(host, guest), told)]
+            warnings = (_replaced(_why(host, guest), told),)
             guest.settle(Ending.KILLED, warnings=warnings, survivors=survivors)
         elif host.fate is Fate.CLOSING:
             problem = Problem("CANCELLED", "stopped: the runtime is closing")
@@ -303,7 +303,7 @@ class HostProcesses:
             if report is not None:
                 report.stopped = None  # we only asked its supervisor to be quick
             outcome = crash_outcome(guest.admission, report)
-            outcome.warnings.append(_replaced("it died"))
+            outcome.warnings += (_replaced("it died"),)
             guest.resolve(outcome)
         else:
             message = f"{guest.name} was interrupted, its host process was replaced: {_why(host, guest)}; {_LOST}"

@@ -14,7 +14,7 @@ import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .clock import monotonic_ns
@@ -107,13 +107,18 @@ class Mailbox:
                 self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
 
 
+# Held for two lines of ours at a time. One for all: thousands of calls wait, and each lock would be an object more
+# for the garbage collector to walk over.
+_claiming = threading.Lock()
+
+
 class Ticket:
     """Work on its way to a loop: claimed and started once, cancelled on request. What it does is `run`."""
 
-    __slots__ = ("_claim", "cancel_heard", "context", "finished_ns", "host", "posted_ns", "task")
+    __slots__ = ("cancel_heard", "claimed", "context", "finished_ns", "host", "posted_ns", "task")
 
     def __init__(self) -> None:
-        self._claim = threading.Lock()
+        self.claimed = False
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[None] | None = None
         self.host: Host | None = None
@@ -123,15 +128,23 @@ class Ticket:
 
     def claim(self) -> bool:
         """True for exactly one of those who want to start it (or to call it off)."""
-        return self._claim.acquire(blocking=False)
+        with _claiming:
+            if self.claimed:
+                return False
+            self.claimed = True
+            return True
 
-    @property
-    def claimed(self) -> bool:
-        return self._claim.locked()
-
-    async def run(self) -> None:
-        """Runs at its place. May not raise; answers for itself."""
+    async def run(self, host: Host | None = None) -> None:
+        """Runs at its place: claims itself there, unless that was done before. May not raise; answers for itself."""
         raise TypeError(f"{type(self).__name__} does not say what to run")
+
+
+def cancel_tasks(tickets: Sequence[Ticket]) -> None:
+    """On the loop where they run."""
+    for ticket in tickets:
+        ticket.cancel_heard = True
+        if ticket.task is not None:
+            ticket.task.cancel()
 
 
 class Host:
@@ -151,14 +164,13 @@ class Host:
     def submit(self, ticket: Ticket) -> None:
         ticket.posted_ns = monotonic_ns()
         self._unclaimed.append(ticket)
-        self._mailbox.post(self._start, ticket)
+        self._mailbox.post(self.start, ticket, ticket.context)
 
-    def submit_later(self, ticket: Ticket) -> None:
-        self._unclaimed.append(ticket)
-        self._mailbox.post_later(self._start, ticket)
+    def post_later(self, then: Callable[[Host], None]) -> None:
+        self._mailbox.post_later(then, self)
 
-    def cancel(self, ticket: Ticket) -> None:
-        self._mailbox.post(self._cancel, ticket)
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        self._mailbox.post(cancel_tasks, tickets)
 
     def is_blocked(self, now_ns: int) -> bool:
         """Whether something posted has been lying for longer than any healthy loop would let it."""
@@ -179,19 +191,14 @@ class Host:
         with self._lock:
             left = [ticket for ticket in self._unclaimed if not ticket.claimed]
             self._unclaimed.clear()
-        self._mailbox.post(self._stop_if_idle)
+        # Behind everything that was posted before, and behind the first step of each task made of it.
+        self._mailbox.post(self._stop_soon)
         self._mailbox.wake()
         return left
 
     @property
     def has_unclaimed(self) -> bool:
         return bool(self._unclaimed)
-
-    @property
-    def backlog(self) -> int:
-        """How many are not yet started."""
-        self.is_blocked(monotonic_ns())  # forgets those that are
-        return len(self._unclaimed)
 
     def stop(self) -> None:
         self._retired = True
@@ -212,32 +219,30 @@ class Host:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             self.loop.close()
 
-    def _start(self, ticket: Ticket) -> None:
-        if ticket.claimed:
-            return
+    def start(self, ticket: Ticket, context: contextvars.Context) -> None:
+        """On the loop itself."""
         # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
-        self._running += 1
-        # A copy: a ticket that was moved may have a second task here that has not found out yet.
-        self.loop.create_task(self._run(ticket), context=ticket.context.copy()).add_done_callback(self._done)
+        if not ticket.claimed:
+            self.loop.create_task(ticket.run(self), context=context)
 
-    async def _run(self, ticket: Ticket) -> None:
+    def begin(self, ticket: Ticket) -> bool:
+        """The first step of a ticket's task. False if it was called off, or moved and started elsewhere."""
         self._sign_ns = monotonic_ns()
-        if ticket.claim():
-            ticket.host, ticket.task = self, asyncio.current_task()
-            await ticket.run()
+        if not ticket.claim():
+            return False
+        ticket.host, ticket.task = self, asyncio.current_task()
+        self._running += 1
+        return True
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def end(self) -> None:
+        """The last step of a task that has begun."""
         self._sign_ns = monotonic_ns()
         self._running -= 1
-        if not task.cancelled():
-            task.exception()  # seen: run() answers for everything that can be answered for
         if self._retired:
-            self._stop_if_idle()
+            self._stop_soon()
 
-    def _cancel(self, ticket: Ticket) -> None:
-        ticket.cancel_heard = True
-        if ticket.task is not None:
-            ticket.task.cancel()
+    def _stop_soon(self) -> None:
+        self.loop.call_soon(self._stop_if_idle)
 
     def _stop_if_idle(self) -> None:
         if not self._running:
@@ -267,15 +272,10 @@ class Hosts:
         host.submit(ticket)
         return host
 
-    def submit_in_order(self, ticket: Ticket) -> None:
+    def post_in_order(self, then: Callable[[Host], None]) -> None:
         """To the one host, however long it takes: for work that nobody waits for."""
         host = self._levels.get(0) or self._replace(0, None)
-        host.submit_later(ticket)
-
-    @property
-    def backlog(self) -> int:
-        host = self._levels.get(0)
-        return 0 if host is None else host.backlog
+        host.post_later(then)
 
     def relieve(self, host: Host | None) -> None:
         """Called when a loop did not react: whatever it has not picked up goes to a fresh one."""
@@ -300,6 +300,7 @@ class Hosts:
         if old is not None:
             self._retired = [host for host in self._retired if not host.join(0)] + [old]
             for ticket in old.retire():
+                ticket.context = ticket.context.copy()  # there may be a task in the other that has not found out yet
                 fresh.submit(ticket)
         return fresh
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import socket
 from collections import deque
 
 from ..core.clocks import ClockKind
@@ -63,6 +64,10 @@ class Pool:
         self.preloaded = preloaded
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
+        self._leaving: set[Worker] = set()
+        """Those that are being killed; their successors need not wait for the proof that they are gone."""
+        self._vacant: list[socket.socket] = []
+        """Supervisors without a worker. Each forks its next one faster than the zygote would fork both."""
         self._waiting: deque[Task] = deque()
         self._growth: asyncio.TimerHandle | None = None
         self._growth_due_ns = 0
@@ -114,7 +119,7 @@ class Pool:
         if task.stalled and outcome.ending is Ending.KILLED:
             outcome.problem = stalled_problem(task.admission)
         elif task.alarms is not None and task.alarms.soft_rang:
-            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=clocks.soft_ms))
+            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=clocks.soft_ms),)
         return outcome
 
     # --- clocks: the supervisors' are the ones that count, this looks after what they cannot see ------------
@@ -127,14 +132,15 @@ class Pool:
     def _look(self) -> None:
         self._sweep = None
         now_ns = monotonic_ns()
-        for worker in self._all:
+        for worker in list(self._all):
             if len(worker.assigned) > 1 and now_ns - worker.began_ns > HELD_UP_NS:
                 self._put_first(worker.take_back())
         for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
             self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
-        for worker in [worker for worker in self._all if worker.task is not None]:
+        busy = [worker for worker in (*self._all, *self._leaving) if worker.task is not None]
+        for worker in busy:
             self._look_at(worker, now_ns)
-        if self._waiting or any(worker.task is not None for worker in self._all):
+        if self._waiting or busy:
             self._watch()
 
     def _look_at(self, worker: Worker, now_ns: int) -> None:
@@ -197,7 +203,7 @@ class Pool:
             return
         self.refill()
         # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
-        if task.depth and not self._coming():
+        if task.depth and task.worker is None and not self._coming():
             self._spawn()
         self._plan_growth()
 
@@ -217,7 +223,8 @@ class Pool:
         if self._closing or worker.gone.done():
             return
         tasks: list[Task] = []
-        for _ in range(min(worker.room, len(self._waiting))):
+        # No more than its share, or the others would have nothing to do.
+        for _ in range(min(worker.room, -(-len(self._waiting) // max(1, len(self._all))))):
             # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
             if worker.is_idle and not tasks:
                 worker.set_grace(self._waiting[0].grace_ms)
@@ -258,10 +265,27 @@ class Pool:
                 self._spawn()
         self._plan_growth()
 
-    def lost(self, worker: Worker, unstarted: list[Task]) -> None:
-        self._all.discard(worker)
+    def leaving(self, worker: Worker) -> None:
+        """It is being killed. Its successor is forked meanwhile."""
+        if self._forget(worker):
+            self._leaving.add(worker)
+            self._refill_quietly()
+
+    def _forget(self, worker: Worker) -> bool:
         with contextlib.suppress(ValueError):
             self._idle.remove(worker)
+        known = worker in self._all or worker in self._leaving
+        self._all.discard(worker)
+        self._leaving.discard(worker)
+        return known
+
+    def lost(self, worker: Worker, unstarted: list[Task]) -> None:
+        self._forget(worker)
+        if worker.vacant is not None:
+            if self._closing or len(self._vacant) >= self.warm:
+                worker.vacant.close()  # it leaves
+            else:
+                self._vacant.append(worker.vacant)
         self._put_first(unstarted)
         if self._closing:
             return
@@ -276,14 +300,23 @@ class Pool:
                 self.refill()
 
     def refill(self) -> None:
-        """At least `warm` workers, running or on their way."""
-        while len(self._all) < self.warm:
+        """At least `warm` workers, running or on their way. Not if too many of those before them will not die."""
+        while len(self._all) < self.warm and len(self._leaving) <= self.warm:
             self._spawn()
 
     def _coming(self) -> bool:
         return any(not worker.started for worker in self._all)
 
     def _spawn(self) -> None:
+        while self._vacant:
+            with contextlib.suppress(wire.Broken):  # it was killed while it waited
+                worker = Worker(self, self._vacant.pop())
+                self._all.add(worker)
+                if self._waiting:
+                    self.give_back(worker)
+                else:
+                    self._idle.insert(0, worker)  # the last to be chosen: it is only just being forked
+                return
         self._all.add(Worker(self))
 
     async def close(self) -> None:
@@ -292,7 +325,7 @@ class Pool:
         for handle in (self._growth, self._trim, self._sweep):
             if handle is not None:
                 handle.cancel()
-        workers = list(self._all)
+        workers = [*self._all, *self._leaving]
         for worker in workers:
             self._waiting += worker.take_back()
         for task in list(self._waiting):
@@ -306,6 +339,9 @@ class Pool:
             await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
         for worker in workers:
             worker.end(None)
+        for supervisor in self._vacant:
+            supervisor.close()
+        self._vacant.clear()
 
 
 def _wind_down(task: Task) -> None:

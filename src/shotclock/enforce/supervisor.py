@@ -120,10 +120,25 @@ class _Stream:
 class Supervisor:
     """Runs in its own process from fork to exit."""
 
-    def __init__(self, control: socket.socket, *, bell_fd: int = -1) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._orders = wire.Inbox(control)
-        self._bell_fd = bell_fd
+        self._orders = wire.InboxWithDescriptors(control)
+        self._caller_gone = False
+        self._start_afresh()
+        self._child_signal, self._child_signal_in = os.pipe()
+        os.set_blocking(self._child_signal, False)
+        os.set_blocking(self._child_signal_in, False)
+        # Handlers, not SIG_IGN: ignored signals stay ignored across exec and would reach the work.
+        # Except that what `nohup` had ignored stays ignored for the work.
+        self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
+        signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
+        os.setsid()
+        kernel.become_subreaper()
+        kernel.name_process(SUPERVISOR_NAME)
+
+    def _start_afresh(self) -> None:
+        """Nothing known of any work yet."""
+        self._bell_fd = -1
         self._stage = _Stage.RUNNING
         self._leader = -1
         self._group = -1
@@ -141,17 +156,6 @@ class Supervisor:
         self._grace_ms = 0
         self._linger_ns: int | None = None
         self._leave_children = False
-        self._caller_gone = False
-        self._child_signal, self._child_signal_in = os.pipe()
-        os.set_blocking(self._child_signal, False)
-        os.set_blocking(self._child_signal_in, False)
-        # Handlers, not SIG_IGN: ignored signals stay ignored across exec and would reach the work.
-        # Except that what `nohup` had ignored stays ignored for the work.
-        self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
-        signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
-        os.setsid()
-        kernel.become_subreaper()
-        kernel.name_process(SUPERVISOR_NAME)
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -177,6 +181,7 @@ class Supervisor:
                 ends.append(write_end)
         becomes = dict(zip((0, 1, 2) if handed else (1, 2), [*(handed or ()), *ends], strict=False))
         self._start(lambda: _become_command(task, becomes), execs=True)
+        _forget_standard_streams()
         for fd in becomes.values():  # whoever reads or writes the other ends must see when the work lets go of them
             os.close(fd)
         self._watch()
@@ -185,28 +190,57 @@ class Supervisor:
         self,
         serve: Callable[[], None],
         *,
+        bell_fd: int = -1,
+        announce: bool = True,
         release: Callable[[], None] = lambda: None,
         leave_children: bool = False,
     ) -> None:
         """Run a function in a child until it returns, dies, or its bell (a timer that it arms) rings.
 
         `release` lets go of what only the child needs: the caller must see the child's socket close with it.
+        `announce` tells a caller that waits for it when the child is there.
         """
+        self._bell_fd = bell_fd
         self._leave_children = leave_children
         self._start(serve, execs=False)
         release()
+        if announce and self._stage is _Stage.RUNNING:
+            self._tell(("started", self._group))
         self._watch()
 
+    def wait_for_next(self) -> list[int]:
+        """Wait to be given another worker to run, and start afresh. The descriptors it needs; none: nobody will ask.
+
+        We were forked with everything imported, so we are as good a place to fork it from as the zygote. Only where
+        nothing is left of the last one: a survivor would be taken for a child of the next.
+        """
+        self._start_afresh()
+        while not self._caller_gone and not kernel.has_children():
+            try:
+                # Unbounded on purpose: without a worker there is nothing to end, and we end with our caller's socket.
+                self._control.settimeout(None)
+                orders = self._orders.receive()
+            except wire.Broken:
+                break
+            # Anything before it was meant for the last worker, and came too late. Nothing is behind it: where
+            # descriptors come along, the kernel ends a read.
+            if ("again",) in orders:
+                return self._orders.take_descriptors()
+        return []
+
     def _start(self, become: Callable[[], None], *, execs: bool) -> None:
-        # Empty and closed at a successful exec, or holding why there was none. It is polled like everything
-        # else: a working directory or a binary on a dead network mount hangs the child, not us.
-        self._start_fd, error_in = os.pipe()
-        os.set_blocking(self._start_fd, False)
+        error_in = -1
+        if execs:
+            # Empty and closed at a successful exec, or holding why there was none. It is polled like everything
+            # else: a working directory or a binary on a dead network mount hangs the child, not us.
+            self._start_fd, error_in = os.pipe()
+            os.set_blocking(self._start_fd, False)
         me = os.getpid()
         try:
             pid = os.fork() if self._cgroup is None else self._cgroup.fork()
         except OSError as error:
-            os.close(error_in)
+            if execs:
+                os.close(error_in)
             self._report.unstartable = ("fork", error.errno or 0)
             self._stage = _Stage.GONE
             return
@@ -217,8 +251,6 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 for number in _OUR_SIGNALS:
                     signal.signal(number, signal.SIG_IGN if number in self._ignored else signal.SIG_DFL)
-                if not execs:
-                    os.close(error_in)
                 become()
             except StartFailed as failed:
                 os.write(error_in, f"{failed.step} {failed.errno}".encode())
@@ -226,11 +258,11 @@ class Supervisor:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
-        os.close(error_in)
+        if execs:
+            os.close(error_in)
         self._leader = self._group = pid
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # on both sides, so that a stop sent at once finds the group
-        _forget_standard_streams()
 
     def _read_start(self) -> None:
         if self._start_fd < 0:
@@ -480,6 +512,8 @@ class Supervisor:
         self._stage = _Stage.STOPPING
         if self._cgroup is not None:
             self._cgroup.kill()
+        if self._leader > 0:  # its group is most of it, and can be dying while we look for the rest
+            self._signal_group(signal.SIGKILL)
         left = kill_below(self._reap_and_say_if_gone, self._pause)
         if left:
             self._report.survivors = [kernel.describe(pid) for pid in left]

@@ -48,7 +48,7 @@ class Inbox:
     def receive(self) -> list[Message]:
         """One read, and every message it completed. Raises Broken at the end, BlockingIOError if nothing is there."""
         try:
-            chunk = self._sock.recv(_CHUNK)
+            chunk = self._read()
         except (BlockingIOError, InterruptedError):
             raise
         except TimeoutError:
@@ -75,6 +75,9 @@ class Inbox:
             del buffer[:start]
         return messages
 
+    def _read(self) -> bytes:
+        return self._sock.recv(_CHUNK)
+
     @property
     def has_unread(self) -> bool:
         """Whether `next` would give a message that has already come."""
@@ -89,6 +92,23 @@ class Inbox:
         while not self._unread:
             self._unread += self.receive()
         return self._unread.pop(0)
+
+
+class InboxWithDescriptors(Inbox):
+    """An inbox for messages that descriptors may come with. The kernel delivers them no later than their message."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._descriptors: list[int] = []
+
+    def _read(self) -> bytes:
+        chunk, fds = receive_fds(self._sock, _CHUNK)
+        self._descriptors += fds
+        return chunk
+
+    def take_descriptors(self) -> list[int]:
+        taken, self._descriptors = self._descriptors, []
+        return taken
 
 
 def receive_one(sock: socket.socket) -> Message:
@@ -122,10 +142,10 @@ def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
         raise Broken(str(error)) from error
 
 
-def receive_fds(sock: socket.socket, limit: int = 8) -> tuple[bytes, list[int]]:
-    """One byte of note and the descriptors that came with it; an empty note when the other side is gone."""
+def receive_fds(sock: socket.socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
+    """A note of one byte and the descriptors that came with it; an empty note when the other side is gone."""
     room = socket.CMSG_SPACE(limit * array.array("i").itemsize)
-    note, ancillary, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    note, ancillary, _, _ = sock.recvmsg(size, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

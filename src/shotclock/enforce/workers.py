@@ -37,11 +37,13 @@ from .outcomes import crash_outcome, unopenable, worker_outcome
 from .preloaded import Preloaded, address_of
 from .zygote import WORKER
 
-# A worker that answered its last call within this may have some more waiting in its socket.
+# A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
+# in AHEAD_NS. Waking it for each costs more than a short call takes.
 QUICK_NS = 1_000_000
+AHEAD_NS = 2_000_000
 # One that answered this close to its bell may be on the way to be killed, and gets no other call.
 CLOSE_CALL_NS = 3_000_000
-MOST_AHEAD = 6
+MOST_AHEAD = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,7 @@ class Task:
     waits_for_queue: bool = field(init=False)
     """Whether that is the queue clock's doing, or the bell's."""
     worker: Worker | None = None
+    sent_ns: int = 0
     alarms: Alarms | None = None
     stalled: bool = False
 
@@ -106,45 +109,52 @@ class Owner(Protocol):
     preloaded: Preloaded
 
     def give_back(self, worker: Worker) -> None: ...
+    def leaving(self, worker: Worker) -> None: ...
     def lost(self, worker: Worker, unstarted: list[Task]) -> None: ...
 
 
 class Worker:
-    """A worker process and its supervisor, from fork to the last report."""
+    """A worker process, from fork to the last report of its supervisor.
 
-    def __init__(self, pool: Owner) -> None:
+    A new supervisor comes from the zygote. One whose last worker is gone forks the next by itself: nothing is there
+    to be imported any more, so it counts as started at once, and its first call waits in its socket.
+    """
+
+    def __init__(self, pool: Owner, supervisor: socket.socket | None = None) -> None:
         self._pool = pool
         self._loop = pool.loop
-        self._control, their_control = socket.socketpair()
         self._calls, their_calls = socket.socketpair()
         self._tokens, self._tokens_in = os.pipe()
-        self.started = False
+        self.started = supervisor is not None
+        self.vacant: socket.socket | None = None
+        """When it is gone: its supervisor, waiting to fork another."""
         self.assigned: deque[Task] = deque()
         """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
         self.began_ns = 0
         self._took_ns = QUICK_NS
+        self._finished_ns = 0
         self._skipping = 0
         self._sending = False
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self._further: set[asyncio.Task[None]] = set()
         self.grace_ms = 0
         self.stopping = False
-        for fd in (self._control.fileno(), self._calls.fileno(), self._tokens, self._tokens_in):
+        for fd in (self._calls.fileno(), self._tokens, self._tokens_in):
             os.set_blocking(fd, False)
         bell = Bell()
         try:
-            fds = [their_control.fileno(), their_calls.fileno(), bell.fd, self._tokens]
-            pool.preloaded.send(WORKER, fds)
+            fds = [their_calls.fileno(), bell.fd, self._tokens]
+            self._control = _ask_zygote(pool.preloaded, fds) if supervisor is None else _ask_again(supervisor, fds)
         except (wire.Broken, OSError):
-            self._close()
+            self._close_calls()
             raise
         finally:
-            their_control.close()
             their_calls.close()
             bell.close()  # the worker arms it, its supervisor hears it
         self._reports, self._replies = wire.Inbox(self._control), wire.Inbox(self._calls)
-        self._loop.add_reader(self._control, self._on_report)
-        self._loop.add_reader(self._calls, self._on_reply)
+        # Their numbers: asyncio tries a lookup first whose KeyError contains the repr, and a socket's asks the kernel.
+        self._loop.add_reader(self._control.fileno(), self._on_report)
+        self._loop.add_reader(self._calls.fileno(), self._on_reply)
 
     @property
     def task(self) -> Task | None:
@@ -163,7 +173,8 @@ class Worker:
             return 0
         if self._took_ns >= QUICK_NS:
             return 0 if self.assigned else 1
-        return MOST_AHEAD - len(self.assigned) if len(self.assigned) <= MOST_AHEAD // 2 else 0
+        most = min(MOST_AHEAD, AHEAD_NS // max(1, self._took_ns))
+        return most - len(self.assigned) if len(self.assigned) <= most // 2 else 0
 
     # --- a call -------------------------------------------------------------------------------------------
 
@@ -174,10 +185,11 @@ class Worker:
 
     def begin(self, *tasks: Task) -> None:
         """Give the worker calls. Each is resolved exactly once, whatever happens to the process."""
+        now_ns = monotonic_ns()
         if not self.assigned:
-            self.began_ns = monotonic_ns()
+            self.began_ns = now_ns
         for task in tasks:
-            task.worker = self
+            task.worker, task.sent_ns = self, now_ns
             self.assigned.append(task)
         message = b"".join([task.message for task in tasks])
         try:
@@ -205,7 +217,7 @@ class Worker:
     def take_back(self) -> list[Task]:
         """The calls it has not started. From here on it never will: their tokens are ours."""
         try:
-            count = len(os.read(self._tokens, 64))
+            count = len(os.read(self._tokens, MOST_AHEAD))
         except OSError:
             return []
         taken = [self.assigned.pop() for _ in range(min(count, len(self.assigned)))]
@@ -226,6 +238,7 @@ class Worker:
     def kill(self, why: str) -> None:
         self.stopping = True
         self._order("kill", why)
+        self._pool.leaving(self)
 
     async def wait_gone(self, within_s: float) -> bool:
         """Whether the worker's whole tree was reported gone in time."""
@@ -240,7 +253,7 @@ class Worker:
         except BlockingIOError:
             return
         except wire.Broken:
-            self._loop.remove_reader(self._calls)  # its supervisor tells how it ended
+            self._loop.remove_reader(self._calls.fileno())  # its supervisor tells how it ended
             return
         for message in messages:
             self._take(message)
@@ -262,6 +275,9 @@ class Worker:
                     return
                 if to_bell_ns < CLOSE_CALL_NS:
                     self.kill("its bell may have rung")
+                # From the end of the one before, if this one was already waiting then.
+                self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
+                self._finished_ns = finished_ns
                 self._finish(task, worker_outcome(kind, payload), leaked)
             case ("progress", int(done), total, unit):
                 if task.alarms is not None:
@@ -311,13 +327,12 @@ class Worker:
 
     def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
         self.assigned.popleft()
-        now_ns = monotonic_ns()
-        self._took_ns, self.began_ns = now_ns - self.began_ns, now_ns
+        self.began_ns = monotonic_ns()
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
             message = f"{count_processes(leaked)} outlived the function, stopped now: {names}"
-            outcome.warnings.append(warning("DESCENDANTS_STOPPED", message, processes=leaked))
+            outcome.warnings += (warning("DESCENDANTS_STOPPED", message, processes=leaked),)
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return
@@ -351,7 +366,14 @@ class Worker:
                 for message in self._replies.receive():
                     self._take(message)
         unstarted = self.take_back()
-        self._close()
+        self._close_calls()
+        self._loop.remove_reader(self._control.fileno())
+        if report is not None and report.unstartable is not None:
+            self.started = False  # it was only taken for granted
+        if report is None or report.unstartable is not None or report.survivors:
+            self._control.close()
+        else:
+            self.vacant = self._control
         self.gone.set_result(report)
         self._pool.lost(self, unstarted)
         for task in self.assigned:
@@ -362,14 +384,34 @@ class Worker:
         with contextlib.suppress(wire.Broken, BlockingIOError):
             wire.send(self._control, order)
 
-    def _close(self) -> None:
-        for sock in (self._control, self._calls):
-            if sock.fileno() >= 0:
-                self._loop.remove_reader(sock)
-                sock.close()
+    def _close_calls(self) -> None:
+        self._loop.remove_reader(self._calls.fileno())
+        self._calls.close()
         for fd in (self._tokens, self._tokens_in):
             os.close(fd)
         self._tokens = self._tokens_in = -1
+
+
+def _ask_zygote(zygote: Preloaded, fds: list[int]) -> socket.socket:
+    """Have a supervisor forked that forks a worker: our end of the line to it."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        try:
+            zygote.send(WORKER, [theirs.fileno(), *fds])
+        except (wire.Broken, OSError):
+            ours.close()
+            raise
+    return ours
+
+
+def _ask_again(supervisor: socket.socket, fds: list[int]) -> socket.socket:
+    try:
+        wire.send_fds(supervisor, wire.frame(("again",)), fds)
+    except (wire.Broken, OSError):
+        supervisor.close()
+        raise
+    return supervisor
 
 
 @lru_cache(maxsize=1024)

@@ -8,8 +8,9 @@ other work) and forks a supervisor for every worker and every host process, with
                              └─ supervisor ── preloaded zygote ── supervisor ── worker
 
 A supervisor lives and dies by its own socket to the runtime: when the runtime dies it kills what it guards without
-being told, and when a zygote dies it goes on. Both zygotes are subreapers: if a supervisor is itself killed, what it
-guarded comes to its zygote, which kills it.
+being told, and when a zygote dies it goes on. One whose worker is gone forks the next: it was forked with everything
+imported and has run our code only, so one fork of a large process is enough where the zygote would need two. Both
+zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
 """
 
 from __future__ import annotations
@@ -222,22 +223,33 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         requests = socket.socket(fileno=fds[1])
         Supervisor(control).run_worker(lambda: _become_preloaded(requests, control), leave_children=True)
     elif note == WORKER:
-        calls = socket.socket(fileno=fds[1])
-        supervisor = Supervisor(control, bell_fd=fds[2])
-
-        def serve() -> None:
-            from .worker import serve_calls
-
-            control.close()
-            serve_calls(calls, Bell(fds[2]), fds[3])
-
-        def release() -> None:
-            calls.close()
-            os.close(fds[3])
-
-        supervisor.run_worker(serve, release=release)
+        supervisor = Supervisor(control)
+        further = fds[1:]
+        first = True
+        while further:
+            _supervise_worker(supervisor, control, *further, announce=first)
+            further, first = supervisor.wait_for_next(), False
     elif note == HOST:
         _supervise_host(control, socket.socket(fileno=fds[1]), fds[2])
+
+
+def _supervise_worker(
+    supervisor: Supervisor, control: socket.socket, calls_fd: int, bell_fd: int, tokens: int, *, announce: bool
+) -> None:
+    calls = socket.socket(fileno=calls_fd)
+
+    def serve() -> None:
+        from .worker import serve_calls
+
+        control.close()
+        serve_calls(calls, Bell(bell_fd), tokens)
+
+    def release() -> None:
+        calls.close()
+        os.close(tokens)
+
+    supervisor.run_worker(serve, bell_fd=bell_fd, announce=announce, release=release)
+    os.close(bell_fd)
 
 
 def _supervise_host(control: socket.socket, calls: socket.socket, memory: int) -> None:

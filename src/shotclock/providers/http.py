@@ -119,7 +119,7 @@ class HttpProvider:
             ending = Ending.CANCELLED if work.done() else Ending.ABANDONED
             outcome, rule = exchange.rang(fired, ending)
         if alarms.soft_rang and outcome.problem is None:
-            outcome.warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
+            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms),)
         return outcome, rule
 
     async def _stop(self, work: asyncio.Task[None], limit_s: float) -> None:
