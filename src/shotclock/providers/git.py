@@ -96,7 +96,7 @@ class GitProvider:
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "git-checkout/failed")
         git = Git(runtime, admission, call.env)
         outcome, rule = await _carried_out(git, asked, admission)
-        outcome.warnings += git.warnings
+        outcome.warnings += tuple(git.warnings)
         return StepResult(answer(admission, outcome), outcome.data if outcome.problem is None else None, rule)
 
     async def close(self) -> None:

@@ -224,7 +224,7 @@ def _defaulted(why: str, default: object) -> Warning_:
 
 
 def _answered(admission: Admission, said: str, warnings: list[Warning_] | None = None) -> StepResult:
-    outcome = Outcome(Ending.FINISHED, data={"answer": said}, warnings=warnings or [])
+    outcome = Outcome(Ending.FINISHED, data={"answer": said}, warnings=tuple(warnings or ()))
     return StepResult(answer(admission, outcome), said)
 
 
