@@ -108,7 +108,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("FAIL_IF", 1, 500, False, UNKNOWN, "The step ended well, but its fail_if holds.",
                    "look at the step's output"),
         # What others answered, or did not. A status says what the server made of the request, not what it did before.
-        ErrorEntry("FETCH_FAILED", 12, 502, True, UNKNOWN, "No usable answer: name, connection or protocol failed.",
+        ErrorEntry("FETCH_FAILED", 1, 502, False, UNKNOWN, "No usable answer: name, connection or protocol failed.",
                    "error.message says how far it got; look at the address, then try again"),
         ErrorEntry("HTTP_STATUS", 1, 502, False, UNKNOWN, "The server answered with a status that means failure.",
                    "read data.body; error.context.status is the server's own"),
