@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
 from ..core.durations import format_duration
@@ -72,8 +72,8 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
 
 async def _started(request: RunRequest, store: Store, events: _Events, as_json: bool) -> Envelope:
     with signals.told() as stop:
-        async with _watched(store, request.run_id, request.name, request.workflow, events, as_json) as on_change:
-            return await start(request, store, stop=stop, on_change=on_change)
+        async with _watched(store, request.run_id, request.name, request.workflow, events, as_json) as watch:
+            return await start(request, store, stop=stop, on_change=watch.on_change, aside=watch.aside)
 
 
 async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool) -> Envelope:
@@ -81,14 +81,20 @@ async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool) ->
     workflow = None if run is None or run.ended_at is not None else WorkflowFile.model_validate(run.workflow)
     name = "" if run is None else run.name
     with signals.told() as stop:
-        async with _watched(store, run_id, name, workflow, events, as_json) as on_change:
-            return await resume(run_id, store, stop=stop, on_change=on_change)
+        async with _watched(store, run_id, name, workflow, events, as_json) as watch:
+            return await resume(run_id, store, stop=stop, on_change=watch.on_change, aside=watch.aside)
+
+
+class _Watch(NamedTuple):
+    on_change: flow.OnChange
+    aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """Whoever draws leaves the terminal to somebody else while this is entered."""
 
 
 @contextlib.asynccontextmanager
 async def _watched(
     store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, as_json: bool
-) -> AsyncIterator[flow.OnChange]:
+) -> AsyncIterator[_Watch]:
     """Who is told of changes: the file of events, and a person, by a view of the run or line by line."""
 
     def on_line(state: StepState) -> None:
@@ -97,12 +103,12 @@ async def _watched(
             say_line(_line(state))
 
     if workflow is None or not is_terminal(sys.stderr):
-        yield on_line
+        yield _Watch(on_line)
         return
     from .live import View, screen_here
 
     if (screen := screen_here()) is None:
-        yield on_line
+        yield _Watch(on_line)
         return
 
     def deadline_at() -> WallTime | None:
@@ -116,7 +122,7 @@ async def _watched(
             events.write(state)
             view.changed(state)
 
-        yield on_change
+        yield _Watch(on_change, view.aside)
 
 
 class _Events:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import termios
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..core.clocks import ClockKind
@@ -27,6 +28,8 @@ from .provider import StepCall, StepResult, admitted
 ANSWER_LIMIT = 1_000_000
 END_OF_ANSWER = "."
 
+Aside = Callable[[], AbstractContextManager[Any]]
+
 
 class Gone(Exception):
     """The terminal is gone, or the person has ended the input without an answer."""
@@ -35,8 +38,10 @@ class Gone(Exception):
 class HumanProvider:
     """The rule of a failure is `human-input/timeout`, `human-input/required` or `human-input/too_long`."""
 
-    def __init__(self, stdin: int = 0) -> None:
+    def __init__(self, stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
+        """`aside` is entered while a question is open, for whoever else draws on the terminal."""
         self._stdin = stdin
+        self._aside = aside
         self._turn = asyncio.Lock()
         """One question at a time: two on one terminal would be answered by each other's words."""
 
@@ -55,7 +60,8 @@ class HumanProvider:
                 admission = admitted(call, runtime, mutates=False)
                 return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
             try:
-                return await self._asked(call, runtime, terminal)
+                with self._aside():
+                    return await self._asked(call, runtime, terminal)
             finally:
                 self._turn.release()
         finally:

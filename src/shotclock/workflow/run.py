@@ -28,7 +28,7 @@ from ..providers.command import CommandProvider
 from ..providers.function import FunctionProvider
 from ..providers.git import GitProvider
 from ..providers.http import HttpProvider
-from ..providers.human import HumanProvider
+from ..providers.human import Aside, HumanProvider
 from ..providers.mcp import McpProvider
 from ..providers.nested import Inner, WorkflowProvider
 from ..providers.provider import Provider
@@ -61,7 +61,7 @@ class RunRequest:
         return self.workflow.name or Path(self.file).stem
 
 
-def providers() -> dict[str, Provider]:
+def providers(aside: Aside = contextlib.nullcontext) -> dict[str, Provider]:
     """What runs the steps of a run and of all that are inside it. `workflow` is each run's own, see _Around."""
     return {
         "command": CommandProvider(),
@@ -69,7 +69,7 @@ def providers() -> dict[str, Provider]:
         "function": FunctionProvider(),
         "http_client": HttpProvider(),
         "git-checkout": GitProvider(),
-        "human-input": HumanProvider(),
+        "human-input": HumanProvider(aside=aside),
         "mcp": McpProvider(),
     }
 
@@ -108,6 +108,17 @@ class _Around:
                     raise
 
 
+@dataclass(frozen=True)
+class _Company:
+    """Who is there while it runs: who may stop it, who is told, who draws, and the run around it."""
+
+    stop: asyncio.Future[str] | None
+    on_change: OnChange | None
+    environment: Mapping[str, str] | None
+    aside: Aside
+    around: _Around | None
+
+
 async def start(
     request: RunRequest,
     store: Store,
@@ -115,9 +126,13 @@ async def start(
     stop: asyncio.Future[str] | None = None,
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
+    aside: Aside = contextlib.nullcontext,
     around: _Around | None = None,
 ) -> Envelope:
-    """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun."""
+    """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun.
+
+    `aside` is entered while a person is asked something at the terminal, for whoever draws on it.
+    """
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     admission = _admit(request, min(limits) if limits else 0)
     inputs = checked_inputs(request.workflow, request.inputs)
@@ -135,7 +150,8 @@ async def start(
         await asyncio.to_thread(store.runs.begin, new, this_process(), _now())
     except RunTaken:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
-    return await _carry_out(request, inputs, admission, store, {}, stop, on_change, environment, around)
+    company = _Company(stop, on_change, environment, aside, around)
+    return await _carry_out(request, inputs, admission, store, {}, company)
 
 
 async def resume(
@@ -145,6 +161,7 @@ async def resume(
     stop: asyncio.Future[str] | None = None,
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
+    aside: Aside = contextlib.nullcontext,
     around: _Around | None = None,
 ) -> Envelope:
     """Go on with a run whose process died, with the deadline it had. One that has ended answers as it did."""
@@ -163,7 +180,8 @@ async def resume(
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
     admission = _admit(request, left_ms, run.trace_id)
     known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
-    return await _carry_out(request, run.inputs, admission, store, known, stop, on_change, environment, around)
+    company = _Company(stop, on_change, environment, aside, around)
+    return await _carry_out(request, run.inputs, admission, store, known, company)
 
 
 def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepState]:
@@ -203,12 +221,10 @@ async def _carry_out(
     admission: Admission,
     store: Store,
     known: Mapping[str, StepState],
-    stop: asyncio.Future[str] | None,
-    on_change: OnChange | None,
-    environment: Mapping[str, str] | None,
-    around: _Around | None,
+    company: _Company,
 ) -> Envelope:
-    everything = dict(os.environ if environment is None else environment)
+    around = company.around
+    everything = dict(os.environ if company.environment is None else company.environment)
     redaction = Redaction(everything)
     base_env = visible(everything)
     files = (*(() if around is None else around.files), identity(request.file))
@@ -223,7 +239,7 @@ async def _carry_out(
         async with contextlib.AsyncExitStack() as stack:
             if around is None:
                 runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
-                kinds = providers()
+                kinds = providers(company.aside)
                 for provider in kinds.values():
                     stack.push_async_callback(provider.close)
             else:
@@ -245,10 +261,10 @@ async def _carry_out(
                 execute=steps.execute,
                 record=record,
                 scope=scope,
-                on_change=on_change,
+                on_change=company.on_change,
                 known=known,
             )
-            stopped = await _until_done(running, stop)
+            stopped = await _until_done(running, company.stop)
             outputs = {} if stopped else await _outputs(request.workflow, steps, running)
     finally:
         current_scope.reset(token)
