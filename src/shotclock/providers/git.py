@@ -257,7 +257,10 @@ class Checkout:
         if ref is None:
             for said, name in lines:
                 if name == "HEAD" and said.startswith("ref: refs/heads/"):
-                    return Meaning(said.removeprefix("ref: refs/heads/"), said.removeprefix("ref: "))
+                    branch = said.removeprefix("ref: refs/heads/")
+                    if ref_problem(branch) is not None:  # a name of the remote's choosing is no better than a step's
+                        raise Refused(f"the default branch of {self._repository.shown} has a name that is not used")
+                    return Meaning(branch, f"refs/heads/{branch}")
             for said, name in lines:
                 if name == "HEAD":
                     return Meaning(said)

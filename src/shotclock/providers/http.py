@@ -40,7 +40,8 @@ MOST_REDIRECTS = 10
 STOP_LIMIT_S = 1.0
 # However close the caller's deadline is: closing a socket takes a turn of the loop or two.
 SHORTEST_STOP_S = 0.05
-_UNAVAILABLE = {429: "RATE_LIMITED", 502: "SERVICE_UNAVAILABLE", 503: "SERVICE_UNAVAILABLE", 504: "SERVICE_UNAVAILABLE"}
+# A gateway's answer says nothing about what the server behind it has done.
+_UNAVAILABLE = (502, 503, 504)
 
 
 class HttpProvider:
@@ -248,15 +249,22 @@ class Exchange:
         data = response.data()
         if (status := response.status) < 400:
             return Outcome(Ending.FINISHED, data=data), None
+        code = "HTTP_STATUS"
+        if status == 429:
+            code = "RATE_LIMITED"
+        elif status in _UNAVAILABLE and not self.request.mutates:
+            code = "SERVICE_UNAVAILABLE"
         problem = Problem(
-            _UNAVAILABLE.get(status, "HTTP_STATUS"),
+            code,
             f"{self._at} answered {status} {response.reason}".rstrip(),
             context={"status": status},
             retry_after_ms=retry_after_ms(response.headers, wall_seconds()) if status in (429, 503) else None,
+            side_effects=None if code == "HTTP_STATUS" else SideEffects.NONE,
         )
         return Outcome(Ending.FINISHED, problem, data), "http_client/status"
 
     def _failed(self, error: BaseException) -> tuple[Outcome, str]:
+        import h11
         import httpcore2
         import httpx2
 
@@ -269,7 +277,9 @@ class Exchange:
         if isinstance(error, Unwritable):
             return Outcome(Ending.FINISHED, Problem("FILE_UNWRITABLE", str(error)), data), "http_client/output_file"
         own = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, httpcore2.UnsupportedProtocol)
-        if isinstance(error, (*own, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)):
+        # h11's: a Content-Length that the step got wrong is found while the body is sent, and comes as it is.
+        foreign = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, h11.ProtocolError)
+        if isinstance(error, (*own, *foreign, OSError, UnicodeError)):
             message = self.request.without_secrets(f"{self._at}: {_reason(error)}")
             problem = self._with_effects(Problem("FETCH_FAILED", message))
             return Outcome(Ending.FINISHED, problem, data), "http_client/fetch_error"

@@ -42,6 +42,18 @@ class Request:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Request:
         """Raises InvalidRequest, whose message names what is wrong and shows no value that may be secret."""
+        try:
+            return cls._of(settings)
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # half a character, NaN, a list where a number belongs
+            raise InvalidRequest(f"it has a value that cannot be sent ({type(error).__name__})") from None
+
+    @classmethod
+    def _of(cls, settings: Mapping[str, Any]) -> Request:
         method = str(settings.get("method") or "GET").upper()
         if not _TOKEN.fullmatch(method) or method == "CONNECT":
             raise InvalidRequest(f"method: {method[:20]!r} cannot be sent")
@@ -49,14 +61,13 @@ class Request:
         headers = _headers(settings.get("headers") or {})
         content = None
         if (body := settings.get("body")) is not None:
-            try:
-                content = _text(body).encode()
-            except (ValueError, RecursionError) as error:
-                raise InvalidRequest(f"body: it cannot be sent: {error}") from None
+            content = _text(body).encode()
             if not isinstance(body, str) and not any(name.lower() == b"content-type" for name, _ in headers):
                 headers.append((b"Content-Type", b"application/json"))
         params = settings.get("params") or {}
         file = settings.get("output_file")
+        if file is not None and (not _text(file) or "\0" in _text(file)):
+            raise InvalidRequest("output_file: it is empty, or has a NUL character in it")
         return cls(
             method,
             url,
@@ -126,7 +137,7 @@ def _headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
         text = _text(value).strip()
         if _FORBIDDEN.search(text):
             raise InvalidRequest(f"headers: the value of {name} has a line break or control character in it")
-        headers.append((name.encode(), text.encode("utf-8", "replace")))
+        headers.append((name.encode(), text.encode()))
     return headers
 
 
