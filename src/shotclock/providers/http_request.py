@@ -44,12 +44,8 @@ class Request:
         """Raises InvalidRequest, whose message names what is wrong and shows no value that may be secret."""
         try:
             return cls._of(settings)
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # half a character, NaN, a list where a number belongs
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            # Half a character, NaN, a list where a number belongs: templates may put anything anywhere.
             raise InvalidRequest(f"it has a value that cannot be sent ({type(error).__name__})") from None
 
     @classmethod
