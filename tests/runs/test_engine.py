@@ -131,6 +131,20 @@ def test_retries_stop_at_the_first_success(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "n").read_text() == "3\n"
 
 
+def test_nobody_takes_a_step_between_two_tries_for_one_that_failed(run: Run) -> None:
+    envelope = run(
+        """
+        steps:
+          quick: {exec: sleep 0.4}
+          flaky:
+            exec: 'test -f tried || { touch tried; exit 1; }'
+            on_fail: {retry: {max: 1, backoff: {delay_ms: 900}}}
+          both: {exec: echo both, depends_on: [quick, flaky]}
+        """
+    )
+    assert envelope.ok and statuses(envelope) == dict.fromkeys(["quick", "flaky", "both"], "succeeded")
+
+
 def test_a_retry_that_would_have_no_time_left_is_not_tried(run: Run) -> None:
     began = time.monotonic()
     envelope = run("timeout: 3s\nsteps: {a: {exec: exit 1, on_fail: {retry: {max: 5, backoff: {delay_ms: 2900}}}}}")

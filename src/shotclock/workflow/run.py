@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
@@ -181,7 +182,8 @@ async def resume(
     admission = _admit(request, left_ms, run.trace_id)
     known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
     company = _Company(stop, on_change, environment, aside, around)
-    return await _carry_out(request, run.inputs, admission, store, known, company)
+    began_ns = monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS
+    return await _carry_out(request, run.inputs, admission, store, known, company, began_ns)
 
 
 def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepState]:
@@ -222,6 +224,7 @@ async def _carry_out(
     store: Store,
     known: Mapping[str, StepState],
     company: _Company,
+    began_ns: int | None = None,
 ) -> Envelope:
     around = company.around
     everything = dict(os.environ if company.environment is None else company.environment)
@@ -263,6 +266,7 @@ async def _carry_out(
                 scope=scope,
                 on_change=company.on_change,
                 known=known,
+                began_ns=began_ns,
             )
             stopped = await _until_done(running, company.stop)
             outputs = {} if stopped else await _outputs(request.workflow, steps, running)

@@ -39,8 +39,9 @@ class Running:
         scope: Mapping[str, Any],
         on_change: Callable[[StepState], None] | None = None,
         known: Mapping[str, StepState] | None = None,
+        began_ns: int | None = None,
     ) -> None:
-        """`known` is what an earlier process wrote down of this very run."""
+        """`known` is what an earlier process wrote down of this very run, `began_ns` when that began."""
         self._workflow = workflow
         self._execute = execute
         self._record = record
@@ -60,7 +61,7 @@ class Running:
                 timeout_ms=step_timeout_ms(workflow, step),
                 continues=step.continue_on_failure or workflow.defaults.continue_on_failure,
             )
-        self._started_ns = monotonic_ns()
+        self._started_ns = monotonic_ns() if began_ns is None else began_ns
         self._places = asyncio.Semaphore(workflow.max_parallelism)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starts = 0

@@ -98,12 +98,14 @@ class Steps:
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
                 return
             items = await self._items(step, scope)
+            # Its status is final only when nothing more can change it: others look at it meanwhile.
             if items is None:
-                await self._tries(name, step, state, scope)
+                verdict = await self._tries(name, step, state, scope)
             else:
-                await self._each(name, step, state, scope, items)
-            if state.status is Status.SUCCEEDED:
+                verdict = await self._each(name, step, state, scope, items)
+            if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
+            state.status = verdict
         except StepFailed as failed:
             state.status, state.error = Status.FAILED, failed.error
 
@@ -123,13 +125,17 @@ class Steps:
             raise StepFailed("STEP_INVALID", f"for_each has {len(items)} items; {MOST_ITEMS} at most", "step/for_each")
         return items
 
-    async def _each(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], items: list[Any]) -> None:
+    async def _each(
+        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], items: list[Any]
+    ) -> Status:
         places = asyncio.Semaphore(ITEMS_AT_ONCE)
         parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
 
         async def one(number: int, item: Any) -> None:
             async with places:
-                await self._tries(name, step, parts[number], {**scope, "item": item, "index": number})
+                parts[number].status = await self._tries(
+                    name, step, parts[number], {**scope, "item": item, "index": number}
+                )
 
         async with asyncio.TaskGroup() as group:
             for number, item in enumerate(items):
@@ -137,37 +143,38 @@ class Steps:
         state.output = [part.output for part in parts]
         state.attempts = sum(part.attempts for part in parts)
         bad = next((part for part in parts if part.status.is_bad), None)
-        state.status = Status.SUCCEEDED if bad is None else bad.status
-        if bad is not None:
-            state.error, state.ending = bad.error, bad.ending
+        if bad is None:
+            return Status.SUCCEEDED
+        state.error, state.ending = bad.error, bad.ending
+        return bad.status
 
     # --- tries --------------------------------------------------------------------------------------------
 
-    async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+    async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
         while True:
             state.attempts += 1
             result = await self._try(name, step, scope)
-            self._note(state, result)
-            if state.status is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
-                state.status = Status.FAILED
+            verdict = self._noted(state, result)
+            if verdict is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
+                verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
-            if not state.status.is_bad or state.attempts >= most or retry is None:
-                return
+            if not verdict.is_bad or state.attempts >= most or retry is None:
+                return verdict
             pause_ms = delay_ms(retry, state.attempts)
             if retry.backoff.jitter:
                 pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
             wanted = result.envelope.error or {}
             pause_ms = max(pause_ms, int(wanted.get("retry_after_ms") or 0))  # type: ignore[call-overload]
             if self._deadline is not None and self._deadline.remaining_ms(monotonic_ns()) <= pause_ms:
-                return  # the next try would have no time left
+                return verdict  # the next try would have no time left
             await asyncio.sleep(pause_ms / 1000)
 
     async def _fails(self, step: AnyStep, scope: dict[str, Any]) -> bool:
         return step.fail_if is not None and await self._condition(step.fail_if, scope)
 
-    def _note(self, state: StepState, result: StepResult) -> None:
+    def _noted(self, state: StepState, result: StepResult) -> Status:
         envelope = result.envelope
         output = result.output
         if isinstance(output, str):
@@ -176,14 +183,14 @@ class Steps:
         state.ending = envelope.ending
         state.warnings = [self._redaction.value(warning) for warning in envelope.warnings]
         state.error = None
-        state.status = Status.SUCCEEDED
-        if envelope.error is not None:
-            state.status = Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
-            error = dict(envelope.error)
-            if result.rule is not None:
-                known = error.get("context")
-                error["context"] = {**(known if isinstance(known, dict) else {}), "rule": result.rule}
-            state.error = self._redaction.value(error)
+        if envelope.error is None:
+            return Status.SUCCEEDED
+        error = dict(envelope.error)
+        if result.rule is not None:
+            known = error.get("context")
+            error["context"] = {**(known if isinstance(known, dict) else {}), "rule": result.rule}
+        state.error = self._redaction.value(error)
+        return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
     async def _try(self, name: str, step: AnyStep, scope: dict[str, Any]) -> StepResult:
         settings, values = await self._settings(step, scope)
