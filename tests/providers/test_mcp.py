@@ -242,7 +242,7 @@ def test_a_line_without_an_end_is_not_kept(ask: Trial, monkeypatch: pytest.Monke
 
     tried = ask(server("one_line"))
 
-    assert tried.error["code"] == "CONNECT_FAILED"
+    assert tried.error["code"] == "CONNECTION_LOST"
     assert tried.result.rule == "mcp/connect_error"
     assert tried.elapsed_s < STARTED_MS / 1000
 
@@ -257,7 +257,7 @@ def test_a_flood_on_stderr_holds_nothing_up(ask: Trial) -> None:
 def test_a_server_that_dies_in_the_middle_of_a_call_is_told_with_its_last_words(ask: Trial) -> None:
     tried = ask(server("dies"))
 
-    assert tried.error["code"] == "CONNECT_FAILED"
+    assert tried.error["code"] == "CONNECTION_LOST"
     assert tried.message == "the MCP server left with exit code 3 before it had answered: disk full"
     assert tried.result.rule == "mcp/connect_error"
     assert tried.meta["side_effects"] == "unknown", "the tool may have done something"

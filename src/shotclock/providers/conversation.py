@@ -135,16 +135,18 @@ class Conversation:
         self.heard()
 
     def _problem(self, error: BaseException) -> Problem:
+        is_called = self.stage is Stage.CALLING
+        lost = "CONNECTION_LOST" if is_called else "CONNECT_FAILED"
         if isinstance(error, MCPError):
             self.lost = self.lost or error.code == CONNECTION_CLOSED
             context: dict[str, object] = {"mcp_code": error.code}
-            if self.stage is Stage.CALLING and not self.lost:
+            if is_called and not self.lost:
                 return Problem("TOOL_FAILED", f"MCP error {error.code}: {error.message}", context=context)
-            return Problem("CONNECT_FAILED", f"the MCP server did not answer: {error.message}", context=context)
+            return Problem(lost, f"the MCP server did not answer: {error.message}", context=context)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if self.stage is Stage.CALLING and not isinstance(error, OSError | httpx2.HTTPError):
+        if is_called and not isinstance(error, OSError | httpx2.HTTPError):
             return Problem("TOOL_FAILED", f"the tool's answer cannot be used: {text[:500]}")
-        return Problem("CONNECT_FAILED", f"talking with the MCP server failed: {text[:500]}")
+        return Problem(lost, f"talking with the MCP server failed: {text[:500]}")
 
     def _settle(self, result: types.CallToolResult | Problem) -> None:
         if not self.settled.done():

@@ -202,7 +202,7 @@ class _Call:
         if isinstance(settled, Problem):
             self._rule = _RULES[settled.code]
             ending = Ending.FINISHED if talk.stage is Stage.CALLING else Ending.NOT_STARTED
-            if self._said() and settled.code == "CONNECT_FAILED":
+            if self._said() and settled.code in _LOST:
                 settled = Problem(settled.code, settled.message + self._said(), context=settled.context)
             return Outcome(ending, settled), None
         data: dict[str, object] = {"content": list(content_of(settled))}
@@ -228,7 +228,7 @@ class _Call:
         said: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
         data = outcome.data if isinstance(outcome.data, dict) else {}
         outcome.data = {**data, "stderr": str(said.get("stderr", ""))[-STDERR_SHOWN:]}
-        if problem.code == "CONNECT_FAILED" and self._talk.lost:
+        if problem.code in _LOST and self._talk.lost:
             how = f" with exit code {said['exit_code']}" if report.stopped is None and "exit_code" in said else ""
             stderr = str(said.get("stderr", "")).strip()
             last = f": {stderr.splitlines()[-1][:300]}" if stderr else ""
@@ -237,8 +237,10 @@ class _Call:
         return outcome
 
 
+_LOST = ("CONNECT_FAILED", "CONNECTION_LOST")
 _RULES = {
     "CONNECT_FAILED": "mcp/connect_error",
+    "CONNECTION_LOST": "mcp/connect_error",
     "UNKNOWN_OPERATION": "mcp/unknown_tool",
     "TOOL_FAILED": "mcp/tool_error",
 }
