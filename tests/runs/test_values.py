@@ -159,6 +159,8 @@ def test_a_template_can_neither_break_out_nor_leave_a_gap(template: str) -> None
         ("{no", "{no"),
         ("true\n", True),
         ("007", "007"),
+        ("[NaN]", "[NaN]"),
+        ("-Infinity", "-Infinity"),
     ],
 )
 def test_an_output_is_its_json_where_it_is_json_and_its_text_otherwise(text: str, value: object) -> None:

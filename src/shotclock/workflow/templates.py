@@ -97,10 +97,14 @@ def as_value(text: str) -> Any:
     stripped = text.strip()
     if stripped[:1] in tuple('{["-0123456789tfn'):
         try:
-            return json.loads(stripped)
+            return json.loads(stripped, parse_constant=_no_json)
         except (ValueError, RecursionError):
             pass
     return text[:-1] if text.endswith("\n") else text
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is Python's, not JSON's")
 
 
 def is_true(value: Any) -> bool:
