@@ -459,6 +459,38 @@ def test_an_event_stream_that_drips_ends_on_time(ask: Trial) -> None:
     assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 seconds")
 
 
+def flood(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+    for _ in range(100_000):
+        connection.sendall(b"[" * 65536)
+
+
+@pytest.mark.parametrize("when", ["connecting", "calling"])
+def test_an_answer_without_an_end_is_not_kept(ask: Trial, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    monkeypatch.setattr(conversation, "MESSAGE_LIMIT", 1_000_000)
+    read: list[int] = []
+
+    def counted(connection: socket.socket) -> None:
+        try:
+            flood(connection)
+        finally:
+            read.append(1)
+
+    handle = polite_until_called(counted)
+    if when == "connecting":
+
+        def handle(connection: socket.socket) -> None:
+            request_of(connection)
+            counted(connection)
+
+    with listener(handle) as url:
+        tried = ask(at(url, connect_timeout="5s"), timeout="8s")
+
+    assert tried.result.rule in ("mcp/connect_error", "mcp/tool_error"), tried.error
+    assert tried.elapsed_s < 3
+    assert read, "it was cut off"
+
+
 def test_nobody_at_the_address_is_a_connect_error_at_once(ask: Trial) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -158,7 +158,7 @@ class Conversation:
     async def over_http(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
         # No timeouts of its own: each of its waits is inside our clocks, and a tool may be silent for long.
         async with (
-            httpx2.AsyncClient(headers=dict(headers), timeout=None) as client,
+            httpx2.AsyncClient(headers=dict(headers), timeout=None, event_hooks={"response": [_cap]}) as client,
             streamable_http_client(url, http_client=client) as streams,
         ):
             yield streams
@@ -195,6 +195,33 @@ class Conversation:
                 if strays > STRAY_LIMIT or len(unread) > MESSAGE_LIMIT:
                     self.stray = self.stray or bytes(unread[:STRAY_SHOWN])
                     return
+
+
+class _Capped(httpx2.AsyncByteStream):
+    """A body that is read at once, and so must have an end. Events of a stream are limited one by one, by the SDK."""
+
+    def __init__(self, response: httpx2.Response, stream: httpx2.AsyncByteStream) -> None:
+        self._response, self._stream = response, stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        came = 0
+        async for part in self._stream:
+            came += len(part)
+            if came > MESSAGE_LIMIT:
+                message = f"the answer is larger than {MESSAGE_LIMIT} bytes"
+                raise httpx2.ReadError(message, request=self._response.request)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _cap(response: httpx2.Response) -> None:
+    stream = response.stream
+    if isinstance(stream, httpx2.AsyncByteStream) and "text/event-stream" not in response.headers.get(
+        "content-type", ""
+    ):
+        response.stream = _Capped(response, stream)
 
 
 class _Session(ClientSession):
