@@ -119,6 +119,18 @@ def test_reading_from_one_that_left_is_the_end_and_writing_to_it_breaks() -> Non
     assert report.status == 7
 
 
+def test_one_that_closes_its_stdout_and_stays_is_heard_to_do_so() -> None:
+    async def talk(opened: Opened) -> bytes:
+        said = await line_of(opened)
+        assert await asyncio.wait_for(opened.read(), LINE_WITHIN_S) == b"", "nobody else holds the pipe"
+        assert not opened.ended.done()
+        return said
+
+    said, _ = opening(shell("echo bye; exec sleep 30 >&-"), talk, Clocks.of("20s", grace="0s"))
+
+    assert said == b"bye\n"
+
+
 def test_one_that_reads_nothing_does_not_hold_a_writer_past_its_end() -> None:
     async def talk(opened: Opened) -> None:
         writing = asyncio.create_task(opened.write(b"x" * 1_000_000))

@@ -167,7 +167,11 @@ def test_a_module_is_found_beside_the_workflow(steps: Steps) -> None:
     assert steps.once("add", target="acme:app", a=1).output == 2
 
 
-def test_what_is_no_plain_value_comes_as_its_json_and_its_class_is_never_imported_here(steps: Steps) -> None:
+def test_what_is_no_plain_value_comes_as_its_json_and_its_class_is_never_imported_here(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(steps.folder)  # so that it could be
+
     async def scenario(call: Any) -> Any:
         return [await call("parcel", weight=2), await call("parcel", "acme:app", weight=2)]
 
