@@ -52,14 +52,15 @@ browser:
 	  echo "no Chromium, and none can be installed here: tests of pages are skipped" >&2
 
 test: $(STAMP) browser ## the whole suite
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not soak and not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q -m "not slow and not soak"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow and not soak and not alone"
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers
 	$(BIN)/python -m benchmarks

@@ -670,6 +670,7 @@ def test_only_a_few_tainted_hosts_are_kept_and_the_neighbours_in_the_oldest_are_
     run(scenario())
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("adversary", ["sleeps", "swallows", "blocks"])
 def test_after_two_hundred_that_hang_at_once_the_next_call_works(adversary: str, tmp_path: Path) -> None:

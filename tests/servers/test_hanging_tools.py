@@ -100,6 +100,7 @@ async def hang(client: Any, tool: str, folder: Path, timeout_ms: int) -> str | N
     return f"{tool}: answered after {took_s:.2f} s" if took_s > timeout_ms / 1000 + LATE_S else None
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_thousand_hanging_calls_in_a_row_leave_the_server_as_it_was(tmp_path: Path) -> None:
     tools = ["sleeps", "waits-in-recv", "waits-for-a-lock", "sleeps-async", "blocks-in-finally"]
@@ -126,6 +127,7 @@ def test_a_thousand_hanging_calls_in_a_row_leave_the_server_as_it_was(tmp_path: 
     assert not wrong, "\n".join(wrong[:10])
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("tool", ["sleeps", "sleeps-async"])
 def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str, tmp_path: Path) -> None:
@@ -144,6 +146,7 @@ def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str
     assert not wrong, "\n".join(wrong[:10])
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", [MODERN, LEGACY])
 def test_two_hundred_that_hang_at_once_over_http_are_answered_on_time(mode: str, tmp_path: Path) -> None:
