@@ -28,6 +28,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.workflow.lint import lint
+from shotclock.workflow.loading import load_text
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -255,7 +258,9 @@ def test_every_command_and_program_on_the_page_does_what_is_shown(
 @by_page
 def test_every_block_says_what_it_is(page: Path) -> None:
     for block in blocks_of(page):
-        assert block.language in ("console", "python", "json", "text"), f"{block}: {block.language!r} is not tested"
+        assert block.language in ("console", "python", "json", "text", "yaml"), (
+            f"{block}: {block.language!r} is not tested"
+        )
 
 
 @by_page
@@ -267,6 +272,14 @@ def test_every_json_block_parses_and_envelopes_keep_the_contract(
             content = json.loads(block.text)
             if isinstance(content, dict) and "ok" in content:
                 validate_envelope(content)
+
+
+@by_page
+def test_every_yaml_block_is_a_workflow_that_could_be_run(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "yaml":
+            findings = lint(load_text(block.text.encode(), page.name))
+            assert not [finding for finding in findings if finding.is_error], findings
 
 
 def test_every_drawing_is_the_one_in_the_source() -> None:
