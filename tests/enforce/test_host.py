@@ -398,6 +398,7 @@ ADVERSARIES = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_whatever_a_handler_does_it_is_stopped_when_its_time_is_up_and_the_next_call_works(
