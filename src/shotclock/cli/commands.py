@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
-from cyclopts.help import PlainFormatter
 from rich.console import Console
 
 from .. import __version__
@@ -28,7 +27,7 @@ from ..enforce.clock import monotonic_ns
 from ..enforce.forked import carry_out
 from .asked import RunAsked
 from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, parse
+from .parsing import Mistakes, parse, print_help
 from .serve import Serve
 
 SUBCOMMANDS = ("exec", "run", "check", "plan", "schema", "report", "serve", "job", "errors", "doctor", "help")
@@ -36,8 +35,6 @@ DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
 Format = Literal["json", "markdown", "junit"]
-# Plain help is wrapped to the first; what names an option may stand out to the second.
-HELP_WIDTH, HELP_ROOM = 96, 160
 
 
 @Parameter(name="*")
@@ -528,12 +525,7 @@ def _print_help(subcommand: str | None) -> None:
 
         job_main(["--help"], app=None, command=["shotclock"])
         return
-    on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    app.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)
-    console = Console(highlight=False)
-    if not on_terminal:
-        console = Console(stderr=True, highlight=False, no_color=True, width=HELP_ROOM)
-    app.help_print([] if subcommand is None else [subcommand], console=console)
+    print_help(app, [] if subcommand is None else [subcommand])
 
 
 def exec_page() -> str:

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from cyclopts import App as Parser
 from cyclopts import Parameter
-from cyclopts.help import PlainFormatter
-from rich.console import Console
 
+from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
@@ -27,10 +26,8 @@ from ..jobs.front import Front
 from ..store import Store
 from . import signals
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, parse
+from .parsing import Mistakes, parse, print_help
 
-DEFAULT_BUDGET_MS = 30_000
-BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 # Looking and cancelling take a moment; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
 
@@ -45,7 +42,7 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
     parser = _parser(command)
     verbs = ("list", "status", "wait", "cancel")
     if not words or words[0] in ("-h", "--help", "help"):
-        _print_help(parser, [])
+        print_help(parser, [])
         return 0 if words else _refuse([{"field": "verb", "message": f"one of {', '.join(verbs)}"}], as_json)
     if words[0] not in verbs:
         return _refuse([{"field": "verb", "message": f"{words[0]!r} is none of {', '.join(verbs)}"}], as_json)
@@ -53,7 +50,7 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
     if parsed is None:
         return _refuse(mistakes, as_json)
     if parsed.wants_help:
-        _print_help(parser, words[:1])
+        print_help(parser, words[:1])
         return 0
     said = parsed.bound.arguments
     if words[0] != "list" and said.get("job_id") is None:
@@ -191,12 +188,3 @@ def _line(job: dict[str, Any]) -> str:
     unit = f" {progress['unit']}" if "unit" in progress else ""
     code = f"  {job['code']}" if "code" in job else ""
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}  {progress['done']}{of}{unit}{code}\n"
-
-
-def _print_help(parser: Parser, words: list[str]) -> None:
-    on_terminal = is_terminal(sys.stdout)
-    parser.help_formatter = None if on_terminal else PlainFormatter(max_width=96)
-    console = Console(highlight=False)
-    if not on_terminal:
-        console = Console(stderr=True, highlight=False, no_color=True, width=160)
-    parser.help_print(words, console=console)

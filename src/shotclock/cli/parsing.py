@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.help import PlainFormatter
+from rich.console import Console
+
+from .output import is_terminal
 
 Mistakes = list[dict[str, str]]
+
+
+# Plain help is wrapped to the first; what names an option may stand out to the second.
+HELP_WIDTH, HELP_ROOM = 96, 160
 
 
 class Parsed(NamedTuple):
@@ -60,6 +69,16 @@ def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | No
         else:
             return Parsed(command, bound, rest), mistakes
     return None, mistakes
+
+
+def print_help(parser: App, words: list[str]) -> None:
+    """To stdout only where a person reads it; then with colour, elsewhere plain."""
+    on_terminal = is_terminal(sys.stdout)
+    parser.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)
+    console = Console(highlight=False)
+    if not on_terminal:
+        console = Console(stderr=True, highlight=False, no_color=True, width=HELP_ROOM)
+    parser.help_print(words, console=console)
 
 
 def _respelt(words: list[str], option: str, meant: str | None) -> list[str]:

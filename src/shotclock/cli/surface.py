@@ -19,11 +19,9 @@ from typing import Annotated, Any, Protocol
 
 from cyclopts import App as Parser
 from cyclopts import Group, Parameter
-from cyclopts.help import PlainFormatter
-from rich.console import Console
 
 from .. import __version__
-from ..core.catalogue import Catalogue, CommandSpec
+from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
@@ -38,12 +36,8 @@ from ..jobs.invocation import Stdin
 from . import signals
 from .heartbeat import Heartbeat
 from .output import emit, flush_quietly, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, Parsed, parse
+from .parsing import Mistakes, Parsed, parse, print_help
 from .spool import spooled_stdin
-
-HELP_WIDTH, HELP_ROOM = 96, 160
-DEFAULT_BUDGET_MS = 30_000
-BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 _FLAG = Parameter(negative="", show_default=False)
 
@@ -97,7 +91,7 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
     if any(spec.interruption for spec in catalogue.commands):
         names.insert(-2, "job")
     if not words:
-        _print_help(parser, [])
+        print_help(parser, [])
         listed = f"there are {', '.join(names)}"
         return _refuse(catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
     if words[0] == "help":
@@ -116,7 +110,7 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
     if parsed is None:
         return _refuse(words[0], mistakes, as_json)
     if parsed.wants_help:
-        _print_help(parser, [word for word in words[:1] if not word.startswith("-")])
+        print_help(parser, [word for word in words[:1] if not word.startswith("-")])
         return 0
     if parsed.wants_version or words[0].startswith("-"):
         return _version(catalogue, mistakes, as_json)
@@ -461,13 +455,3 @@ def _readable(data: object) -> str:
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
     return data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
-
-
-def _print_help(parser: Parser, words: list[str]) -> None:
-    """To stdout only where a person reads it; then with colour, elsewhere plain."""
-    on_terminal = is_terminal(sys.stdout)
-    parser.help_formatter = None if on_terminal else PlainFormatter(max_width=HELP_WIDTH)
-    console = Console(highlight=False)
-    if not on_terminal:
-        console = Console(stderr=True, highlight=False, no_color=True, width=HELP_ROOM)
-    parser.help_print(words, console=console)

@@ -21,6 +21,9 @@ _SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]
 
 DEFAULT_IDLE_TIMEOUT_MS = 300_000
 DEFAULT_MAX_LIFETIME_MS = 3_600_000
+# How long a caller waits for a command that may outlive it, where nobody said, and where to say it.
+DEFAULT_BUDGET_MS = 30_000
+BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 
 @dataclass(frozen=True, slots=True)

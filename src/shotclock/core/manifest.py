@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from .catalogue import Catalogue, CommandSpec
+from .catalogue import BUDGET_VARIABLE, Catalogue, CommandSpec
 from .effects import SideEffects
 from .errors import error_entry
 
@@ -79,7 +79,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
         },
         "env_vars": [
             {
-                "name": "AGENT_CALL_BUDGET_MS",
+                "name": BUDGET_VARIABLE,
                 "description": "How long a call of a command that may go on waits, in ms.",
             },
             {"name": "SHOTCLOCK_HOME", "description": "Where jobs, checkpoints and locks are kept."},

@@ -52,6 +52,7 @@ class Repeats:
     ) -> Envelope | None:
         """None where the waiting for the first call was stopped; the first call itself listens to `stop` on its own."""
         pause_s = FIRST_LOOK_S
+        await asyncio.to_thread(self._forget_old)
         while True:
             beginning = await asyncio.to_thread(self._begin)
             if isinstance(beginning, Fresh):
@@ -71,9 +72,10 @@ class Repeats:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def _begin(self) -> Beginning:
-        now = _now()
-        self._store.replies.forget_begun_before(WallTime(max(0, now.ms - RETENTION_MS)), is_alive)
-        return self._store.replies.begin(self._scope, self._key, self._digest, this_process(), now, is_alive)
+        return self._store.replies.begin(self._scope, self._key, self._digest, this_process(), _now(), is_alive)
+
+    def _forget_old(self) -> None:
+        self._store.replies.forget_begun_before(WallTime(max(0, _now().ms - RETENTION_MS)), is_alive)
 
     def _told(self, admission: Admission, beginning: Beginning) -> Envelope | None:
         if isinstance(beginning, Finished):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context as Variables
 from typing import Protocol
 
-from ..core.clocks import ClockKind, Clocks
+from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, Warning_, warning
+from ..core.envelope import Problem, Warning_, warning
 from ..core.operation import Handler
 from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, NOT_YET, Alarms
@@ -24,6 +24,7 @@ from .context import Attendant
 from .hosted import HEARD_LIMIT_S
 from .outcomes import stalled_problem, timeout_problem, worker_outcome
 from .preloaded import address_of
+from .questions import FurtherCall
 
 
 class Place(Protocol):
@@ -66,7 +67,7 @@ class Guest:
         arguments: Mapping[str, object],
         depth: int,
         attendant: Attendant,
-        on_call: Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]],
+        on_call: FurtherCall,
     ) -> None:
         """Raises what pickle raises: such arguments never leave."""
         self.admission = admission

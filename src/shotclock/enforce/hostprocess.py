@@ -11,7 +11,6 @@ import contextlib
 import contextvars
 import mmap
 import os
-import pickle
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -19,19 +18,16 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol
 
-from ..core.clocks import Clocks
-from ..core.envelope import Envelope
-from ..core.errors import Failure
-from . import values, wire
+from . import wire
 from .assignment import Report
 from .clock import monotonic_ns
 from .guests import Guest
 from .host import BEGUN, CLOSED, RUNNING, SHARED_SIZE
 from .hosted import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
-from .outcomes import unopenable
 from .pool import RESPAWN_PAUSE_S
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS
+from .questions import answered, redispatched
 from .supervisor import VERIFY_LIMIT_MS
 from .zygote import HOST
 
@@ -217,9 +213,9 @@ class HostProcess:
                 guest.sign_of_life()
                 guest.attendant.step(name)
             case ("call", _, int(question), str(name), bytes(arguments), dict(limits)):
-                self._attend(question, partial(_redispatched, guest, name, arguments, limits))
+                self._attend(question, partial(redispatched, guest.on_call, name, arguments, limits))
             case ("ask", _, int(question), str(what), bytes(value)):
-                self._attend(question, partial(_answered, guest, what, value))
+                self._attend(question, partial(answered, guest.attendant, what, value))
 
     def _attend(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
         async def answer() -> None:
@@ -302,30 +298,6 @@ class HostProcess:
             sock.close()
         self.gone.set_result(report)
         self._owner.lost(self, report)
-
-
-async def _answered(guest: Guest, question: str, value: bytes) -> bytes:
-    answer: object
-    try:
-        answer = (True, await guest.attendant.ask(question, values.opened(value)))
-    except Failure as failure:
-        answer = (False, failure)
-    except Exception as error:
-        answer = (False, Failure("CHECKPOINTS_UNAVAILABLE", f"{type(error).__name__}: {error}"))
-    return pickle.dumps(answer)
-
-
-async def _redispatched(guest: Guest, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
-    try:
-        opened = values.opened(arguments)
-    except Exception as error:
-        envelope = unopenable(name, error)
-    else:
-        envelope = await guest.on_call(name, opened, Clocks(**limits))
-    try:
-        return pickle.dumps(envelope)
-    except Exception:  # the value cannot be pickled; its JSON form always can
-        return pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
 
 
 def _shared_memory() -> int:

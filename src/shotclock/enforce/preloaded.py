@@ -83,10 +83,6 @@ class Preloaded:
         made._requests, made.started_ns, made.pid = ours, monotonic_ns(), pid
         return made
 
-    @property
-    def is_running(self) -> bool:
-        return self._requests is not None
-
     def send(self, note: bytes, fds: list[int]) -> None:
         """Ask for a fork. One that was killed under us is replaced, once. Raises wire.Broken or OSError."""
         if self._requests is None:

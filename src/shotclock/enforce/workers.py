@@ -14,18 +14,17 @@ import pickle
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 from typing import Any, Protocol
 
-from ..core.clocks import ClockKind, Clocks
+from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
-from ..core.envelope import Envelope, warning
-from ..core.errors import Failure
+from ..core.envelope import warning
 from ..core.operation import Handler, HandlerReference
-from . import values, wire
+from . import wire
 from .admission import Admission, Outcome
 from .alarms import Alarms
 from .assignment import Report
@@ -33,8 +32,9 @@ from .clock import monotonic_ns
 from .commands import count_processes
 from .context import Attendant
 from .kernel import Bell
-from .outcomes import crash_outcome, unopenable, worker_outcome
+from .outcomes import crash_outcome, worker_outcome
 from .preloaded import Preloaded, address_of
+from .questions import FurtherCall, answered, redispatched
 from .zygote import WORKER
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
@@ -55,7 +55,7 @@ class Task:
     arguments: Mapping[str, object]
     depth: int
     attendant: Attendant
-    on_call: Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+    on_call: FurtherCall
     done: asyncio.Future[Outcome] = field(init=False)
     message: bytes = field(init=False)
     give_up_ns: float = field(init=False)
@@ -288,39 +288,17 @@ class Worker:
                     task.alarms.sign_of_life()
                 task.attendant.step(name)
             case ("ask", str(question), bytes(value)):
-                self._attend(self._answer(task, question, value))
+                self._attend(self._reply(task, answered(task.attendant, question, value)))
             case ("call", str(name), bytes(arguments), dict(limits)):
-                self._attend(self._redispatch(task, name, arguments, limits))
+                self._attend(self._reply(task, redispatched(task.on_call, name, arguments, limits)))
 
     def _attend(self, work: Coroutine[Any, Any, None]) -> None:
         further = self._loop.create_task(work)
         self._further.add(further)  # the loop itself only holds tasks weakly
         further.add_done_callback(self._further.discard)
 
-    async def _answer(self, task: Task, question: str, value: bytes) -> None:
-        answer: object
-        try:
-            answer = (True, await task.attendant.ask(question, values.opened(value)))
-        except Failure as failure:
-            answer = (False, failure)
-        except Exception as error:
-            answer = (False, Failure("CHECKPOINTS_UNAVAILABLE", f"{type(error).__name__}: {error}"))
-        await self._reply(task, pickle.dumps(answer))
-
-    async def _redispatch(self, task: Task, name: str, arguments: bytes, limits: dict[str, int | None]) -> None:
-        try:
-            opened = values.opened(arguments)
-        except Exception as error:
-            envelope = unopenable(name, error)
-        else:
-            envelope = await task.on_call(name, opened, Clocks(**limits))
-        try:
-            answer = pickle.dumps(envelope)
-        except Exception:  # the value cannot be pickled; its JSON form always can
-            answer = pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
-        await self._reply(task, answer)
-
-    async def _reply(self, task: Task, answer: bytes) -> None:
+    async def _reply(self, task: Task, finding: Coroutine[Any, Any, bytes]) -> None:
+        answer = await finding
         if self.task is task:
             with contextlib.suppress(OSError):
                 await self._loop.sock_sendall(self._calls, wire.frame(("answer", answer)))

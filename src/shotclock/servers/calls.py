@@ -23,6 +23,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from ..core.catalogue import DEFAULT_BUDGET_MS
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
@@ -38,8 +39,6 @@ from .tools import JOB_ACTIONS, JOB_TOOL
 
 # Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
 STOPPED_WITHIN_S = 0.5
-# How long a caller waits for a command that may outlive it, where nobody said.
-DEFAULT_BUDGET_MS = 30_000
 # The SDK's readers give up on JSON nested deeper than about 200; an answer they drop is an answer that never came.
 MOST_NESTED = 100
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)

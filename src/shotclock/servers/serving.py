@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from mcp.server.lowlevel import Server
 from mcp_types import ListToolsResult
 
-from ..core.catalogue import Catalogue
+from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, format_duration, parse_duration_ms
 from ..core.errors import Failure
@@ -29,7 +29,7 @@ from ..enforce.call import Runtime
 from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
 from ..enforce.values import users_code_kept_out
-from .calls import DEFAULT_BUDGET_MS, Gate
+from .calls import Gate
 from .complaints import unblocking_stderr
 from .http import PATH, HttpServer, bound_socket, parse_address, url_of
 from .stdio import Wire, claimed_descriptors

@@ -18,6 +18,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.walltime import WallTime
+from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
@@ -322,13 +323,7 @@ def _outcome(
     if outputs:
         data["outputs"] = outputs
     if stopped is not None:
-        problem = Problem(
-            "CANCELLED",
-            f"stopped by {stopped}",
-            context={"signal": stopped},
-            exit_code={"SIGINT": 130, "SIGHUP": 129}.get(stopped, 143),
-        )
-        return Outcome(Ending.KILLED, problem, {**data, "partial": True})
+        return Outcome(Ending.KILLED, stopped_by(stopped), {**data, "partial": True})
     if not bad:
         return Outcome(Ending.FINISHED, data=data)
     if fired := _run_fired(admission, [states[name] for name in bad]):

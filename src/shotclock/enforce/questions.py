@@ -1,0 +1,41 @@
+"""What running code asks of the runtime from another process, answered in the bytes that travel back."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Awaitable, Callable, Mapping
+
+from ..core.clocks import Clocks
+from ..core.envelope import Envelope
+from ..core.errors import Failure
+from . import values
+from .context import Attendant
+from .outcomes import unopenable
+
+FurtherCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+
+
+async def answered(attendant: Attendant, question: str, value: bytes) -> bytes:
+    """`ctx.checkpoint` and `ctx.restore`: what the attendant says, or the Failure that is to be raised there."""
+    answer: object
+    try:
+        answer = (True, await attendant.ask(question, values.opened(value)))
+    except Failure as failure:
+        answer = (False, failure)
+    except Exception as error:
+        answer = (False, Failure("CHECKPOINTS_UNAVAILABLE", f"{type(error).__name__}: {error}"))
+    return pickle.dumps(answer)
+
+
+async def redispatched(on_call: FurtherCall, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
+    """`ctx.call`: the envelope of the further call."""
+    try:
+        opened = values.opened(arguments)
+    except Exception as error:
+        envelope = unopenable(name, error)
+    else:
+        envelope = await on_call(name, opened, Clocks(**limits))
+    try:
+        return pickle.dumps(envelope)
+    except Exception:  # the value cannot be pickled; its JSON form always can
+        return pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
