@@ -266,11 +266,12 @@ class Outputs(_View):
 
 
 class Shown(_View):
-    """`steps.build.status` in a template."""
+    """`steps.build.status` in a template. Here is also the output of one that failed: what it said until then."""
 
     def __getitem__(self, name: str) -> Any:
         state = self._states[name]
-        return {"status": state.status.value, "error": state.error, "attempts": state.attempts}
+        shown = {"status": state.status.value, "error": state.error, "attempts": state.attempts}
+        return {**shown, "output": state.output}
 
 
 def _named_by_run(workflow: WorkflowFile) -> set[str]:
