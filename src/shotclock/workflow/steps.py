@@ -30,6 +30,8 @@ TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
 ITEMS_AT_ONCE = 8
 # How many a step may have.
 MOST_ITEMS = 10_000
+# Of what a command that failed said on stderr: the end of it, where the reason mostly is.
+STDERR_KEPT = 2_000
 # Keys of a step that are the engine's own and never templates.
 _OWN_KEYS = set(StepPart.model_fields) | {"type"}
 
@@ -186,9 +188,15 @@ class Steps:
         if envelope.error is None:
             return Status.SUCCEEDED
         error = dict(envelope.error)
+        known = error.get("context")
+        context = dict(known) if isinstance(known, dict) else {}
         if result.rule is not None:
-            known = error.get("context")
-            error["context"] = {**(known if isinstance(known, dict) else {}), "rule": result.rule}
+            context["rule"] = result.rule
+        if isinstance(envelope.data, dict) and envelope.data.get("stderr"):
+            # In this order: half a secret would not be known for one.
+            context["stderr"] = str(self._redaction.value(envelope.data["stderr"]))[-STDERR_KEPT:]
+        if context:
+            error["context"] = context
         state.error = self._redaction.value(error)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
