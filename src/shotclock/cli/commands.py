@@ -58,6 +58,8 @@ class Work:
     render: Callable[[Envelope, Console], None]
     common: Common = field(default_factory=Common)
     mutates: bool = False
+    afterwards: Callable[[Outcome], None] | None = None
+    """When it went well; outside of the work, for what is meant to outlive it."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,7 @@ def report(
     /,
     *,
     html: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    open: Annotated[bool, FLAG] = False,
     output: Annotated[Format, Parameter(metavar="FORMAT")] = "json",
     output_file: Annotated[str | None, Parameter(metavar="FILE")] = None,
     common: Common | None = None,
@@ -283,24 +286,28 @@ def report(
         The run, or the beginning of its id.
     html
         Write a page with the timeline to this file. It needs nothing else.
+    open
+        Show the page in a browser, if there is a terminal and a browser here; say where it is otherwise.
     output
         What to print: json (the envelope; a timeline on a terminal), markdown or junit.
     output_file
         Write that to this file instead.
     """
-    from .report import listed, render, render_list
+    from .report import listed, render, render_list, show
     from .report import report as made
 
     if run_id is None:
-        if html is not None or output_file is not None or output != "json":
+        if html is not None or open or output_file is not None or output != "json":
             raise _Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
         return Work("report", listed, render_list, common or Common())
 
     def body() -> Outcome:
-        return made(run_id, html=html, output=output, output_file=output_file)
+        return made(run_id, html=html, output=output, output_file=output_file, keeps=open)
 
-    writes = html is not None or output_file is not None
-    return Work("report", body, render, common or Common(), mutates=writes)
+    asked = common or Common()
+    writes = html is not None or open or output_file is not None
+    says = output != "json" or wants_json(asked.json)  # then nothing else does, to a person
+    return Work("report", body, render, asked, writes, (lambda outcome: show(outcome, says=says)) if open else None)
 
 
 @app.command(name="job")
@@ -467,6 +474,8 @@ def _perform(work: Work, clocks: Clocks, as_json: bool) -> int:
     admission = admit(work.name, clocks, parent=inherited.deadline, mutates=work.mutates)
     admission.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
     outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
+    if outcome.problem is None and work.afterwards is not None:
+        work.afterwards(outcome)
     return _deliver(answer(admission, outcome), as_json, work.render)
 
 

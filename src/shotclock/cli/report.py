@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.text import Text
@@ -22,12 +24,15 @@ from ..store import Store
 from ..store.runs import Run
 from ..workflow.report import MARKS, WORDS, Report, brief, one_line, report_of
 from ..workflow.states import Status
+from .output import is_terminal, say_line
 
 # Runs in a list, and those among which a mistyped or shortened id is looked for.
 RUNS_LISTED = 20
 RUNS_KNOWN = 200
 # Steps on a terminal. Of a longer run only those that say something are shown there.
 STEPS_SHOWN = 60
+# Of a file's name, with room for what a page is called while it is written.
+PAGE_NAME_LENGTH = 200
 
 COLOURS = {
     Status.SUCCEEDED: "green",
@@ -41,11 +46,16 @@ COLOURS = {
 }
 
 
-def report(run_id: str, *, html: str | None, output: str, output_file: str | None) -> Outcome:
-    """The value is the text that was asked for instead of the envelope, if one was."""
+def report(run_id: str, *, html: str | None, output: str, output_file: str | None, keeps: bool = False) -> Outcome:
+    """The value is the text that was asked for instead of the envelope, if one was.
+
+    With `keeps` there is a page also where nobody said where.
+    """
     try:
         with Store.open() as store:
             made = stored_report(store, _find(store, run_id))
+            if keeps and html is None:
+                html = _kept_page(store, made.run_id)
         data = made.to_dict()
         if html is not None:
             from ..workflow.page import to_html
@@ -59,6 +69,25 @@ def report(run_id: str, *, html: str | None, output: str, output_file: str | Non
     except Failure as failure:
         return raised(failure)
     return Outcome(Ending.FINISHED, data=data, value=text)
+
+
+def _kept_page(store: Store, run_id: str) -> str:
+    """Where the page of a run is when nobody says where. An id is somebody's text, and no path."""
+    return str(store.folder("reports") / f"{quote(run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
+
+
+def show(outcome: Outcome, *, says: bool) -> None:
+    """The page to the person at the terminal, if there is one, and a browser. `says`: where it is, on stderr.
+
+    Not part of the work: what that starts is stopped when it ends, and a browser is not.
+    """
+    from ..enforce.browser import open_in_browser
+
+    data: Any = outcome.data
+    is_somebody_there = is_terminal(sys.stderr) and not os.environ.get("CI")
+    data["opened"] = is_somebody_there and open_in_browser(data["html"], os.environ)
+    if says:
+        say_line(where_it_is(data))
 
 
 def listed() -> Outcome:
@@ -190,7 +219,13 @@ def render(envelope: Envelope, console: Console) -> None:
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
     for name in ("html", "output_file"):
         if name in data:
-            _print(console, Text(f"\nwritten to {data[name]}"))
+            console.print(Text(f"\n{where_it_is(data, name)}"), soft_wrap=True)  # whole, so that it can be copied
+
+
+def where_it_is(data: dict[str, Any], name: str = "html") -> str:
+    if name == "html" and "opened" in data:
+        return f"{'opened' if data['opened'] else 'the page, for a browser:'} {data['html']}"
+    return f"written to {data[name]}"
 
 
 def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[str, Any]]:
