@@ -25,6 +25,23 @@ steps:
   hang: {type: command, depends_on: first, timeout: 1s, grace: 0s, exec: "sleep 60"}
   behind: {type: command, depends_on: hang, exec: "true"}
 """
+STUBBORN = """\
+name: a-name-that-is-longer-than-the-line-of-a-terminal-would-ever-be-if-all-of-it-were-shown-there
+timeout: 20s
+steps:
+  hang:
+    exec: "trap '' TERM; while :; do sleep 60; done"
+    timeout: 1s
+    grace: 1s
+    on_fail: {run: tidy}
+  tidy: {exec: "sleep 60 & echo tidied", timeout: 10s}
+  flaky:
+    exec: "echo connection refused >&2; exit 1"
+    timeout: 5s
+    on_fail: {retry: {max: 1, backoff: {delay_ms: 900}}}
+  a-step-with-a-very-long-name-that-says-it-all-first: {exec: "true", timeout: 5s}
+  a-step-with-a-very-long-name-that-says-it-all-second: {exec: "true", timeout: 5s}
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # A run of these files takes two or three seconds by itself, a busy machine three times that.
 RUN_LIMIT_S = 30.0
@@ -59,14 +76,34 @@ def test_on_a_terminal_each_clock_is_seen_running_down(
     assert left == sorted(left, reverse=True)
     assert left[0] <= 1.0
     assert re.search(r"behind\s+waits for hang", plain)
-    assert re.search(r"view  1 of 3 done, 1 running .* left for the run", plain)
+    assert re.search(r"view  1 of 3 done, 1 running  \d\.\ds  [━─]+ 1\d\.\ds left", plain)
     assert "\x1b[?25l" not in seen.screen, "a killed run would leave the terminal without its cursor"
     after = plain[plain.rindex("✓ first") :]
-    assert re.search(r"◷ hang +1(\.\d+)?s  Command execution timed out after 1 seconds", after)
+    assert re.search(r"◷ hang +1(\.\d+)?s  Command execution timed out after 1 seconds, killed", after)
     assert re.search(r"– behind +skipped, dependency failed: hang", after)
     # stdout has the envelope and nothing else
     assert validate_envelope(json.loads(seen.stdout))["data"]["run_id"] == "r1"
     assert seen.code == 3
+
+
+@pytest.mark.slow
+def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen]
+) -> None:
+    size = {"LINES": "24", "COLUMNS": "80"}
+    seen = on_terminal("run", flow(STUBBORN), streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env=size)
+    plain = ESCAPES.sub("", seen.screen)
+    assert re.search(r"^.*a-name-tha…\S+  \d of 5 done, \d running .* left", plain, re.MULTILINE)
+    assert re.search(r"tidy +waits to be called for", plain)
+    assert re.search(r"hang +out of time, stopping  0\.\ds of grace left", plain)
+    assert re.search(r"flaky +try 1 failed, tries again: connection refused", plain)
+    assert re.search(r"✓ a-step-with\S*…\S*all-first ", plain) and re.search(r"✓ a-step-with\S*…\S*all-second ", plain)
+    after = plain[plain.rindex("✓ a-step-with") :]
+    assert re.search(r"✗ flaky .*2 tries  connection refused \(the", after)
+    assert re.search(r"✓ tidy .*1 process outlived the", after)
+    assert re.search(r"✗ a-name-that.*: 3 succeeded, 2 failed in \d", after)
+    assert re.search(r"\n  shotclock report [0-9a-f]{16} --open\n$", after)
+    assert all(len(line) <= 80 for line in plain.replace("\r", "\n").split("\n"))
 
 
 @pytest.mark.slow

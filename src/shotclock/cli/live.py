@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
@@ -17,15 +15,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ..core.graph import Groups
+from ..core.effects import Ending
+from ..core.graph import Groups, needs
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
-from ..workflow.plan import graph_of
-from ..workflow.report import MARKS, brief, one_line
+from ..workflow.plan import grace_ms, graph_of
+from ..workflow.report import MARKS, brief, one_line, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
-from .output import is_terminal, write_quietly
 from .report import COLOURS
+from .screen import Screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,63 +33,15 @@ if TYPE_CHECKING:
 FRAMES_PER_S = 8
 # Lines of the terminal that are left alone: the prompt above, and where the cursor stands.
 SPARE_LINES = 3
-NAME_WIDTH = 28
+# A name has a third of the line, and no more than that. The header's, what the counts leave it.
+NAME_SHARE = 3
+LONGEST_NAME = 44
+SHORTEST_NAME = 12
 BAR_WIDTH = 16
+# Finished steps that are shown beside those that run, where not all have room: so that it is seen to move.
+FINISHED_SHOWN = 3
 # Finished steps that are listed when the run is over. Of more, only what went wrong is.
 LISTED_AT_END = 30
-
-
-def screen_here() -> Screen | None:
-    """None where lines are better: stderr is no terminal, cannot move its cursor, or shall have no colour."""
-    if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", "") or "NO_COLOR" in os.environ:
-        return None
-    try:
-        # A description of our own: without blocking, which on the shared one would be everybody's.
-        fd = os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    return Screen(fd)
-
-
-class Screen:
-    """A terminal as a file that takes everything at once and writes what it can."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._rest = b""
-        self.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-
-    @property
-    def is_behind(self) -> bool:
-        self.flush()
-        return bool(self._rest)
-
-    def write(self, text: str) -> int:
-        self._rest += text.encode(self.encoding, "replace")
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._fd, self._rest) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # it is gone; nobody looks any more
-            self._rest = b""
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def close(self) -> None:
-        """What is left of a frame still belongs before whatever is said next. Waits as long as any line would."""
-        self.flush()
-        rest, self._rest = self._rest, b""
-        os.close(self._fd)
-        if rest:
-            write_quietly(sys.stderr, rest.decode(self.encoding, "replace"))
 
 
 class View:
@@ -116,7 +67,9 @@ class View:
         self._clocks: dict[str, _TryClock] = {}
         self._running: dict[str, None] = {}
         self._finished: dict[str, None] = {}
-        self._width = min(NAME_WIDTH, max((len(one_line(name)) for name in self._graph), default=0))
+        self._grace_ms = {name: grace_ms(workflow, step) for name, step in workflow.steps.items()}
+        self._on_call = _on_call(workflow)
+        self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
         for state in known:
             if state.status.is_final and state.status is not Status.SKIPPED:
                 self._states[state.id], self._finished[state.id] = state, None
@@ -217,36 +170,48 @@ class View:
         return Group(*lines)
 
     def _chosen(self, room: int) -> list[str]:
-        """What runs, what went wrong of late, what comes next, as far as there is room."""
+        """What went wrong of late, what has just ended, what runs, what comes next, as far as there is room."""
         running = list(self._running)[: max(1, room * 2 // 3)]
-        bad = [name for name in reversed(self._finished) if self._states[name].status.is_bad][: max(1, room // 4)]
-        chosen = bad[::-1] + running
-        for name in self._graph:
+        latest = list(reversed(self._finished))
+        bad = [name for name in latest if self._states[name].status.is_bad][: max(1, room // 4)]
+        ended = [name for name in latest[:FINISHED_SHOWN] if name not in bad]
+        chosen = bad[::-1] + ended[::-1] + running
+        for name in self._next():
             if len(chosen) >= room:
                 break
-            if name not in self._states:
-                chosen.append(name)
+            chosen.append(name)
         return chosen[:room]
+
+    def _next(self) -> list[str]:
+        """What waits, those that wait for the least first."""
+        waiting = [name for name in self._graph if name not in self._states and name not in self._on_call]
+        return sorted(waiting, key=lambda name: len(self._open_groups(name)))
 
     def _header(self, now_ns: int) -> Text:
         bad = sum(self._states[name].status.is_bad for name in self._finished)
-        line = Text(no_wrap=True, overflow="ellipsis")
-        line.append(one_line(self._name, 40), "bold")
-        line.append(f"  {len(self._finished)} of {len(self._graph)} done, {len(self._running)} running")
+        line = Text(f"  {len(self._finished)} of {len(self._graph)} done, {len(self._running)} running")
         if bad:
             line.append(f", {bad} bad", "red")
         line.append(f"  {_ticking((now_ns - self._began_ns) // 1_000_000)}", "bright_black")
         if self._deadline_ns is not None:
             left_ms = max(0, (self._deadline_ns - now_ns) // 1_000_000)
             of_ms = max(1, (self._deadline_ns - self._began_ns) // 1_000_000)
-            line.append("  ").append_text(_countdown(left_ms, of_ms)).append(" for the run")
-        return line
+            line.append("  ").append_text(_countdown(left_ms, of_ms))
+        name = _shortened(self._name, max(SHORTEST_NAME, self._console.width - len(line) - 1))
+        header = Text(no_wrap=True, overflow="ellipsis")
+        return header.append(name, "bold").append_text(line)
 
     def _waiting(self, name: str) -> Text:
-        open_groups = [group for group in self._graph[name] if not any(map(self._has_passed, group))]
-        waits = ", ".join("|".join(group) for group in open_groups[:4]) + (", …" if len(open_groups) > 4 else "")
         line = self._named(name, Status.PENDING)
-        return line.append(f"waits for {one_line(waits)}" if waits else "waits for its turn", "bright_black")
+        if name in self._on_call:
+            return line.append("waits to be called for", "bright_black")
+        groups = self._open_groups(name)
+        names = ["|".join(_shortened(other, self._width) for other in group) for group in groups[:4]]
+        waits = ", ".join(names) + (", …" if len(groups) > 4 else "")
+        return line.append(f"waits for {waits}" if waits else "waits for its turn", "bright_black")
+
+    def _open_groups(self, name: str) -> list[tuple[str, ...]]:
+        return [group for group in self._graph[name] if not any(map(self._has_passed, group))]
 
     def _has_passed(self, name: str) -> bool:
         state = self._states.get(name)
@@ -263,24 +228,35 @@ class View:
                 line.append(f", {state.attempts} tries")
             line.append("  ")
         if state.error is not None:
-            line.append(one_line(str(state.error.get("message", ""))), COLOURS[state.status])
+            line.append(one_line(why_failed(state.error)), COLOURS[state.status])
+            if state.ending == Ending.KILLED:
+                line.append(", killed", COLOURS[state.status])
         elif state.reason is not None:
             because = state.reason.value.replace("_", " ") + (f": {state.cause}" if state.cause else "")
             line.append(f"skipped, {one_line(because)}", "bright_black")
+        elif state.warnings:
+            line.append(one_line(str(state.warnings[0]["message"])), "yellow")
         return line
 
     def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
         clock.look(state, now_ns)
         line = self._named(state.id, Status.RUNNING)
-        if clock.is_pausing(state):
-            return line.append(f"try {state.attempts} failed, tries again", "yellow")
+        if state.error is not None and clock.is_pausing(state):
+            return line.append(
+                f"try {state.attempts} failed, tries again: {one_line(why_failed(state.error))}", "yellow"
+            )
         limits = []
         if state.timeout_ms and state.id not in self._per_item:
             limits.append(state.timeout_ms)
         if self._deadline_ns is not None:
             limits.append(max(0, (self._deadline_ns - clock.began_ns) // 1_000_000))
         spent_ms = (now_ns - clock.began_ns) // 1_000_000
-        if limits:
+        if limits and spent_ms > min(limits):
+            grace_ms = max(0, min(limits) + self._grace_ms.get(state.id, 0) - spent_ms)
+            line.append("out of time, stopping", "red").append(
+                f"  {_ticking(grace_ms)} of grace left" if grace_ms else ""
+            )
+        elif limits:
             line.append_text(_countdown(max(0, min(limits) - spent_ms), max(1, min(limits))))
         else:
             line.append(f"{_ticking(spent_ms)}, no limit")
@@ -292,8 +268,12 @@ class View:
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(f"{MARKS[status]} ", COLOURS[status])
         return line.append(
-            f"{one_line(name, self._width or 1):<{self._width}}  ", "bold" if status is Status.RUNNING else ""
+            f"{_shortened(name, self._width):<{self._width}}  ", "bold" if status is Status.RUNNING else ""
         )
+
+    @property
+    def _width(self) -> int:
+        return min(self._longest, max(SHORTEST_NAME, self._console.width // NAME_SHARE))
 
 
 class _TryClock:
@@ -302,16 +282,35 @@ class _TryClock:
     def __init__(self) -> None:
         self.began_ns = monotonic_ns()
         self._attempt = 0
-        self._error: object = None
+        self._before: object = None
+        """The error of the try before this one; another one is this one's own."""
+        self._seen: object = None
 
     def look(self, state: StepState, now_ns: int) -> None:
         if state.attempts > self._attempt:
             if self._attempt:
                 self.began_ns = now_ns
-            self._attempt, self._error = state.attempts, state.error
+            self._attempt, self._before = state.attempts, self._seen
+        self._seen = state.error
 
     def is_pausing(self, state: StepState) -> bool:
-        return state.error is not None and state.error is not self._error
+        return state.error is not None and state.error is not self._before
+
+
+def _on_call(workflow: WorkflowFile) -> set[str]:
+    """Steps that only start when a reaction names them."""
+    reactions = [each for step in workflow.steps.values() for each in (step.on_fail, step.on_success) if each]
+    waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
+    return {name for reaction in reactions for name in reaction.run} - waited_for
+
+
+def _shortened(name: str, width: int) -> str:
+    """Names that begin alike mostly differ at their ends, so what is left out is in the middle."""
+    flat = one_line(name)
+    if len(flat) <= width:
+        return flat
+    end = (width - 1) // 2
+    return f"{flat[: width - 1 - end]}…{flat[len(flat) - end :]}"
 
 
 def _countdown(left_ms: int, of_ms: int) -> Text:

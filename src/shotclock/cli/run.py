@@ -21,10 +21,10 @@ from ..enforce.clock import wall_ns
 from ..enforce.handlers import raised
 from ..store import Store
 from ..workflow.lint import lint
-from ..workflow.report import MARKS, one_line, unstarted
+from ..workflow.report import MARKS, brief, one_line, unstarted, why_failed
 from ..workflow.run import RunRequest, resume, start
 from ..workflow.schema import WorkflowFile
-from ..workflow.states import StepState
+from ..workflow.states import Status, StepState
 from . import flow, signals
 from .asked import RunAsked
 from .output import EX_IOERR, emit, is_terminal, say_line, summary_line, write_quietly
@@ -105,7 +105,8 @@ async def _watched(
     if workflow is None or not is_terminal(sys.stderr):
         yield _Watch(on_line)
         return
-    from .live import View, screen_here
+    from .live import View
+    from .screen import screen_here
 
     if (screen := screen_here()) is None:
         yield _Watch(on_line)
@@ -151,7 +152,7 @@ def _line(state: StepState) -> str:
     took = "" if state.duration_ms is None else f" {format_duration(state.duration_ms)}"
     why = ""
     if state.error is not None:
-        why = f": {one_line(str(state.error['message']), 1000)}"
+        why = f": {one_line(why_failed(state.error), 1000)}"
     elif state.reason is not None:
         why = f": {state.reason.value}" + (f" ({state.cause})" if state.cause else "")
     return f"{MARKS[state.status]} {state.id} {state.status.value}{took}{why}"
@@ -183,11 +184,18 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     if as_json:  # the text has said it all
         return envelope.exit_code
     if "run_id" in data:
-        counts = f"{len(data['completed'])} succeeded, {len(data['failed'])} failed, {len(data['skipped'])} skipped"
-        say_line(f"run {data['run_id']}: {counts}; `shotclock report {data['run_id']}` shows it")
-    if envelope.error is not None:
+        say_line(_closing(envelope, data))
+    if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
         say_line(summary_line(envelope))
     return envelope.exit_code
+
+
+def _closing(envelope: Envelope, data: dict[str, Any]) -> str:
+    kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
+    counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
+    mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
+    took = brief(int(str(envelope.meta["duration_ms"])))
+    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open"
 
 
 def _text(envelope: Envelope, asked: RunAsked) -> str | None:

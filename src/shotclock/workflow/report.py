@@ -309,7 +309,7 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
     if step.clock is not None:
         return f"stopped by {clock_in_words(step)}"
     if step.error is not None:
-        return shortened(str(step.error.get("message", "")), MESSAGE_SHOWN)
+        return shortened(why_failed(step.error), MESSAGE_SHOWN)
     cause = steps.get(step.cause or "")
     became = f"{step.cause} {WORDS[cause.status]}" if cause is not None else f"{step.cause} did not succeed"
     reasons = {
@@ -329,6 +329,18 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
     return ""
+
+
+def why_failed(error: Mapping[str, Any]) -> str:
+    """Its message. That a command failed is no reason; the last line that it said mostly is one."""
+    message = str(error.get("message", ""))
+    last = stderr_of(error).strip().rpartition("\n")[2].strip()
+    return f"{last} ({message})" if last and error.get("code") == "COMMAND_FAILED" else message
+
+
+def stderr_of(error: Mapping[str, Any] | None) -> str:
+    context = (error or {}).get("context")
+    return str(context.get("stderr") or "") if isinstance(context, Mapping) else ""
 
 
 def _passed(step: ReportedStep) -> bool:
