@@ -124,4 +124,64 @@ _RUNS = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS)
+_INBOX = (
+    # The long texts stand last: what stands before them is read without them.
+    """
+    CREATE TABLE proposals (
+        id TEXT NOT NULL PRIMARY KEY,
+        seq INTEGER NOT NULL UNIQUE,
+        status TEXT NOT NULL
+            CHECK (status IN ('pending', 'approved', 'modified', 'rejected', 'expired', 'withdrawn')),
+        asked_by TEXT NOT NULL,
+        key TEXT,
+        action_hash TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL,
+        remind_at INTEGER,
+        reminded_at INTEGER,
+        decided_by TEXT,
+        decided_at INTEGER,
+        used_at INTEGER,
+        decision TEXT,
+        ask TEXT NOT NULL,
+        CHECK ((status IN ('approved', 'modified', 'rejected')) = (decision IS NOT NULL)),
+        CHECK ((decision IS NULL) = (decided_by IS NULL)),
+        CHECK ((decision IS NULL) = (decided_at IS NULL)),
+        CHECK (used_at IS NULL OR status IN ('approved', 'modified'))
+    )
+    """,
+    "CREATE INDEX proposals_by_key ON proposals (asked_by, key) WHERE key IS NOT NULL",
+    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash)",
+    "CREATE INDEX proposals_by_status ON proposals (status, seq)",
+    "CREATE INDEX proposals_due ON proposals (expires_at) WHERE status = 'pending'",
+    "CREATE INDEX proposals_to_remind ON proposals (remind_at) WHERE remind_at IS NOT NULL",
+    """
+    CREATE TABLE audit (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        at INTEGER NOT NULL,
+        action TEXT NOT NULL,
+        proposal TEXT,
+        by TEXT NOT NULL,
+        details TEXT NOT NULL,
+        previous TEXT NOT NULL,
+        hash TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX audit_by_proposal ON audit (proposal) WHERE proposal IS NOT NULL",
+    "CREATE TABLE audit_filed (seq INTEGER NOT NULL)",
+    "INSERT INTO audit_filed (seq) VALUES (0)",
+    """
+    CREATE TABLE tokens (
+        id TEXT NOT NULL PRIMARY KEY,
+        name TEXT NOT NULL,
+        role TEXT NOT NULL CHECK (role IN ('agent', 'operator')),
+        digest TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER,
+        revoked_at INTEGER
+    )
+    """,
+    "CREATE INDEX tokens_by_name ON tokens (name)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX)

@@ -1,4 +1,4 @@
-"""The store: everything that must outlive a process, in five rooms over one file."""
+"""The store: everything that must outlive a process, in eight rooms over one file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from .audit import Audit
 from .checkpoints import Checkpoints
 from .database import Database
 from .home import private_directory, state_home
 from .jobs import Jobs
 from .locks import Locks
+from .proposals import Proposals
 from .replies import Replies
 from .runs import Runs
+from .tokens import Tokens
 
 FILE_NAME = "shotclock.db"
 
@@ -32,6 +35,9 @@ class Store:
         self.locks = Locks(self._database)
         self.replies = Replies(self._database)
         self.runs = Runs(self._database)
+        self.proposals = Proposals(self._database)
+        self.tokens = Tokens(self._database)
+        self.audit = Audit(self._database)
 
     @classmethod
     def open(cls, home: Path | None = None) -> Store:

@@ -1,0 +1,18 @@
+"""The inbox: an agent proposes, a person decides, and whoever waits for it is bounded either way."""
+
+from .access import Access, Issued, Principal, Role
+from .audit import AuditFile, AuditProblem
+from .budget import response_budget_ms
+from .inbox import Inbox, Reminder
+
+__all__ = [
+    "Access",
+    "AuditFile",
+    "AuditProblem",
+    "Inbox",
+    "Issued",
+    "Principal",
+    "Reminder",
+    "Role",
+    "response_budget_ms",
+]

@@ -1,0 +1,114 @@
+"""Who somebody is, and what that lets them do: agents propose and look after their own, operators decide.
+
+A token reads `shotclock_ROLE_ID_SECRET`. The id finds it, the secret proves it; kept is only the hash of the whole,
+which needs no salt, because nobody can try all secrets of 256 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import pwd
+import re
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..core.durations import MAX_MS
+from ..core.errors import Failure
+from ..core.proposals import Proposal
+from ..core.walltime import WallTime
+from ..store import Store
+from ..store.tokens import Token
+from .audit import AuditFile
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
+_TOKEN = re.compile(r"shotclock_(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+_NOBODY = "0" * 64
+
+
+class Role(StrEnum):
+    AGENT = "agent"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    name: str
+    role: Role
+
+    @classmethod
+    def local(cls) -> Principal:
+        """Whoever runs this process: the store is this user's, so there is nothing to be kept from them."""
+        try:
+            return cls(pwd.getpwuid(os.getuid()).pw_name, Role.OPERATOR)
+        except KeyError:  # a container may run as a user that has no name
+            return cls(f"uid-{os.getuid()}", Role.OPERATOR)
+
+    def may_see(self, proposal: Proposal) -> bool:
+        return self.role is Role.OPERATOR or proposal.asked_by == self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    text: str
+    """To be shown once: it is not kept anywhere."""
+    token: Token
+
+
+class Access:
+    """The tokens of one store. Each method is one short transaction."""
+
+    def __init__(self, store: Store) -> None:
+        self._tokens = store.tokens
+        self._file = AuditFile(store)
+
+    def issue(self, name: str, role: Role, by: Principal, now: WallTime, *, ttl_ms: int | None = None) -> Issued:
+        """Raises Failure for a name that is none or that a living token has, and unless an operator asks."""
+        _must_be_operator(by, "issue tokens")
+        role = Role(role)
+        problems = []
+        if not _NAME.fullmatch(name):
+            problems.append({"field": "name", "message": "must be 1 to 64 letters, digits or ._@+-"})
+        if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_MS):
+            problems.append({"field": "ttl_ms", "message": "must be from 1 ms to ten years"})
+        if problems:
+            message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
+            raise Failure("ARG_ERROR", message, context={"errors": problems})
+        id = "".join(secrets.choice(_LETTERS) for _ in range(8))
+        text = f"shotclock_{role}_{id}_{secrets.token_urlsafe(32)}"
+        token = Token(id, name, role, _digest(text), now, None if ttl_ms is None else now + ttl_ms)
+        self._tokens.add(token, by.name)
+        self._file.catch_up_if_possible()
+        return Issued(text, token)
+
+    def tokens(self) -> list[Token]:
+        """The oldest first, with those that are revoked or expired."""
+        return self._tokens.list()
+
+    def revoke(self, id_or_name: str, by: Principal, now: WallTime) -> list[Token]:
+        """Those that it ended; none if there is no such token, or it was revoked before."""
+        _must_be_operator(by, "revoke tokens")
+        revoked = self._tokens.revoke(id_or_name, by.name, now)
+        self._file.catch_up_if_possible()
+        return revoked
+
+    def authenticate(self, text: str, now: WallTime) -> Principal | None:
+        """None for whatever is not a living token, without saying why."""
+        match = _TOKEN.fullmatch(text)
+        token = None if match is None else self._tokens.get(match[1])
+        proven = hmac.compare_digest(_NOBODY if token is None else token.digest, _digest(text))
+        if token is None or not proven or not token.is_living(now):
+            return None
+        return Principal(token.name, Role(token.role))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _must_be_operator(by: Principal, what: str) -> None:
+    if by.role is not Role.OPERATOR:
+        raise Failure("NOT_ALLOWED", f"{by.name} is an agent: only operators {what}")

@@ -1,0 +1,294 @@
+"""The inbox, as every surface uses it: propose, wait, look, decide.
+
+Everything that touches the store runs on one thread of the inbox's own, in the order it was asked for, so that
+neither the event loop nor the loop's other threads wait for the disk. Entries of the audit trail are written to their
+file on the same thread, behind what is already in line, so that a burst of changes is one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ..core.errors import Failure
+from ..core.proposals import (
+    Ask,
+    Decision,
+    Problems,
+    Proposal,
+    ProposalStatus,
+    may_decide,
+    must_be_open,
+    problems_with,
+    problems_with_decision,
+    problems_with_key,
+)
+from ..core.walltime import WallTime
+from ..enforce.clock import wall_ns
+from ..store import Store
+from ..store.audit import Entry
+from .access import Principal, Role
+from .audit import AuditFile, AuditProblem
+from .waiting import Watcher
+
+# How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
+CLOSE_LIMIT_S = 15.0
+# A watcher who was told of nothing looks for itself after this long.
+CHANGES_LOOK_S = 15.0
+# What is read for a watcher at once.
+CHANGES_AT_ONCE = 100
+_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reminder:
+    """The proposal is about to expire, and nobody has decided it."""
+
+    proposal: Proposal
+
+
+class Inbox:
+    """May be used from several event loops. What is refused is a Failure with a registered code."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._proposals = store.proposals
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="shotclock-inbox-store")
+        self._watcher = Watcher(store.proposals, self._file_soon)
+        self._file = AuditFile(store)
+        self._lock = threading.Lock()
+        self._filing = False
+        self._closed = False
+
+    async def close(self) -> None:
+        """Whoever still waits gets the proposal as it was. The store stays open."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        last = self._hand.submit(self._finish)
+        self._hand.shutdown(wait=False)
+        await asyncio.wait([asyncio.wrap_future(last)], timeout=CLOSE_LIMIT_S)
+
+    # --- for those who ask ----------------------------------------------------------------------------------
+
+    async def propose(self, ask: Ask, by: Principal, *, key: str | None = None) -> Proposal:
+        """The proposal that answers this call: one that is open, a decision that still holds, or a new one."""
+
+        def work() -> Proposal:
+            _refuse(problems_with(ask) + problems_with_key(key))
+            id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
+            proposal, made = self._proposals.attach_or_create(id, ask, by.name, key, _now())
+            if made:
+                self._changed()
+            return proposal
+
+        return await self._do(work)
+
+    async def wait(self, proposal_id: str, wait_ms: int) -> Proposal:
+        """The proposal once it is not pending any more, or as it is when the time is up.
+
+        Raises Failure if there is none of that id, or the store cannot be used; never because of time.
+        """
+        if wait_ms <= 0:
+            return await self._do(lambda: self._existing(proposal_id))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_ms / 1000
+        told = self._watcher.register(proposal_id)
+        bell = None
+        try:
+            proposal = await self._do(lambda: self._existing(proposal_id, watched=True))
+            if not proposal.is_open:
+                return proposal
+            bell = loop.call_at(until, _ring, told)
+            return await told or proposal
+        finally:
+            self._watcher.unregister(proposal_id, told)
+            if bell is not None:
+                bell.cancel()
+
+    async def withdraw(self, proposal_id: str, by: Principal) -> Proposal:
+        """Only by whoever proposed it."""
+        return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, _now()))
+
+    async def use(self, proposal_id: str, action_hash: str) -> bool:
+        """Whether this approval of exactly that action is ours to act on: once, and for nobody after us."""
+
+        def work() -> bool:
+            try:
+                self._proposals.use(proposal_id, action_hash, _now())
+            except Failure as failure:
+                if failure.code in ("ALREADY_DECIDED", "ACTION_CHANGED", "NOT_ALLOWED"):
+                    return False
+                raise
+            self._changed()
+            return True
+
+        return await self._do(work)
+
+    # --- for those who decide -------------------------------------------------------------------------------
+
+    async def decide(
+        self,
+        proposal_id: str,
+        decision: Decision,
+        by: Principal,
+        *,
+        action_hash: str | None = None,
+        confirmation: str | None = None,
+    ) -> Proposal:
+        """Of two at once one wins, and the other is told who. `action_hash` is that of what the person was shown."""
+        _must_be_operator(by, "decide")
+
+        def work() -> Proposal:
+            proposal = self._existing(proposal_id)
+            may_decide(proposal, by.name)
+            must_be_open(proposal)
+            _refuse(problems_with_decision(proposal, decision))
+            return self._proposals.decide(
+                proposal_id, decision, by.name, _now(), action_hash=action_hash, confirmation=confirmation
+            )
+
+        return await self._change(work)
+
+    async def extend(self, proposal_id: str, by_ms: int, by: Principal) -> Proposal:
+        _must_be_operator(by, "extend")
+        return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, _now()))
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    async def get(self, proposal_id: str) -> Proposal | None:
+        return await self._do(lambda: self._look(proposal_id))
+
+    async def changes(self, after_seq: int | None = None) -> AsyncIterator[Proposal | Reminder]:
+        """Each proposal as it is after it changed, for ever; several changes at once are one.
+
+        `after_seq` is the `seq` of the last one seen, None means from now on. Ends when the inbox is closed.
+        """
+        seq = await self._do(self._proposals.last_seq) if after_seq is None else after_seq
+        while not self._closed:
+            told = self._watcher.register(None)
+            try:
+                found = await self._do(partial(self._since, seq))
+                if not found:
+                    await asyncio.wait([told], timeout=CHANGES_LOOK_S)
+            finally:
+                self._watcher.unregister(None, told)
+            for proposal, action in found:
+                seq = proposal.seq
+                yield Reminder(proposal) if action == "reminded" else proposal
+
+    async def history(self, proposal_id: str) -> list[Entry]:
+        """What the audit trail holds about it, the oldest first."""
+        return await self._do(lambda: self._store.audit.of(proposal_id))
+
+    async def verify_audit(self) -> list[AuditProblem]:
+        """What is wrong with the audit trail; nothing, if it is whole."""
+        return await self._do(self._file.verify)
+
+    # --- on the inbox's own thread --------------------------------------------------------------------------
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            if self._closed:
+                raise Failure("SHUTTING_DOWN", "the inbox is closed")
+            started = self._hand.submit(work)
+        return await asyncio.wrap_future(started)
+
+    async def _change(self, work: Callable[[], Proposal]) -> Proposal:
+        def changing() -> Proposal:
+            try:
+                return work()
+            finally:
+                self._changed()  # a refusal may have found it expired
+
+        return await self._do(changing)
+
+    def _existing(self, proposal_id: str, *, watched: bool = False) -> Proposal:
+        if watched:
+            self._watcher.start()
+        proposal = self._look(proposal_id)
+        if proposal is None:
+            raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {proposal_id!r}")
+        return proposal
+
+    def _look(self, proposal_id: str) -> Proposal | None:
+        proposal = self._proposals.get(proposal_id)
+        if proposal is not None and proposal.is_due(_now()):
+            self._end_due()
+            return self._proposals.get(proposal_id)
+        return proposal
+
+    def _since(self, seq: int) -> list[tuple[Proposal, str]]:
+        self._watcher.start()
+        return self._proposals.since(seq, CHANGES_AT_ONCE)
+
+    def _end_due(self) -> None:
+        if self._proposals.end_due(_now()):
+            self._changed()
+
+    def _changed(self) -> None:
+        self._watcher.look_now()
+        self._file_soon()
+
+    def _file_soon(self) -> None:
+        with self._lock:
+            if self._filing or self._closed:
+                return
+            self._filing = True
+            self._hand.submit(self._bring_to_file)
+
+    def _bring_to_file(self) -> None:
+        with self._lock:
+            self._filing = False
+        self._file.catch_up_if_possible()
+
+    def _finish(self) -> None:
+        self._watcher.close()
+        self._file.catch_up_if_possible()
+
+    # --- last, because from here on its name is not the built-in type's ---------------------------------------
+
+    async def list(
+        self,
+        *,
+        status: ProposalStatus | None = None,
+        asked_by: str | None = None,
+        limit: int = 200,
+        before_seq: int | None = None,
+    ) -> list[Proposal]:
+        """The one that changed last comes first. Fewer than `limit` where texts are long: go on with `before_seq`."""
+
+        def work() -> list[Proposal]:
+            self._end_due()
+            return self._proposals.list(status=status, asked_by=asked_by, limit=limit, before_seq=before_seq)
+
+        return await self._do(work)
+
+
+def _now() -> WallTime:
+    return WallTime.of_ns(wall_ns())
+
+
+def _ring(told: asyncio.Future[Proposal | None]) -> None:
+    if not told.done():
+        told.set_result(None)
+
+
+def _refuse(problems: Problems) -> None:
+    if problems:
+        message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
+        raise Failure("ARG_ERROR", message, context={"errors": problems})
+
+
+def _must_be_operator(by: Principal, what: str) -> None:
+    if by.role is not Role.OPERATOR:
+        raise Failure("NOT_ALLOWED", f"{by.name} is an agent: agents propose, operators {what}")

@@ -1,0 +1,109 @@
+"""The audit trail: an entry for every change of a proposal or a token, written in the same transaction.
+
+Each entry carries the hash of the one before it, so none can be taken out, changed or put elsewhere without a trace.
+`filed` is how far the entries are known to be in the file beside the database as well (inbox/audit.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.proposals import canonical, digest
+from ..core.walltime import WallTime
+from . import columns as c
+from .database import Database
+
+NOTHING_BEFORE = "0" * 64
+_COLUMNS = "seq, at, action, proposal, by, details, previous, hash"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    seq: int
+    at: WallTime
+    action: str
+    proposal: str | None
+    by: str
+    details: dict[str, Any]
+    previous: str
+    hash: str
+
+    def content(self) -> dict[str, Any]:
+        """All that the hash is made of."""
+        return {
+            "seq": self.seq,
+            "at": self.at.iso(),
+            "action": self.action,
+            "proposal": self.proposal,
+            "by": self.by,
+            "details": self.details,
+            "previous": self.previous,
+        }
+
+    def line(self) -> str:
+        return canonical({**self.content(), "hash": self.hash}) + "\n"
+
+
+def append(
+    connection: sqlite3.Connection,
+    now: WallTime,
+    action: str,
+    proposal: str | None,
+    by: str,
+    details: Mapping[str, Any],
+) -> int:
+    """Its number. Only inside a writing transaction, which makes us alone with the end of the chain."""
+    last = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+    seq, previous = (1, NOTHING_BEFORE) if last is None else (last[0] + 1, last[1])
+    entry = Entry(seq, now, action, proposal, by, dict(details), previous, "")
+    connection.execute(
+        f"INSERT INTO audit ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (seq, now.ms, action, proposal, c.text_in(by), c.json_in(entry.details), previous, digest(entry.content())),
+    )
+    return seq
+
+
+class Audit:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
+        """The oldest first."""
+        with self._database.read() as connection:
+            return _entries(connection, after_seq, limit)
+
+    def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
+        """The history of one proposal."""
+        query = f"SELECT {_COLUMNS} FROM audit WHERE proposal = ? ORDER BY seq LIMIT ?"
+        with self._database.read() as connection:
+            return [_entry(row) for row in connection.execute(query, (proposal_id, limit))]
+
+    def unfiled(self, limit: int) -> list[Entry]:
+        with self._database.read() as connection:
+            return _entries(connection, _filed(connection), limit)
+
+    def filed(self) -> int:
+        with self._database.read() as connection:
+            return _filed(connection)
+
+    def mark_filed(self, seq: int) -> None:
+        """Everything up to this one is in the file, and on the disk."""
+        with self._database.write(durable=False) as connection:
+            connection.execute("UPDATE audit_filed SET seq = max(seq, ?)", (seq,))
+
+
+def _filed(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT seq FROM audit_filed").fetchone()[0])
+
+
+def _entries(connection: sqlite3.Connection, after_seq: int, limit: int) -> list[Entry]:
+    query = f"SELECT {_COLUMNS} FROM audit WHERE seq > ? ORDER BY seq LIMIT ?"
+    return [_entry(row) for row in connection.execute(query, (after_seq, limit))]
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    seq, at, action, proposal, by, details, previous, hash = row
+    return Entry(seq, WallTime(at), action, proposal, c.text_out(by), c.json_out(details), previous, hash)

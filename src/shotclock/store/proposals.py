@@ -1,0 +1,380 @@
+"""Proposals, as they wait for a person and as they were decided.
+
+Every change is one transaction that reads the proposal, lets core/proposals.py decide whether the change may be,
+and writes it down together with its entry in the audit trail. The entry's number is the proposal's new `seq`.
+One that is past its end is expired in the same transaction, before anything else is done with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import Failure
+from ..core.proposals import Ask, Decision, Proposal, ProposalStatus, digest
+from ..core.proposals import decided as as_decided
+from ..core.proposals import expired as as_expired
+from ..core.proposals import extended as as_extended
+from ..core.proposals import reminded as as_reminded
+from ..core.proposals import used as as_used
+from ..core.proposals import withdrawn as as_withdrawn
+from ..core.walltime import WallTime
+from . import columns as c
+from .audit import append
+from .database import Database
+
+# How many are expired or reminded of in one transaction.
+AT_ONCE = 200
+# What one listing reads of long texts. Whoever wants more goes on from the last one.
+LISTED_CHARACTERS = 16 * 1024 * 1024
+# Who did it, where nobody did.
+THE_CLOCK = "(clock)"
+
+_COLUMNS = (
+    "id, seq, status, asked_by, key, action_hash, created_at, expires_at, reminded_at, decided_by, decided_at, "
+    "used_at, decision, ask"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """That a proposal changed, without its texts."""
+
+    id: str
+    seq: int
+    status: ProposalStatus
+
+
+class Proposals:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def attach_or_create(
+        self, id: str, ask: Ask, asked_by: str, key: str | None, now: WallTime
+    ) -> tuple[Proposal, bool]:
+        """The proposal that answers this call, and whether it was made now.
+
+        Identical is the same key, or without one the same action without a key, by the same asker.
+        Raises Failure (KEY_REUSED) if the key stands for another action.
+        """
+        action_hash = ask.action_hash
+        text = c.json_in(ask.as_json())
+        with self._database.write() as connection:
+            there = _identical(connection, asked_by, key, action_hash)
+            if there is not None and there.is_due(now):
+                there = _expire(connection, there, now)
+            reused = None
+            if there is not None and there.action_hash != action_hash and _is_in_force(there, now):
+                reused = there
+            elif there is not None and there.answers(now):
+                return there, False
+            else:
+                made = Proposal(
+                    id, ask, asked_by, key, action_hash, ProposalStatus.PENDING, now, now + ask.policy.ttl_ms
+                )
+                details = {
+                    "kind": ask.kind.value,
+                    "title": ask.title,
+                    "operation": ask.operation,
+                    "action_hash": action_hash,
+                    "expires_at": made.expires_at.iso(),
+                    "key": key,
+                }
+                made = replace(made, seq=append(connection, now, "proposed", id, asked_by, details))
+                _insert(connection, made, text)
+        if reused is not None:
+            message = f"the key {key!r} stands for another proposal: {reused.id}"
+            raise Failure("KEY_REUSED", message, context={"proposal_id": reused.id})
+        return made, True
+
+    # --- changes --------------------------------------------------------------------------------------------
+
+    def decide(
+        self,
+        id: str,
+        decision: Decision,
+        by: str,
+        now: WallTime,
+        *,
+        action_hash: str | None = None,
+        confirmation: str | None = None,
+    ) -> Proposal:
+        """Raises Failure unless it was open until now. Check the decision before: nothing here looks inside it."""
+        details = {"notes": decision.notes, "decision": digest(decision.as_json())}
+
+        def step(proposal: Proposal) -> Proposal:
+            return as_decided(proposal, decision, by, now, action_hash=action_hash, confirmation=confirmation)
+
+        return self._change(id, now, step, decision.status.value, by, lambda _: details)
+
+    def withdraw(self, id: str, by: str, now: WallTime) -> Proposal:
+        return self._change(id, now, lambda proposal: as_withdrawn(proposal, by), "withdrawn", by, lambda _: {})
+
+    def extend(self, id: str, by_ms: int, by: str, now: WallTime) -> Proposal:
+        def details(changed: Proposal) -> dict[str, Any]:
+            return {"expires_at": changed.expires_at.iso()}
+
+        return self._change(id, now, lambda proposal: as_extended(proposal, by_ms, by), "extended", by, details)
+
+    def use(self, id: str, action_hash: str, now: WallTime) -> Proposal:
+        """Raises Failure unless it is an approval of that action which nobody has used."""
+        details = {"action_hash": action_hash}
+        return self._change(id, now, lambda there: as_used(there, action_hash, now), "used", None, lambda _: details)
+
+    def end_due(self, now: WallTime) -> bool:
+        """Expire what is past its end, and remind of what soon will be. Whether anything changed."""
+        with self._database.read() as connection:  # mostly there is nothing to do, and no reason to keep writers out
+            next_due_at = _next_due_at(connection)
+        if next_due_at is None or now < next_due_at:
+            return False
+        more = True
+        while more:
+            with self._database.write() as connection:
+                due, to_remind = _due(connection, now), _to_remind(connection, now)
+                for proposal in due:
+                    _expire(connection, proposal, now)
+                for proposal in to_remind:
+                    details = {"expires_at": proposal.expires_at.iso()}
+                    _write(connection, as_reminded(proposal, now), now, "reminded", THE_CLOCK, details)
+                more = AT_ONCE in (len(due), len(to_remind))
+        return True
+
+    def _change(
+        self,
+        id: str,
+        now: WallTime,
+        step: Callable[[Proposal], Proposal],
+        action: str,
+        by: str | None,
+        details: Callable[[Proposal], dict[str, Any]],
+    ) -> Proposal:
+        with self._database.write() as connection:
+            proposal = _get(connection, id)
+            if proposal is None:
+                raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
+            if proposal.is_due(now):
+                proposal = _expire(connection, proposal, now)
+            refusal: Failure | None = None
+            try:
+                changed = step(proposal)
+            except Failure as failure:
+                refusal = failure  # raised outside: that it has expired is to be kept
+            else:
+                changed = _write(connection, changed, now, action, by or proposal.asked_by, details(changed))
+        if refusal is not None:
+            raise refusal
+        return changed
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    def get(self, id: str) -> Proposal | None:
+        """As it was written: one past its end may still be pending."""
+        with self._database.read() as connection:
+            return _get(connection, id)
+
+    def since(self, after_seq: int, limit: int = 100) -> list[tuple[Proposal, str]]:
+        """Those that changed later, in the order of their last change, and what that was. Fewer where texts are
+        long."""
+        columns = ", ".join(f"proposals.{name}" for name in _COLUMNS.split(", "))
+        query = (
+            f"SELECT {columns}, audit.action FROM proposals JOIN audit ON audit.seq = proposals.seq "
+            "WHERE proposals.seq > ? ORDER BY proposals.seq LIMIT ?"
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query, (after_seq, limit)).fetchall()
+            return [(proposal, row[-1]) for proposal, row in zip(_within_reason(rows), rows, strict=False)]
+
+    def last_seq(self) -> int:
+        with self._database.read() as connection:
+            return _last_seq(connection)
+
+    def feed(self) -> Feed:
+        """For whoever waits for what others do. Close it."""
+        return Feed(self._database.path)
+
+    def list(
+        self,
+        *,
+        status: ProposalStatus | None = None,
+        asked_by: str | None = None,
+        limit: int = 200,
+        before_seq: int | None = None,
+    ) -> list[Proposal]:
+        """The one that changed last comes first. Fewer than `limit` where the texts are long."""
+        wanted: list[tuple[str, Any]] = []
+        if status is not None:
+            wanted.append(("status = ?", status.value))
+        if asked_by is not None:
+            wanted.append(("asked_by = ?", c.text_in(asked_by)))
+        if before_seq is not None:
+            wanted.append(("seq < ?", c.count_in(before_seq, "before_seq")))
+        where = " AND ".join(condition for condition, _ in wanted) or "1"
+        query = f"SELECT {_COLUMNS} FROM proposals WHERE {where} ORDER BY seq DESC LIMIT ?"
+        with self._database.read() as connection:
+            rows = connection.execute(query, (*(value for _, value in wanted), c.count_in(limit, "limit")))
+            return _within_reason(rows)
+
+
+class Feed:
+    """Sees cheaply, on a connection of its own, whether anybody changed anything. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = Database(path)
+        self._connection: sqlite3.Connection | None = None
+        self._version = 0
+        self.seen_seq = 0
+        with self._database.read() as connection:
+            self.seen_seq = _last_seq(connection)
+
+    def changes(self, limit: int = 1_000) -> list[Change]:
+        """What changed since the last look, the earliest first; if it is as many as `limit`, look again."""
+        with self._database.read() as connection:
+            version = connection.execute("PRAGMA data_version").fetchone()[0]
+            # The number means something on one connection only, and a fork brings another one.
+            if connection is self._connection and version == self._version:
+                return []
+            query = "SELECT id, seq, status FROM proposals WHERE seq > ? ORDER BY seq LIMIT ?"
+            rows = connection.execute(query, (self.seen_seq, limit)).fetchall()
+        changes = [Change(id, seq, ProposalStatus(status)) for id, seq, status in rows]
+        if changes:
+            self.seen_seq = changes[-1].seq
+        if len(changes) < limit:
+            self._connection, self._version = connection, version
+        return changes
+
+    def get(self, id: str) -> Proposal | None:
+        with self._database.read() as connection:
+            return _get(connection, id)
+
+    def next_due_at(self) -> WallTime | None:
+        """When the next one expires or wants a reminder, if nothing changes before."""
+        with self._database.read() as connection:
+            return _next_due_at(connection)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _is_in_force(proposal: Proposal, now: WallTime) -> bool:
+    """Whether its key still stands for it."""
+    return now < proposal.expires_at and (proposal.is_open or proposal.status.is_decided)
+
+
+def _identical(connection: sqlite3.Connection, asked_by: str, key: str | None, action_hash: str) -> Proposal | None:
+    if key is not None:
+        where, given = "key = ?", c.text_in(key)
+    else:
+        where, given = "key IS NULL AND action_hash = ?", action_hash
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM proposals WHERE asked_by = ? AND {where} ORDER BY rowid DESC LIMIT 1",
+        (c.text_in(asked_by), given),
+    ).fetchone()
+    return None if row is None else _proposal(row)
+
+
+def _next_due_at(connection: sqlite3.Connection) -> WallTime | None:
+    ends = connection.execute("SELECT min(expires_at) FROM proposals WHERE status = 'pending'").fetchone()[0]
+    reminds = connection.execute("SELECT min(remind_at) FROM proposals WHERE remind_at IS NOT NULL").fetchone()[0]
+    times = [at for at in (ends, reminds) if at is not None]
+    return WallTime(min(times)) if times else None
+
+
+def _due(connection: sqlite3.Connection, now: WallTime) -> list[Proposal]:
+    query = f"SELECT {_COLUMNS} FROM proposals WHERE status = 'pending' AND expires_at <= ? LIMIT ?"
+    return [_proposal(row) for row in connection.execute(query, (now.ms, AT_ONCE))]
+
+
+def _to_remind(connection: sqlite3.Connection, now: WallTime) -> list[Proposal]:
+    """Those that are not past their end already."""
+    query = f"SELECT {_COLUMNS} FROM proposals WHERE remind_at <= ? AND expires_at > ? LIMIT ?"
+    return [_proposal(row) for row in connection.execute(query, (now.ms, now.ms, AT_ONCE))]
+
+
+def _expire(connection: sqlite3.Connection, proposal: Proposal, now: WallTime) -> Proposal:
+    details = {"expires_at": proposal.expires_at.iso()}
+    return _write(connection, as_expired(proposal), now, "expired", THE_CLOCK, details)
+
+
+def _insert(connection: sqlite3.Connection, made: Proposal, text: str) -> None:
+    connection.execute(
+        "INSERT INTO proposals (id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, ask) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            made.id,
+            made.seq,
+            made.status.value,
+            c.text_in(made.asked_by),
+            c.maybe_text_in(made.key),
+            made.action_hash,
+            made.created_at.ms,
+            made.expires_at.ms,
+            c.maybe_time_in(made.remind_at),
+            text,
+        ),
+    )
+
+
+def _write(
+    connection: sqlite3.Connection, changed: Proposal, now: WallTime, action: str, by: str, details: dict[str, Any]
+) -> Proposal:
+    changed = replace(changed, seq=append(connection, now, action, changed.id, by, details))
+    connection.execute(
+        "UPDATE proposals SET seq = ?, status = ?, expires_at = ?, remind_at = ?, reminded_at = ?, decided_by = ?, "
+        "decided_at = ?, used_at = ?, decision = ? WHERE id = ?",
+        (
+            changed.seq,
+            changed.status.value,
+            changed.expires_at.ms,
+            c.maybe_time_in(changed.remind_at),
+            c.maybe_time_in(changed.reminded_at),
+            c.maybe_text_in(changed.decided_by),
+            c.maybe_time_in(changed.decided_at),
+            c.maybe_time_in(changed.used_at),
+            None if changed.decision is None else c.json_in(changed.decision.as_json()),
+            changed.id,
+        ),
+    )
+    return changed
+
+
+def _last_seq(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT coalesce(max(seq), 0) FROM proposals").fetchone()[0])
+
+
+def _get(connection: sqlite3.Connection, id: str) -> Proposal | None:
+    row = connection.execute(f"SELECT {_COLUMNS} FROM proposals WHERE id = ?", (c.text_in(id),)).fetchone()
+    return None if row is None else _proposal(row)
+
+
+def _within_reason(rows: Iterable[tuple[Any, ...]]) -> list[Proposal]:
+    found: list[Proposal] = []
+    left = LISTED_CHARACTERS
+    for row in rows:
+        left -= len(row[13]) + len(row[12] or "")
+        if left < 0 and found:
+            break
+        found.append(_proposal(row))
+    return found
+
+
+def _proposal(row: tuple[Any, ...]) -> Proposal:
+    decision = row[12]
+    return Proposal(
+        id=c.text_out(row[0]),
+        seq=row[1],
+        status=ProposalStatus(row[2]),
+        asked_by=c.text_out(row[3]),
+        key=c.maybe_text_out(row[4]),
+        action_hash=row[5],
+        created_at=WallTime(row[6]),
+        expires_at=WallTime(row[7]),
+        reminded_at=c.maybe_time_out(row[8]),
+        decided_by=c.maybe_text_out(row[9]),
+        decided_at=c.maybe_time_out(row[10]),
+        used_at=c.maybe_time_out(row[11]),
+        decision=None if decision is None else Decision.of_json(c.json_out(decision)),
+        ask=Ask.of_json(c.json_out(row[13])),
+    )

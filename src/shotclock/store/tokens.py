@@ -1,0 +1,101 @@
+"""Tokens of those who reach the inbox over the network. Only the hash of a token is kept.
+
+A token lives until it is revoked or expires. A name is unique among the living, because proposals are somebody's by
+name; a token that follows a revoked one of the same name goes on with what that one proposed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import Failure
+from ..core.walltime import WallTime
+from . import columns as c
+from .audit import append
+from .database import Database
+
+_COLUMNS = "id, name, role, digest, created_at, expires_at, revoked_at"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: str
+    name: str
+    role: str
+    digest: str
+    created_at: WallTime
+    expires_at: WallTime | None = None
+    revoked_at: WallTime | None = None
+
+    def is_living(self, now: WallTime) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class Tokens:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, token: Token, by: str) -> None:
+        """Raises Failure if a living one has that name."""
+        with self._database.write() as connection:
+            if any(there.is_living(token.created_at) for there in _named(connection, token.name)):
+                message = f"there is a living token named {token.name!r}: revoke it first, or choose another name"
+                raise Failure("ARG_ERROR", message, context={"errors": [{"field": "name", "message": message}]})
+            connection.execute(
+                f"INSERT INTO tokens ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    token.id,
+                    c.text_in(token.name),
+                    token.role,
+                    token.digest,
+                    token.created_at.ms,
+                    c.maybe_time_in(token.expires_at),
+                    None,
+                ),
+            )
+            expires_at = None if token.expires_at is None else token.expires_at.iso()
+            details = {"token": token.id, "name": token.name, "role": token.role, "expires_at": expires_at}
+            append(connection, token.created_at, "token-issued", None, by, details)
+
+    def get(self, id: str) -> Token | None:
+        query = f"SELECT {_COLUMNS} FROM tokens WHERE id = ?"
+        with self._database.read() as connection:
+            row = connection.execute(query, (c.text_in(id),)).fetchone()
+        return None if row is None else _token(row)
+
+    def revoke(self, id_or_name: str, by: str, now: WallTime) -> list[Token]:
+        """Those that were not revoked before: the one of that id, or all of that name."""
+        query = f"SELECT {_COLUMNS} FROM tokens WHERE (id = ? OR name = ?) AND revoked_at IS NULL"
+        with self._database.write() as connection:
+            given = c.text_in(id_or_name)
+            found = [_token(row) for row in connection.execute(query, (given, given)).fetchall()]
+            for token in found:
+                connection.execute("UPDATE tokens SET revoked_at = ? WHERE id = ?", (now.ms, token.id))
+                append(connection, now, "token-revoked", None, by, {"token": token.id, "name": token.name})
+        return found
+
+    def list(self) -> list[Token]:
+        """The oldest first, with those that are revoked or expired."""
+        with self._database.read() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")
+            return [_token(row) for row in rows]
+
+
+def _named(connection: sqlite3.Connection, name: str) -> list[Token]:
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens WHERE name = ?", (c.text_in(name),))
+    return [_token(row) for row in rows]
+
+
+def _token(row: tuple[Any, ...]) -> Token:
+    id, name, role, digest, created_at, expires_at, revoked_at = row
+    return Token(
+        id,
+        c.text_out(name),
+        role,
+        digest,
+        WallTime(created_at),
+        c.maybe_time_out(expires_at),
+        c.maybe_time_out(revoked_at),
+    )
