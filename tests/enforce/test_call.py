@@ -744,6 +744,89 @@ def test_a_handler_whose_loop_is_blocked_by_another_is_still_answered_on_its_own
     assert took_ms < 1000
 
 
+async def spin(ms: float) -> None:
+    """Clean-up that costs the loop something and lets nobody else have a turn."""
+    give_up_at = time.perf_counter() + ms / 1000
+    while time.perf_counter() < give_up_at:
+        pass
+
+
+@pytest.mark.parametrize("grace", ["0ms", "1s"])
+@pytest.mark.parametrize("share_loop", [False, True], ids=["own loop", "shared loop"])
+def test_handlers_that_obey_are_cancelled_however_many_have_to_at_once(share_loop: bool, grace: str) -> None:
+    """The last of them is asked long after its bell, by a loop that is busy and not blocked."""
+
+    async def part() -> None:
+        try:
+            await asyncio.sleep(work.FOREVER_S)
+        finally:
+            await spin(0.25)
+
+    async def obeys() -> None:
+        async with asyncio.TaskGroup() as group:  # a layer that a cancellation needs some turns to get through
+            group.create_task(part())
+
+    async def scenario() -> list[str]:
+        async with Runtime(share_loop=share_loop) as runtime:
+            operation = Operation("obeys", obeys)
+            # Two waves: the second is not even heard before the loop is through with the first.
+            calls = [
+                runtime.call(operation, clocks=Clocks.of(timeout, grace=grace))
+                for timeout in ("500ms", "510ms")
+                for _ in range(200)
+            ]
+            endings = [envelope.ending for envelope in await asyncio.gather(*calls)]
+            assert runtime.counts.abandoned == 0
+            return endings
+
+    assert run(scenario()) == ["cancelled"] * 400
+
+
+@pytest.mark.slow
+def test_a_loop_that_many_block_a_little_each_is_not_waited_for_because_it_moves() -> None:
+    async def dawdles() -> None:
+        try:
+            await asyncio.sleep(work.FOREVER_S)
+        finally:
+            await spin(20)
+
+    async def scenario() -> float:
+        async with Runtime(orphan_limit=1000) as runtime:
+            clocks = Clocks.of("300ms", grace="0ms")
+            calls = [runtime.call(Operation("dawdles", dawdles), clocks=clocks) for _ in range(60)]
+            envelopes, took_ms = await timed(asyncio.gather(*calls))
+            assert {envelope.code for envelope in envelopes} == {"TIMEOUT"}
+            assert {envelope.ending for envelope in envelopes} == {"cancelled", "abandoned"}
+            await soon(lambda: not runtime.orphans)
+            return took_ms
+
+    assert run(scenario()) < 1000, "their loop is through with them after 1.5 s"
+
+
+def test_those_who_obey_are_told_from_the_one_that_blocks_their_loop_right_after_them() -> None:
+    released = threading.Event()
+
+    async def obeys() -> None:
+        await asyncio.sleep(work.FOREVER_S)
+
+    async def blocks() -> None:
+        try:
+            await asyncio.sleep(work.FOREVER_S)
+        finally:
+            released.wait(work.FOREVER_S)
+
+    async def scenario() -> list[str]:
+        async with Runtime() as runtime:
+            clocks = Clocks.of("200ms", grace="100ms")
+            operations_ = [Operation("obeys", obeys)] * 50 + [Operation("blocks", blocks)]
+            envelopes = await asyncio.gather(*[runtime.call(operation, clocks=clocks) for operation in operations_])
+            released.set()
+            await soon(lambda: not runtime.orphans)
+            return [envelope.ending for envelope in envelopes]
+
+    assert run(scenario()) == ["cancelled"] * 50 + ["abandoned"]
+
+
 # --- cancellation ---------------------------------------------------------------------------------
 
 

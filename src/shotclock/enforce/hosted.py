@@ -26,12 +26,15 @@ from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Context, Scope
 from .handlers import bind, raised, returned, run_guards
-from .loops import Host, Hosts, Mailbox, Ticket, cancel_tasks
+from .loops import Delivery, Host, Hosts, Mailbox, Ticket
 from .outcomes import stalled_problem, timeout_problem
 from .processes import shielded
 
-# How long a loop may take to hear a cancellation before it counts as blocked. A healthy one takes microseconds.
+# A loop that has not heard a cancellation, and has not moved for so long, is blocked. A healthy one takes microseconds.
 HEARD_LIMIT_S = 0.05
+# How long a loop that moves may take to come to a cancellation, for each piece of work that it has: ten times what a
+# healthy one takes to cancel it. Many handlers run it out that each block the loop for less than the limit above.
+CROWD_SHARE_S = 0.001
 # If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
 STARVED_S = 0.02
 STARVED_TRIES = 3
@@ -48,7 +51,7 @@ class Carrier(Protocol):
     """Where handlers run that cannot be killed."""
 
     def submit(self, ticket: Ticket) -> None: ...
-    def cancel(self, tickets: Sequence[Ticket]) -> None: ...
+    def cancel(self, tickets: Sequence[Ticket], host: Host | None) -> Delivery: ...
     def give_up(self, ticket: Ticket) -> None: ...
 
 
@@ -63,13 +66,9 @@ class LoopCarrier:
     def submit(self, ticket: Ticket) -> None:
         self._hosts.submit(ticket, self._level)
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        by_host: dict[Host, list[Ticket]] = {}
-        for ticket in tickets:
-            if ticket.host is not None:
-                by_host.setdefault(ticket.host, []).append(ticket)
-        for host, its in by_host.items():
-            host.cancel(its)
+    def cancel(self, tickets: Sequence[Ticket], host: Host | None) -> Delivery:
+        assert host is not None  # it was claimed by one
+        return host.cancel(tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         if not ticket.cancel_heard:
@@ -92,8 +91,10 @@ class SharedLoopCarrier:
         else:
             ticket.task = self._loop.create_task(run, context=ticket.context)
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        cancel_tasks(tickets)
+    def cancel(self, tickets: Sequence[Ticket], host: Host | None) -> Delivery:
+        delivery = Delivery(tickets, self._loop)
+        delivery.deliver()
+        return delivery
 
     def give_up(self, ticket: Ticket) -> None:
         pass
@@ -111,9 +112,10 @@ class ThreadCarrier:
             with contextlib.suppress(StopIteration):
                 ticket.context.run(ticket.run(None).send, None)
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            ticket.cancel_heard = True  # ctx.stopping says it; there is nothing else to throw
+    def cancel(self, tickets: Sequence[Ticket], host: Host | None) -> Delivery:
+        delivery = Delivery(tickets, asyncio.get_running_loop())
+        delivery.deliver(turns=0)  # ctx.stopping says it; there is nothing else to throw
+        return delivery
 
     def give_up(self, ticket: Ticket) -> None:
         pass
@@ -142,36 +144,62 @@ class Bells:
 
     def _cancel(self) -> None:
         rung, self._rung = self._rung, []
-        by_carrier: dict[Carrier, list[HostedCall]] = {}
+        together: dict[tuple[Carrier, Host | None, int], list[HostedCall]] = {}
         for call in rung:
-            by_carrier.setdefault(call.carrier, []).append(call)
-        for carrier, calls in by_carrier.items():
-            carrier.cancel(calls)
-        self.loop.call_later(HEARD_LIMIT_S, self._check, rung, self.loop.time(), 1)
+            together.setdefault((call.carrier, call.host, call.grace_ms), []).append(call)
+        for (carrier, host, grace_ms), calls in together.items():
+            Expiry(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
 
-    def _check(self, rung: list[HostedCall], rang_at: float, tries: int) -> None:
-        """After a moment: abandon those whose loop does not even react, give the others the rest of their grace."""
-        now = self.loop.time()
-        starved = now - (rang_at + HEARD_LIMIT_S * tries) > STARVED_S and tries < STARVED_TRIES
-        deaf: list[HostedCall] = []
-        heard: dict[int, list[HostedCall]] = {}
-        for call in rung:
-            if call.is_settled:
-                continue
-            if call.cancel_heard:
-                heard.setdefault(call.grace_ms, []).append(call)
-            elif starved or (call.is_on_a_living_loop and now < rang_at + call.grace_ms / 1000):
-                deaf.append(call)
-            else:
+
+class Expiry:
+    """Calls in one loop whose bell rang together, looked after until each has its answer."""
+
+    __slots__ = ("_bells", "_calls", "_delivery", "_due_at", "_grace_s", "_pulse", "_rang_at", "_tries")
+
+    def __init__(self, bells: Bells, calls: list[HostedCall], delivery: Delivery, grace_s: float) -> None:
+        self._bells = bells
+        self._calls = calls
+        self._delivery = delivery
+        self._grace_s = grace_s
+        self._rang_at = bells.loop.time()
+        self._tries = 0
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._pulse = self._delivery.pulse()
+        self._due_at = self._bells.loop.time() + HEARD_LIMIT_S
+        self._bells.loop.call_at(self._due_at, self._look, context=self._bells.context)
+
+    def _look(self) -> None:
+        """After a moment: give up those whose loop does not move, give the others their grace."""
+        if not self._any_left():
+            return
+        now, delivery = self._bells.loop.time(), self._delivery
+        if delivery.came_round_at is not None:
+            # Only now are they known to have been asked: what their loop took to come to them is not their grace.
+            at = max(now, delivery.came_round_at + self._grace_s)
+            self._bells.loop.call_at(at, self._abandon, context=self._bells.context)
+            return
+        is_starved = now - self._due_at > STARVED_S and self._tries < STARVED_TRIES
+        self._tries += is_starved
+        is_within_reason = now < self._rang_at + HEARD_LIMIT_S + CROWD_SHARE_S * delivery.crowd
+        is_moving = is_within_reason and delivery.pulse() != self._pulse
+        is_cleaning_up = delivery.is_heard and now < self._rang_at + self._grace_s
+        if is_starved or is_moving or is_cleaning_up:
+            self._look_later()
+        else:
+            self._abandon()
+
+    def _any_left(self) -> bool:
+        # Their answers may lie in our own mailbox, from a loop that was blocked before it could wake us.
+        self._bells.mailbox.deliver_deferred()
+        self._calls = [call for call in self._calls if not call.is_settled]
+        return bool(self._calls)
+
+    def _abandon(self) -> None:
+        if self._any_left():
+            for call in self._calls:
                 call.abandon()
-        if deaf:
-            self.loop.call_later(HEARD_LIMIT_S, self._check, deaf, rang_at, tries + 1)
-        for grace_ms, calls in heard.items():
-            self.loop.call_at(max(now, rang_at + grace_ms / 1000), self._abandon, calls)
-
-    def _abandon(self, calls: list[HostedCall]) -> None:
-        for call in calls:
-            call.abandon()
 
 
 class HostedCall(Ticket):
@@ -365,11 +393,6 @@ class HostedCall(Ticket):
     @property
     def is_settled(self) -> bool:
         return self._done is not None and self._done.done()
-
-    @property
-    def is_on_a_living_loop(self) -> bool:
-        """Its loop has not come to the cancellation yet, but it is busy with others, not blocked."""
-        return self.host is not None and self.host.is_alive(monotonic_ns(), int(HEARD_LIMIT_S * 1e9))
 
     @property
     def grace_ms(self) -> int:

@@ -22,6 +22,9 @@ from .clock import monotonic_ns
 # How long a posted piece of work may lie before its loop counts as blocked. A healthy loop takes microseconds;
 # a machine short of CPU takes some milliseconds.
 PICKUP_LIMIT_NS = 100_000_000
+# A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. Only
+# after so many has everybody who obeys had the chance to; what they take in a crowd is no part of anybody's grace.
+TURNS_TO_OBEY = 8
 # Letters that follow a wake-up this closely are a burst.
 BURST_NS = 1_000_000
 # How long work that nobody waits for may wait to be sent on together with more.
@@ -126,12 +129,13 @@ class Ticket:
         self.finished_ns = 0
         self.cancel_heard = False
 
-    def claim(self) -> bool:
-        """True for exactly one of those who want to start it (or to call it off)."""
+    def claim(self, host: Host | None = None, task: asyncio.Task[None] | None = None) -> bool:
+        """True for exactly one of those who want to start it (or to call it off). Whoever finds it claimed by a loop
+        finds there as well whom to cancel."""
         with _claiming:
             if self.claimed:
                 return False
-            self.claimed = True
+            self.claimed, self.host, self.task = True, host, task
             return True
 
     async def run(self, host: Host | None = None) -> None:
@@ -139,12 +143,55 @@ class Ticket:
         raise TypeError(f"{type(self).__name__} does not say what to run")
 
 
-def cancel_tasks(tickets: Sequence[Ticket]) -> None:
-    """On the loop where they run."""
-    for ticket in tickets:
-        ticket.cancel_heard = True
-        if ticket.task is not None:
-            ticket.task.cancel()
+class Delivery:
+    """A cancellation on its way to work of one loop, and how far it has come.
+
+    Whether a loop is blocked is told from what it does, not from how long that takes: one that throws ten thousand
+    cancellations needs a while for the last of them, but is seen somewhere else at each look.
+    """
+
+    __slots__ = ("_host", "_loop", "_passed", "_tickets", "came_round_at", "crowd", "is_heard")
+
+    def __init__(self, tickets: Sequence[Ticket], loop: asyncio.AbstractEventLoop, host: Host | None = None) -> None:
+        self._tickets = tickets
+        self._loop = loop
+        self._host = host
+        self._passed = 0
+        self.crowd = len(tickets) if host is None else host.crowd
+        """How many pieces of work the loop may have to step through first."""
+        self.is_heard = False
+        self.came_round_at: float | None = None
+        """When all of them had had their turns to obey, in the loop's time."""
+
+    def deliver(self, turns: int = TURNS_TO_OBEY) -> None:
+        """On the loop itself."""
+        self.is_heard = True
+        for ticket in self._tickets:
+            ticket.cancel_heard = True
+            self._move()
+            if ticket.task is not None:
+                try:
+                    ticket.task.cancel()
+                except Exception as error:  # of an awaitable of somebody's; the others are cancelled all the same
+                    self._loop.call_exception_handler({"message": "shotclock cancellation", "exception": error})
+        self._turn(turns)
+
+    def _turn(self, left: int) -> None:
+        self._move()
+        if left:
+            self._loop.call_soon(self._turn, left - 1)
+        else:
+            self.came_round_at = self._loop.time()
+
+    def _move(self) -> None:
+        self._passed += 1
+        if self._host is not None:
+            self._host.sign_ns = monotonic_ns()  # those behind this one wait for a loop that is busy, not blocked
+
+    def pulse(self) -> tuple[object, ...]:
+        """Where the loop is. The same at two looks means that it has not moved."""
+        sign_ns = None if self._host is None else self._host.sign_ns
+        return self._passed, sign_ns, asyncio.current_task(self._loop)
 
 
 class Host:
@@ -157,7 +204,7 @@ class Host:
         self._lock = threading.Lock()
         self._retired = False
         self._running = 0
-        self._sign_ns = monotonic_ns()
+        self.sign_ns = monotonic_ns()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -169,8 +216,10 @@ class Host:
     def post_later(self, then: Callable[[Host], None]) -> None:
         self._mailbox.post_later(then, self)
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        self._mailbox.post(cancel_tasks, tickets)
+    def cancel(self, tickets: Sequence[Ticket]) -> Delivery:
+        delivery = Delivery(tickets, self.loop, self)
+        self._mailbox.post(delivery.deliver)
+        return delivery
 
     def is_blocked(self, now_ns: int) -> bool:
         """Whether something posted has been lying for longer than any healthy loop would let it."""
@@ -179,11 +228,13 @@ class Host:
             while unclaimed and unclaimed[0].claimed:
                 unclaimed.popleft()
             waits = bool(unclaimed) and now_ns - unclaimed[0].posted_ns > PICKUP_LIMIT_NS
-        return waits and not self.is_alive(now_ns, PICKUP_LIMIT_NS)
+        # One that has begun or ended anything of late is busy, not blocked.
+        return waits and now_ns - self.sign_ns > PICKUP_LIMIT_NS
 
-    def is_alive(self, now_ns: int, within_ns: int) -> bool:
-        """Whether it has begun or ended anything of late: then it is busy, not blocked."""
-        return now_ns - self._sign_ns <= within_ns
+    @property
+    def crowd(self) -> int:
+        """How many pieces of work it has, begun or on their way."""
+        return self._running + len(self._unclaimed)
 
     def retire(self) -> list[Ticket]:
         """Take no more work; end when what runs here has ended. Gives back what was never picked up."""
@@ -227,16 +278,15 @@ class Host:
 
     def begin(self, ticket: Ticket) -> bool:
         """The first step of a ticket's task. False if it was called off, or moved and started elsewhere."""
-        self._sign_ns = monotonic_ns()
-        if not ticket.claim():
+        self.sign_ns = monotonic_ns()
+        if not ticket.claim(self, asyncio.current_task()):
             return False
-        ticket.host, ticket.task = self, asyncio.current_task()
         self._running += 1
         return True
 
     def end(self) -> None:
         """The last step of a task that has begun."""
-        self._sign_ns = monotonic_ns()
+        self.sign_ns = monotonic_ns()
         self._running -= 1
         if self._retired:
             self._stop_soon()
