@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,50 @@ def test_the_longest_way_is_what_the_end_waited_for() -> None:
         states, {"a": {}, "b": {"depends_on": ["a"]}, "c": {"depends_on": ["a"]}, "d": {"depends_on": ["b|c"]}}
     )
     assert made.critical_path == ("a", "b", "d")
+
+
+def test_the_longest_way_leads_over_the_step_that_called_for_another() -> None:
+    states = [step("a", Status.FAILED, took=900, error={"code": "X", "message": "no"}), step("b"), step("c", at=901)]
+    made = report(states, {"a": {"on_fail": {"run": "c"}}, "b": {}, "c": {}})
+    assert made.critical_path == ("a", "c")
+
+
+def test_a_command_that_failed_says_why_with_its_own_last_line() -> None:
+    error = {"code": "COMMAND_FAILED", "message": "exit code 1", "context": {"stderr": "Traceback\n  no module x\n\n"}}
+    other = {"code": "FAIL_IF", "message": "fail_if holds", "context": {"stderr": "no matter"}}
+    states = [step("a", Status.FAILED, error=error), step("b", Status.FAILED, error=other)]
+    said = by_id(report(states))
+    assert said["a"].why == "no module x (exit code 1)"
+    assert said["b"].why == "fail_if holds"
+    page = to_html(report(states))
+    assert '<pre tabindex="0">Traceback\n  no module x' in page
+
+
+def test_a_step_that_succeeded_shows_what_it_was_warned_of() -> None:
+    warned = step("a", warnings=[{"code": "DESCENDANTS_STOPPED", "message": "1 process outlived the command"}])
+    assert by_id(report([warned, step("b")]))["a"].why == "1 process outlived the command"
+    assert by_id(report([warned, step("b")]))["b"].why == ""
+
+
+def test_a_label_on_a_bar_never_covers_the_columns_beside_it() -> None:
+    error = timed_out("step x", 1000, 1000)
+    bars = {"all": (0, 5000), "early": (0, 1000), "late": (4000, 1000)}
+    states = [step(name, Status.TIMED_OUT, at, took, error=error, ending="killed") for name, (at, took) in bars.items()]
+    page = to_html(report(states))
+    placed = dict(re.findall(r'id="s(\d)".*?<text x="([\d.]+)%"', page, re.DOTALL))
+    anchors = re.findall(r'text-anchor="(\w+)" class="timed_out( on)?">', page)
+    order = [each.id for each in report(states).steps]
+    seen = {order[int(number)]: (float(x), *anchors[int(number)]) for number, x in placed.items()}
+    assert seen["all"][1:] == ("end", " on") and seen["all"][0] > 15
+    assert seen["early"][1:] == ("start", "") and seen["early"][0] < 25
+    assert seen["late"][1:] == ("end", "") and seen["late"][0] > 70
+
+
+def test_a_page_shows_what_the_run_answers_with() -> None:
+    made = replace(report([step("a")]), outputs={"count": 3, "<who>": "<b>you</b>", "nothing": None})
+    page = to_html(made)
+    assert '<dt><bdi>count</bdi></dt><dd><bdi class="text">3</bdi></dd>' in page
+    assert "&lt;b&gt;you" in page and "<b>you" not in page and "nothing" not in page.split("<main>")[0]
 
 
 def test_a_budget_is_all_tries_inside_what_the_run_had_left() -> None:

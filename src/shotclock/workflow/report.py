@@ -93,8 +93,7 @@ class ReportedStep:
         """As a person reads it, cut in the middle where it is long."""
         if self.output is None:
             return ""
-        text = self.output if isinstance(self.output, str) else json.dumps(self.output, indent=2, ensure_ascii=False)
-        return shortened(text, limit)
+        return shortened(as_read(self.output), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
         now,
         max(elapsed_ms, *(step.ended_ms or 0 for step in placed), 0),
         budget_ms,
-        _critical_path(steps),
+        _critical_path(steps, _callers(run)),
         tuple(placed),
         error,
         data.get("outputs") if isinstance(data, dict) else None,
@@ -290,14 +289,29 @@ def _place(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int | None:
     return None if step.status is not Status.SKIPPED or cause is None else cause.ended_ms
 
 
-def _critical_path(steps: Mapping[str, ReportedStep]) -> tuple[str, ...]:
+def _callers(run: Run) -> dict[str, set[str]]:
+    """By step, those whose `on_fail` or `on_success` names it: it may have waited for them."""
+    callers: dict[str, set[str]] = {}
+    try:
+        steps = WorkflowFile.model_validate(run.workflow).steps
+    except (ValidationError, ValueError):
+        return callers
+    for name, step in steps.items():
+        for reaction in (step.on_fail, step.on_success):
+            for called in () if reaction is None else reaction.run:
+                callers.setdefault(called, set()).add(name)
+    return callers
+
+
+def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, set[str]]) -> tuple[str, ...]:
     ran = {name: step for name, step in steps.items() if step.ended_ms is not None and step.attempts}
     path: list[str] = []
     last = max(ran.values(), key=lambda step: step.ended_ms or 0, default=None)
     while last is not None and last.id not in path[-1:]:
         path.append(last.id)
         start_ms = last.started_ms or 0
-        before = [ran[name] for name in needs(last.depends_on) if name in ran and (ran[name].ended_ms or 0) <= start_ms]
+        waited_for = {*needs(last.depends_on), *callers.get(last.id, ())} & ran.keys()
+        before = [ran[name] for name in waited_for if (ran[name].ended_ms or 0) <= start_ms]
         last = max(before, key=lambda step: step.ended_ms or 0, default=None)
     return tuple(reversed(path))
 
@@ -328,7 +342,7 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
             group for group in step.depends_on if not any(name in steps and _passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
-    return ""
+    return shortened(str(step.warnings[0].get("message", "")), MESSAGE_SHOWN) if step.warnings else ""
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
@@ -398,6 +412,11 @@ def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
     if status is Status.RUNNING:
         return f"under way in process {run.holder.pid}"
     return ""
+
+
+def as_read(value: Any) -> str:
+    """An output as a person reads it."""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def shortened(text: str, limit: int) -> str:

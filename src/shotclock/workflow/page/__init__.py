@@ -16,7 +16,19 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from ...core.durations import format_duration
 from ...core.graph import needs
-from ..report import MARKS, WORDS, Report, ReportedStep, brief, clock_in_words, owner_in_words, visible
+from ..report import (
+    MARKS,
+    WORDS,
+    Report,
+    ReportedStep,
+    as_read,
+    brief,
+    clock_in_words,
+    owner_in_words,
+    shortened,
+    stderr_of,
+    visible,
+)
 from ..states import Status
 
 # What the outputs of all steps together may take of the page, in characters, and the least that each is given.
@@ -24,6 +36,10 @@ OUTPUTS_SHOWN = 4_000_000
 LEAST_OUTPUT = 500
 # Names in one list. A step that a thousand others wait for is not explained by a thousand links.
 NAMES_SHOWN = 40
+# Of each output of the run, in characters; the steps that made them show more.
+OUTPUT_OF_RUN = 1_000
+# An output that is no longer than this is open as soon as its step is.
+OPEN_OUTPUT = 2_000
 # From here on rows are one line each.
 COMPACT_FROM = 60
 # A deadline further off than this many times the run's duration would squeeze everything else to the left.
@@ -44,6 +60,7 @@ class Bar:
     label: str
     label_x: str
     anchor: str
+    """start and end as in SVG; on is at the end of the bar, inside of it."""
     spoken: str
 
 
@@ -64,6 +81,7 @@ class Row:
     cause: int | None
     clock: str
     output: str
+    stderr: str
     is_critical: bool
 
 
@@ -96,13 +114,21 @@ def to_html(report: Report) -> str:
         path=[(name, numbers[name], brief(durations[name])) for name in _ends_of(path)],
         path_left_out=max(0, len(path) - 2 * PATH_END),
         compact=len(rows) >= COMPACT_FROM,
+        outputs=_outputs(report),
+        open_output=OPEN_OUTPUT,
         words=WORDS,
-        Status=Status,
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+
+
+def _outputs(report: Report) -> list[tuple[str, str]]:
+    if not isinstance(report.outputs, dict):
+        return []
+    values = {name: value for name, value in report.outputs.items() if value is not None}
+    return [(name, shortened(as_read(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
 
 
 # Names at either end of the longest way that are spelt out.
@@ -141,6 +167,7 @@ def _row(
         cause=numbers.get(step.cause or ""),
         clock="" if step.clock is None else clock_in_words(step),
         output=step.output_text(output_limit),
+        stderr=stderr_of(step.error),
         is_critical=is_critical,
     )
 
@@ -160,8 +187,10 @@ def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
         grace = min(width, 100 * over_ms / end_ms)
         rang = f"{start + width - grace:.3f}%"
     label = _label(step)
-    # Behind the bar while there is room, otherwise before it.
-    before = start + width > 72
+    # Behind the bar while there is room, else before it; where the bar takes all the room, on it, up to its mark.
+    label_at, anchor = start + width, "start"
+    if start + width > 72:
+        label_at, anchor = (start, "end") if start > 30 else (start + width - grace, "on")
     return Bar(
         f"{start:.3f}%",
         f"{width:.3f}%",
@@ -169,8 +198,8 @@ def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
         rang,
         f"{grace:.3f}%",
         label,
-        f"{start if before else start + width:.3f}%",
-        "end" if before else "start",
+        f"{label_at:.3f}%",
+        anchor,
         _spoken(step),
     )
 
