@@ -28,6 +28,8 @@ PATH_LIMIT = 4_096
 ARGUMENTS_LIMIT = 256 * 1024
 FILE_LIMIT = 1024 * 1024
 LIST_LIMIT = 100
+# What was written must be readable from a deeper stack as well: parsers give up at some depth.
+DEPTH_LIMIT = 64
 KEY_LIMIT = 200
 STILL_QUEUED = "operator response timed out; proposal remains queued"
 
@@ -361,6 +363,9 @@ Problems = list[dict[str, str]]
 
 def problems_with(ask: Ask) -> Problems:
     found: Problems = []
+    kind: object = ask.kind
+    if not isinstance(kind, Kind):
+        _say(found, "kind", f"must be {', '.join(Kind)}")
     _text(found, "title", ask.title, TITLE_LIMIT, needed=True)
     _text(found, "justification", ask.justification, TEXT_LIMIT)
     match ask.kind:
@@ -401,7 +406,8 @@ def problems_with_key(key: str | None) -> Problems:
 def problems_with_decision(proposal: Proposal, decision: Decision) -> Problems:
     found: Problems = []
     ask, modified = proposal.ask, decision.status is ProposalStatus.MODIFIED
-    if not decision.status.is_decided:
+    status: object = decision.status
+    if not isinstance(status, ProposalStatus) or not status.is_decided:
         _say(found, "status", "a decision is approved, modified or rejected")
     _text(found, "notes", decision.notes, TEXT_LIMIT)
     if modified and ask.kind is Kind.QUESTION:
@@ -464,14 +470,21 @@ def _arguments(found: Problems, field: str, arguments: object) -> None:
 
 def _json(found: Problems, field: str, value: object) -> None:
     try:
-        size = _size(json.dumps(value, allow_nan=False, ensure_ascii=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        if _is_deeper_than(DEPTH_LIMIT, value):
+            raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
+        size = _size(json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True))
+    except (TypeError, ValueError) as error:
         _say(found, field, f"is no JSON: {error}")
         return
     if size < 0:
         _say(found, field, "is not valid Unicode")
     elif size > ARGUMENTS_LIMIT:
         _say(found, field, f"{size} bytes of JSON are too many: {ARGUMENTS_LIMIT} at most")
+
+
+def _is_deeper_than(limit: int, value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return bool(inner) and (limit == 0 or any(_is_deeper_than(limit - 1, each) for each in inner))
 
 
 def _names(found: Problems, field: str, names: Any, limit: int) -> None:

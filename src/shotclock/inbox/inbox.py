@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -33,6 +34,7 @@ from ..core.walltime import WallTime
 from ..enforce.clock import wall_ns
 from ..store import Store
 from ..store.audit import Entry
+from ..store.proposals import NewProposal
 from .access import Principal, Role
 from .audit import AuditFile, AuditProblem
 from .waiting import Watcher
@@ -43,6 +45,8 @@ CLOSE_LIMIT_S = 15.0
 CHANGES_LOOK_S = 15.0
 # What is read for a watcher at once.
 CHANGES_AT_ONCE = 100
+# What is proposed in one transaction, at most.
+PROPOSED_AT_ONCE = 100
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 T = TypeVar("T")
@@ -65,6 +69,7 @@ class Inbox:
         self._watcher = Watcher(store.proposals, self._file_soon)
         self._file = AuditFile(store)
         self._lock = threading.Lock()
+        self._asked: deque[tuple[NewProposal, Future[Proposal]]] = deque()
         self._filing = False
         self._closed = False
 
@@ -82,16 +87,13 @@ class Inbox:
 
     async def propose(self, ask: Ask, by: Principal, *, key: str | None = None) -> Proposal:
         """The proposal that answers this call: one that is open, a decision that still holds, or a new one."""
-
-        def work() -> Proposal:
-            _refuse(problems_with(ask) + problems_with_key(key))
-            id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
-            proposal, made = self._proposals.attach_or_create(id, ask, by.name, key, _now())
-            if made:
-                self._changed()
-            return proposal
-
-        return await self._do(work)
+        id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
+        answer: Future[Proposal] = Future()
+        with self._lock:
+            self._must_not_be_closed()
+            self._asked.append((NewProposal(id, ask, by.name, key), answer))
+            self._hand.submit(self._propose_next)
+        return await asyncio.wrap_future(answer)
 
     async def wait(self, proposal_id: str, wait_ms: int) -> Proposal:
         """The proposal once it is not pending any more, or as it is when the time is up.
@@ -152,7 +154,8 @@ class Inbox:
             proposal = self._existing(proposal_id)
             may_decide(proposal, by.name)
             must_be_open(proposal)
-            _refuse(problems_with_decision(proposal, decision))
+            if problems := problems_with_decision(proposal, decision):
+                raise _refusal(problems)
             return self._proposals.decide(
                 proposal_id, decision, by.name, _now(), action_hash=action_hash, confirmation=confirmation
             )
@@ -174,12 +177,16 @@ class Inbox:
         `after_seq` is the `seq` of the last one seen, None means from now on. Ends when the inbox is closed.
         """
         seq = await self._do(self._proposals.last_seq) if after_seq is None else after_seq
-        while not self._closed:
+        while True:
             told = self._watcher.register(None)
             try:
                 found = await self._do(partial(self._since, seq))
                 if not found:
                     await asyncio.wait([told], timeout=CHANGES_LOOK_S)
+            except Failure as failure:
+                if failure.code == "SHUTTING_DOWN":
+                    return
+                raise
             finally:
                 self._watcher.unregister(None, told)
             for proposal, action in found:
@@ -198,10 +205,40 @@ class Inbox:
 
     async def _do(self, work: Callable[[], T]) -> T:
         with self._lock:
-            if self._closed:
-                raise Failure("SHUTTING_DOWN", "the inbox is closed")
+            self._must_not_be_closed()
             started = self._hand.submit(work)
         return await asyncio.wrap_future(started)
+
+    def _must_not_be_closed(self) -> None:
+        if self._closed:
+            raise Failure("SHUTTING_DOWN", "the inbox is closed")
+
+    def _propose_next(self) -> None:
+        """All that are in line by now, because a transaction of many waits for the disk once."""
+        with self._lock:
+            asked = [self._asked.popleft() for _ in range(min(len(self._asked), PROPOSED_AT_ONCE))]
+        asked = [(new, answer) for new, answer in asked if answer.set_running_or_notify_cancel()]
+        fitting: list[tuple[NewProposal, Future[Proposal]]] = []
+        try:
+            for new, answer in asked:
+                if problems := problems_with(new.ask) + problems_with_key(new.key):
+                    answer.set_exception(_refusal(problems))
+                else:
+                    fitting.append((new, answer))
+            if not fitting:
+                return
+            found = self._proposals.attach_or_create_all([new for new, _ in fitting], _now())
+        except BaseException as error:
+            for _, answer in asked:
+                if not answer.done():
+                    answer.set_exception(error)
+            return
+        self._changed()
+        for (_, answer), attached in zip(fitting, found, strict=True):
+            if isinstance(attached, Failure):
+                answer.set_exception(attached)
+            else:
+                answer.set_result(attached.proposal)
 
     async def _change(self, work: Callable[[], Proposal]) -> Proposal:
         def changing() -> Proposal:
@@ -283,10 +320,9 @@ def _ring(told: asyncio.Future[Proposal | None]) -> None:
         told.set_result(None)
 
 
-def _refuse(problems: Problems) -> None:
-    if problems:
-        message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
-        raise Failure("ARG_ERROR", message, context={"errors": problems})
+def _refusal(problems: Problems) -> Failure:
+    message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
+    return Failure("ARG_ERROR", message, context={"errors": problems})
 
 
 def _must_be_operator(by: Principal, what: str) -> None:

@@ -95,6 +95,14 @@ class Watcher:
     # --- in the thread --------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        try:
+            self._look_while_anybody_waits()
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():  # a bug ended it: the next who waits starts another
+                    self._thread = None
+
+    def _look_while_anybody_waits(self) -> None:
         assert self._feed is not None
         idle_looks = 0
         due_at: WallTime | None = None
@@ -125,23 +133,25 @@ class Watcher:
 
     def _pass_on(self, feed: Feed) -> bool:
         """Whether anything changed."""
-        changed = False
-        while changes := feed.changes(CHANGES_AT_ONCE):
-            changed = True
-            with self._lock:
-                ended = [each.id for each in changes if not each.status.is_open and each.id in self._waiters]
-            for id in ended:
-                proposal = feed.get(id)
-                with self._lock:
-                    registered = self._waiters.pop(id, set())
-                _tell(registered, proposal)
-            if len(changes) < CHANGES_AT_ONCE:
-                break
+        changed = 0
+        count = CHANGES_AT_ONCE
+        while count == CHANGES_AT_ONCE:
+            count, ended = feed.look(self._is_awaited, CHANGES_AT_ONCE)
+            changed += count
+            for proposal in ended:
+                self._tell(proposal.id, proposal)
         if changed:
-            with self._lock:
-                registered = self._waiters.pop(None, set())
-            _tell(registered, None)
-        return changed
+            self._tell(None, None)
+        return changed > 0
+
+    def _is_awaited(self, proposal_id: str) -> bool:
+        with self._lock:
+            return proposal_id in self._waiters
+
+    def _tell(self, proposal_id: str | None, proposal: Proposal | None) -> None:
+        with self._lock:
+            registered = self._waiters.pop(proposal_id, set())
+        _tell(registered, proposal)
 
 
 def _tell(registered: Iterable[Told], proposal: Proposal | None) -> None:

@@ -8,7 +8,7 @@ One that is past its end is expired in the same transaction, before anything els
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,55 +40,38 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """That a proposal changed, without its texts."""
-
+class NewProposal:
     id: str
-    seq: int
-    status: ProposalStatus
+    ask: Ask
+    asked_by: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    proposal: Proposal
+    was_made: bool
 
 
 class Proposals:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def attach_or_create(
-        self, id: str, ask: Ask, asked_by: str, key: str | None, now: WallTime
-    ) -> tuple[Proposal, bool]:
-        """The proposal that answers this call, and whether it was made now.
+    def attach_or_create(self, new: NewProposal, now: WallTime) -> Attached:
+        """The proposal that answers this call. Raises Failure (KEY_REUSED) if the key stands for another action.
 
         Identical is the same key, or without one the same action without a key, by the same asker.
-        Raises Failure (KEY_REUSED) if the key stands for another action.
         """
-        action_hash = ask.action_hash
-        text = c.json_in(ask.as_json())
+        (found,) = self.attach_or_create_all([new], now)
+        if isinstance(found, Failure):
+            raise found
+        return found
+
+    def attach_or_create_all(self, asked: Sequence[NewProposal], now: WallTime) -> list[Attached | Failure]:
+        """Many at the price of one wait for the disk. Those before count for those that follow."""
+        texts = [c.json_in(new.ask.as_json()) for new in asked]
         with self._database.write() as connection:
-            there = _identical(connection, asked_by, key, action_hash)
-            if there is not None and there.is_due(now):
-                there = _expire(connection, there, now)
-            reused = None
-            if there is not None and there.action_hash != action_hash and _is_in_force(there, now):
-                reused = there
-            elif there is not None and there.answers(now):
-                return there, False
-            else:
-                made = Proposal(
-                    id, ask, asked_by, key, action_hash, ProposalStatus.PENDING, now, now + ask.policy.ttl_ms
-                )
-                details = {
-                    "kind": ask.kind.value,
-                    "title": ask.title,
-                    "operation": ask.operation,
-                    "action_hash": action_hash,
-                    "expires_at": made.expires_at.iso(),
-                    "key": key,
-                }
-                made = replace(made, seq=append(connection, now, "proposed", id, asked_by, details))
-                _insert(connection, made, text)
-        if reused is not None:
-            message = f"the key {key!r} stands for another proposal: {reused.id}"
-            raise Failure("KEY_REUSED", message, context={"proposal_id": reused.id})
-        return made, True
+            return [_attach_or_create(connection, new, text, now) for new, text in zip(asked, texts, strict=True)]
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -180,7 +163,7 @@ class Proposals:
         long."""
         columns = ", ".join(f"proposals.{name}" for name in _COLUMNS.split(", "))
         query = (
-            f"SELECT {columns}, audit.action FROM proposals JOIN audit ON audit.seq = proposals.seq "
+            f"SELECT {columns}, audit.action FROM proposals LEFT JOIN audit ON audit.seq = proposals.seq "
             "WHERE proposals.seq > ? ORDER BY proposals.seq LIMIT ?"
         )
         with self._database.read() as connection:
@@ -229,25 +212,26 @@ class Feed:
         with self._database.read() as connection:
             self.seen_seq = _last_seq(connection)
 
-    def changes(self, limit: int = 1_000) -> list[Change]:
-        """What changed since the last look, the earliest first; if it is as many as `limit`, look again."""
+    def look(self, is_awaited: Callable[[str], bool], limit: int) -> tuple[int, list[Proposal]]:
+        """How many changed since the last look, and those of them that ended and that somebody waits for.
+
+        If it is as many as `limit`, look again. `is_awaited` must not use the store.
+        """
         with self._database.read() as connection:
             version = connection.execute("PRAGMA data_version").fetchone()[0]
             # The number means something on one connection only, and a fork brings another one.
             if connection is self._connection and version == self._version:
-                return []
+                return 0, []
             query = "SELECT id, seq, status FROM proposals WHERE seq > ? ORDER BY seq LIMIT ?"
             rows = connection.execute(query, (self.seen_seq, limit)).fetchall()
-        changes = [Change(id, seq, ProposalStatus(status)) for id, seq, status in rows]
-        if changes:
-            self.seen_seq = changes[-1].seq
-        if len(changes) < limit:
+            ended = [id for id, _, status in rows if not ProposalStatus(status).is_open and is_awaited(id)]
+            found = [proposal for id in ended if (proposal := _get(connection, id)) is not None]
+        # Only now: a look that failed is made again.
+        if rows:
+            self.seen_seq = rows[-1][1]
+        if len(rows) < limit:
             self._connection, self._version = connection, version
-        return changes
-
-    def get(self, id: str) -> Proposal | None:
-        with self._database.read() as connection:
-            return _get(connection, id)
+        return len(rows), found
 
     def next_due_at(self) -> WallTime | None:
         """When the next one expires or wants a reminder, if nothing changes before."""
@@ -258,19 +242,45 @@ class Feed:
         self._database.close()
 
 
+def _attach_or_create(connection: sqlite3.Connection, new: NewProposal, text: str, now: WallTime) -> Attached | Failure:
+    ask, action_hash = new.ask, new.ask.action_hash
+    there = _identical(connection, new, action_hash)
+    if there is not None and there.is_due(now):
+        there = _expire(connection, there, now)
+    if there is not None and there.action_hash != action_hash and _is_in_force(there, now):
+        message = f"the key {new.key!r} stands for another proposal: {there.id}"
+        return Failure("KEY_REUSED", message, context={"proposal_id": there.id})
+    if there is not None and there.action_hash == action_hash and there.answers(now):
+        return Attached(there, was_made=False)
+    expires_at = now + ask.policy.ttl_ms
+    details = {
+        "kind": ask.kind.value,
+        "title": ask.title,
+        "operation": ask.operation,
+        "action_hash": action_hash,
+        "expires_at": expires_at.iso(),
+        "key": new.key,
+    }
+    seq = append(connection, now, "proposed", new.id, new.asked_by, details)
+    status = ProposalStatus.PENDING
+    made = Proposal(new.id, ask, new.asked_by, new.key, action_hash, status, now, expires_at, seq=seq)
+    _insert(connection, made, text)
+    return Attached(made, was_made=True)
+
+
 def _is_in_force(proposal: Proposal, now: WallTime) -> bool:
     """Whether its key still stands for it."""
     return now < proposal.expires_at and (proposal.is_open or proposal.status.is_decided)
 
 
-def _identical(connection: sqlite3.Connection, asked_by: str, key: str | None, action_hash: str) -> Proposal | None:
-    if key is not None:
-        where, given = "key = ?", c.text_in(key)
+def _identical(connection: sqlite3.Connection, new: NewProposal, action_hash: str) -> Proposal | None:
+    if new.key is not None:
+        where, given = "key = ?", c.text_in(new.key)
     else:
         where, given = "key IS NULL AND action_hash = ?", action_hash
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM proposals WHERE asked_by = ? AND {where} ORDER BY rowid DESC LIMIT 1",
-        (c.text_in(asked_by), given),
+        (c.text_in(new.asked_by), given),
     ).fetchone()
     return None if row is None else _proposal(row)
 
