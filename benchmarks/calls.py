@@ -57,7 +57,7 @@ def guard_alone(runtime: Runtime, carrier: LoopCarrier | SharedLoopCarrier) -> C
     """What bounds a handler, with everything that can be prepared prepared once: no validation, no envelope."""
     bells = Bells(asyncio.get_running_loop())
     admission = admit("noop", Clocks.of(timeout="1h", grace="0ms"))
-    scope = Scope(admission.bound.bell, 0, admission.name, admission.trace_id)
+    scope = Scope(admission.bound.bell, 0, admission.name, admission)
 
     def call() -> Awaitable[object]:
         return HostedCall(

@@ -4,7 +4,8 @@
 set -euo pipefail
 
 # Everything started below inherits this, however it daemonises, so that `ps` can find it at the end.
-trace="tour-$$"
+trace=$(printf '%032x' "$$")
+traceparent="00-$trace-$(printf '%016x' "$$")-01"
 # What a flood spills to a file goes here, and goes away with us.
 export SHOTCLOCK_HOME
 SHOTCLOCK_HOME=$(mktemp -d)
@@ -37,14 +38,14 @@ PYTHON
 stop() { # headline, command
     printf '\n%s%s%s\n%s$ %s%s\n' "$bold" "$1" "$plain" "$dim" "$2" "$plain"
     # A stopped command is a failed one; the tour goes on.
-    { SHOTCLOCK_TRACE_ID=$trace bash -c "$2" || true; } | python3 -c "$summary"
+    { TRACEPARENT=$traceparent bash -c "$2" || true; } | python3 -c "$summary"
 }
 
 left_behind() { # the processes that carry our trace in their environment
     if command -v ps >/dev/null; then
-        ps axeww -o pid=,command= | grep "SHOTCLOCK_TRACE_ID=$trace" | grep -v grep || true
+        ps axeww -o pid=,command= | grep "TRACEPARENT=00-$trace" | grep -v grep || true
     else # a small container without procps
-        grep -l "SHOTCLOCK_TRACE_ID=$trace" /proc/[0-9]*/environ 2>/dev/null || true
+        grep -l "TRACEPARENT=00-$trace" /proc/[0-9]*/environ 2>/dev/null || true
     fi
 }
 
@@ -71,7 +72,7 @@ stop '6. Silence: stopped long before the timeout' \
 printf '\n%s7. And if shotclock itself is killed with SIGKILL?%s\n' "$bold" "$plain"
 command="shotclock exec --timeout 1h -- bash -c 'setsid sleep 600 & sleep 600'"
 printf '%s$ %s & sleep 1; kill -9 $!%s\n' "$dim" "$command" "$plain"
-{ SHOTCLOCK_TRACE_ID=$trace bash -c "exec $command" 2>/dev/null & } 2>/dev/null
+{ TRACEPARENT=$traceparent bash -c "exec $command" 2>/dev/null & } 2>/dev/null
 victim=$!
 sleep 1
 before=$(left_behind | wc -l)
@@ -83,7 +84,7 @@ for _ in $(seq 50); do # a few milliseconds are enough
 done
 printf '  before: %d processes, after: %d\n' "$before" "$(left_behind | wc -l)"
 
-printf '\n%sWhat is left of all this%s\n%s$ ps axeww | grep SHOTCLOCK_TRACE_ID=%s%s\n' "$bold" "$plain" "$dim" "$trace" "$plain"
+printf '\n%sWhat is left of all this%s\n%s$ ps axeww | grep TRACEPARENT=00-%s%s\n' "$bold" "$plain" "$dim" "$trace" "$plain"
 if [ -z "$(left_behind)" ]; then
     printf '  %snothing%s\n' "$green" "$plain"
 else

@@ -23,7 +23,7 @@ LONG_PAST = "1"  # a nanosecond after the machine came up
 @pytest.fixture
 def trace() -> str:
     """Others may be testing on this machine: we look at, and sweep, only what carries this."""
-    return f"test-{uuid.uuid4().hex}"
+    return uuid.uuid4().hex
 
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -35,7 +35,7 @@ def leave(trace: str, tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def run(*argv: str, deadline: str = LONG_PAST, **options: Any) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "SHOTCLOCK_DEADLINE_NS": deadline, "SHOTCLOCK_TRACE_ID": trace}
+        env = {**os.environ, "SHOTCLOCK_DEADLINE_NS": deadline, "TRACEPARENT": f"00-{trace}-{'1' * 16}-01"}
         out = tmp_path / f"left-{len(started)}"
         with open(out, "wb") as file:
             process = subprocess.Popen(
@@ -227,7 +227,9 @@ def test_what_is_of_another_trace_is_left_alone(shotclock: Any, leave: Start, tr
 
 def test_what_a_supervisor_is_stopping_is_no_leftover(shotclock: Any, start: Any, trace: str):
     command = ("--", sys.executable, "-c", DEAF)
-    running = start("exec", "--timeout", "1s", "--grace", "20s", *command, env={"SHOTCLOCK_TRACE_ID": trace})
+    running = start(
+        "exec", "--timeout", "1s", "--grace", "20s", *command, env={"TRACEPARENT": f"00-{trace}-{'1' * 16}-01"}
+    )
     running.said(b"ready")
     time.sleep(2.5)  # overdue by more than a leftover would have to be: that is the case under test
     assert pids(shotclock("doctor", "--sweep", "--trace", trace).json()) == []
@@ -240,7 +242,9 @@ def test_what_lost_supervisor_and_caller_at_once_is_found_and_swept(
     shotclock: Any, start: Any, trace: str, no_survivors: Any
 ):
     tree = "setsid sleep 60 & echo $!; sleep 60"
-    running = start("exec", "--timeout", "500ms", "--", "bash", "-c", tree, env={"SHOTCLOCK_TRACE_ID": trace})
+    running = start(
+        "exec", "--timeout", "500ms", "--", "bash", "-c", tree, env={"TRACEPARENT": f"00-{trace}-{'1' * 16}-01"}
+    )
     wait_for(lambda: running.stdout.endswith(b"\n"), "the daemon")
     daemon = int(running.stdout)
     supervisor = [process for process in no_survivors.alive() if process.ppid == running.process.pid]

@@ -295,7 +295,7 @@ def test_nobody_is_asked_or_painted_for_and_the_remaining_time_goes_along(shotcl
     assert {name: environment.get(name) for name in quiet} == quiet
     assert 20_000 < int(environment["SHOTCLOCK_REMAINING_MS"]) <= 30_000
     assert int(environment["SHOTCLOCK_DEADLINE_NS"]) > 0
-    assert environment["SHOTCLOCK_TRACE_ID"] == ran.envelope()["meta"]["trace_id"]
+    assert environment["TRACEPARENT"].split("-")[1] == ran.envelope()["meta"]["trace_id"]
 
 
 def test_our_clock_cannot_be_forged_by_a_variable(shotclock: Any):

@@ -15,6 +15,7 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.core.deadlines import Deadline
+from shotclock.core.trace import TraceContext
 from shotclock.enforce.call import Runtime
 from shotclock.enforce.clock import monotonic_ns
 from shotclock.enforce.context import Scope
@@ -74,7 +75,7 @@ def trial(
             async with Runtime(program=Program(), workers=1) as runtime:
                 if run_ms is not None:
                     deadline = Deadline.after_ms(monotonic_ns(), run_ms)
-                    current_scope.set(Scope(deadline, -1, "run test", "0" * 32))
+                    current_scope.set(Scope(deadline, -1, "run test", TraceContext("f" * 32)))
                 call = StepCall("it", settings, clocks or Clocks(timeout_ms=10_000), env or {}, folder)
                 before = asyncio.all_tasks()
                 began = time.perf_counter()

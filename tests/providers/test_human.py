@@ -21,6 +21,7 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.core.deadlines import Deadline
+from shotclock.core.trace import TraceContext
 from shotclock.enforce.call import Runtime
 from shotclock.enforce.clock import monotonic_ns
 from shotclock.enforce.context import Scope
@@ -85,7 +86,9 @@ def ask(
         provider = HumanProvider(stdin)
         async with Runtime(program=Program(), workers=1) as runtime:
             if run_ms is not None:
-                current_scope.set(Scope(Deadline.after_ms(monotonic_ns(), run_ms), -1, "run test", "0" * 32))
+                current_scope.set(
+                    Scope(Deadline.after_ms(monotonic_ns(), run_ms), -1, "run test", TraceContext("f" * 32))
+                )
             call = StepCall("it", {"prompt": "Ship it?", **settings}, Clocks.of(timeout), {}, Path("/"))
             asking = asyncio.ensure_future(provider.run(call, runtime))
             try:

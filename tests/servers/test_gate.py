@@ -11,6 +11,7 @@ from shotclock.core.clocks import Clocks
 from shotclock.core.effects import Ending
 from shotclock.core.envelope import Envelope, Problem
 from shotclock.core.operation import HandlerReference
+from shotclock.core.trace import TraceContext
 from shotclock.enforce.admission import Outcome, admit, answer
 from shotclock.servers.calls import Gate, shown
 from shotclock.servers.progress import INTERVAL_S, ProgressReports
@@ -31,7 +32,7 @@ class StubbornDesk:
 
     def __init__(self, *specs: CommandSpec) -> None:
         self.catalogue = Catalogue("stubborn", "1", commands=specs)
-        self.runtime = SimpleNamespace(trace_id="t" * 32)
+        self.runtime = SimpleNamespace(trace=TraceContext("f" * 32), inherited=None)
         self.let_go = asyncio.Event()
         self.asked: dict[str, Any] = {}
 
@@ -57,6 +58,7 @@ def request(name: str = "work", **meta: Any) -> Any:
         params={"name": name, "arguments": {}, "_meta": meta},
         protocol_version=MODERN,
         session=SimpleNamespace(report_progress=None),
+        request=None,
     )
 
 

@@ -22,6 +22,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
+from ..core.trace import TraceContext
 from ..enforce.admission import Admission, Outcome, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
@@ -147,6 +148,7 @@ class Desk:
             clocks or Clocks(),
             defaults=spec.clocks,
             parent=self._earlier(parent),
+            caller=self._caller(),
             mutates=spec.mutates and not dry_run,
             idempotent=spec.idempotent,
         )
@@ -187,13 +189,19 @@ class Desk:
     ) -> Envelope:
         """list, status, wait or cancel. Waiting without a limit takes as long as the job."""
         clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
-        admission = admit(f"job {action}", clocks, parent=self._earlier(parent), mutates=action == "cancel")
+        admission = admit(
+            f"job {action}", clocks, parent=self._earlier(parent), caller=self._caller(), mutates=action == "cancel"
+        )
         try:
             return await self.jobs().perform(
                 action, job_id, admission, app=self.catalogue.name, budget_ms=wait_ms, on_progress=on_progress
             )
         except Failure as failure:
             return answer(admission, raised(failure))
+
+    def _caller(self) -> TraceContext:
+        scope = current_scope.get()
+        return self.runtime.trace if scope is None else scope.span.trace
 
     def _earlier(self, parent: Deadline | None) -> Deadline | None:
         inherited = self.runtime.inherited
@@ -288,7 +296,7 @@ class Desk:
         inherited = self.runtime.inherited
         if parent is None or (inherited is not None and inherited.at_ns <= parent.at_ns):
             return await self.runtime.call(operation, arguments, clocks, attendant=attendant)
-        token = current_scope.set(Scope(parent, -1, "caller", self.runtime.trace_id))
+        token = current_scope.set(Scope(parent, -1, "caller", self._caller()))
         try:
             return await self.runtime.call(operation, arguments, clocks, attendant=attendant)
         finally:

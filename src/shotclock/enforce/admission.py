@@ -18,11 +18,11 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
 from ..core.errors import error_entry
 from ..core.records import record, value
+from ..core.trace import TraceContext, trace_from_variables
 from . import clock
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
-TRACE_VARIABLE = "SHOTCLOCK_TRACE_ID"
 
 _DEFAULTS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
 
@@ -36,10 +36,20 @@ class Admission:
     bound: Bound
     started_ns: int
     request_id: str
-    trace_id: str
+    caller: TraceContext
+    """The span that this call is below."""
     mutates: bool = True
     idempotent: bool = False
     warnings: tuple[Warning_, ...] = ()
+
+    @property
+    def trace_id(self) -> str:
+        return self.caller.trace_id
+
+    @property
+    def trace(self) -> TraceContext:
+        """This call as the parent of what it starts. Derived when asked for: most calls are never asked."""
+        return self.caller.below(_span_id_of(self.request_id))
 
     @property
     def no_time_left(self) -> bool:
@@ -104,20 +114,43 @@ def inherited_deadline(environment: Mapping[str, str], now_ns: int) -> Inherited
 
 _process_id = 0
 _process_token = ""
+_process_trace = TraceContext("")
 _calls = 0
 
 
 def new_request_id() -> str:
     """Unique per call; the first part is the process's, so that calls of one process sort together."""
-    global _process_id, _process_token, _calls
+    global _process_id, _process_token, _process_trace, _calls
     if _process_id != os.getpid():
         _process_id, _process_token, _calls = os.getpid(), os.urandom(6).hex(), 0
+        _process_trace = new_trace()
     _calls += 1
     return f"{_process_token}-{_calls:x}"
 
 
-def new_trace_id() -> str:
-    return os.environ.get(TRACE_VARIABLE) or os.urandom(16).hex()
+def _span_id_of(request_id: str) -> str:
+    """Unique as the request id is: the process's 48 random bits above, the number of the call added below."""
+    token, _, number = request_id.partition("-")
+    return f"{((int(token, 16) << 16) + int(number, 16)) % (1 << 64):016x}"
+
+
+def new_span_id() -> str:
+    """For what is no call, but has calls below it."""
+    return _span_id_of(new_request_id())
+
+
+def new_trace() -> TraceContext:
+    """One that begins here. Sampled: nobody above has said otherwise, and somebody below may record."""
+    return TraceContext(os.urandom(16).hex())
+
+
+def inherited_trace() -> TraceContext:
+    """Where whoever started this process stands in its trace; else a trace that begins with this process."""
+    inherited = trace_from_variables(os.environ)
+    if inherited is not None:
+        return inherited
+    new_request_id()  # a forked process is another one
+    return _process_trace
 
 
 def admit(
@@ -127,7 +160,7 @@ def admit(
     defaults: Clocks = _DEFAULTS,
     parent: Deadline | None = None,
     parent_owner: str = "caller",
-    trace_id: str | None = None,
+    caller: TraceContext | None = None,
     mutates: bool = True,
     idempotent: bool = False,
     notes: tuple[Warning_, ...] = (),
@@ -151,7 +184,7 @@ def admit(
         bound,
         now,
         new_request_id(),
-        trace_id or new_trace_id(),
+        caller or inherited_trace(),
         mutates,
         idempotent,
         notes,

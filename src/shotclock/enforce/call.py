@@ -24,7 +24,7 @@ from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
 from . import commands, host, wire, worker
-from .admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id, no_time_left
+from .admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Listener, Progress, Scope
@@ -138,7 +138,7 @@ class Runtime:
         self.last_observer_error: BaseException | None = None
         inherited = inherited_deadline(os.environ, monotonic_ns())
         self.inherited, self._inherited_notes = inherited.deadline, inherited.warnings
-        self.trace_id = new_trace_id()
+        self.trace = inherited_trace()
 
     async def __aenter__(self) -> Self:
         self._home = asyncio.get_running_loop()
@@ -315,7 +315,7 @@ class Runtime:
             defaults=defaults,
             parent=scope.deadline if scope is not None else self.inherited,
             parent_owner=scope.name if scope is not None else "caller",
-            trace_id=scope.trace_id if scope is not None else self.trace_id,
+            caller=scope.span.trace if scope is not None else self.trace,
             mutates=known.mutates if known is not None else True,
             idempotent=known.idempotent if known is not None else False,
             notes=self._inherited_warnings() if self._inherited_notes else (),
@@ -378,7 +378,7 @@ class Runtime:
         attendant: Attendant,
     ) -> Awaitable[Outcome]:
         guards = self._guards + operation.guards if self._guards else operation.guards
-        scope = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
+        scope = Scope(admission.bound.bell, depth, admission.name, admission)
         if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
             return self._in_worker(operation, arguments, admission, scope, attendant)
         if operation.place != "loop" or self._is_for_the_host(operation):

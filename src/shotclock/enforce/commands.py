@@ -12,8 +12,9 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
+from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE
 from . import clock
-from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, TRACE_VARIABLE, Admission, Outcome
+from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, Admission, Outcome
 from .assignment import Assignment, Output, Report
 from .capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
 
@@ -68,7 +69,11 @@ def assign(
     clocks, bound = admission.clocks, admission.bound
     started = admission.started_ns
     inherited = os.environ if base_env is None else base_env
-    variables = {**inherited, **QUIET, TRACE_VARIABLE: admission.trace_id, **(env or {})}
+    variables = {**inherited, **QUIET, **(env or {})}
+    # One that is not what we were started with was meant for this command, by whoever wrote it down.
+    if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
+        variables.pop(TRACESTATE_VARIABLE, None)
+        variables |= admission.trace.as_variables()
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
         variables.pop(name, None)
     if bound.bell is not None and not leave_children:  # what may outlive the deadline is not told of it

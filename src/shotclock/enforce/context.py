@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.errors import Failure
+from ..core.trace import TraceContext
 from . import clock
 
 Progress = Callable[[int, int | None, str | None], None]
@@ -43,6 +44,13 @@ class Attendant:
         return self.restore(str(value))
 
 
+class Traced(Protocol):
+    """A call, or a place in a trace: what further calls are below."""
+
+    @property
+    def trace(self) -> TraceContext: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """The call that code runs inside of; further calls find it and nest."""
@@ -50,7 +58,7 @@ class Scope:
     deadline: Deadline | None
     depth: int
     name: str
-    trace_id: str
+    span: Traced
 
 
 class Listener(Attendant):

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.deadlines import NS_PER_MS
+from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
 from . import cgroups, kernel
-from .admission import DEADLINE_VARIABLE, TRACE_VARIABLE
+from .admission import DEADLINE_VARIABLE
 from .clock import monotonic_ns, wall_seconds
 
 # A tree that is being stopped right now is past its deadline, too; its supervisor takes milliseconds.
@@ -175,7 +176,8 @@ def _carried(pid: int) -> tuple[int, str] | None:
     deadline = variables.get(DEADLINE_VARIABLE.encode(), b"")
     if not deadline.isdigit() or len(deadline) >= 20:
         return None
-    return int(deadline), variables.get(TRACE_VARIABLE.encode(), b"").decode(errors="replace")
+    trace = parse_trace(variables.get(TRACEPARENT_VARIABLE.encode(), b"").decode(errors="replace"))
+    return int(deadline), "" if trace is None else trace.trace_id
 
 
 def _read(pid: int) -> _Process | None:

@@ -29,6 +29,7 @@ from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
 
 from .. import __version__
 from ..core.envelope import Problem
+from ..core.trace import TraceContext
 from ..enforce.clock import monotonic_ns
 from ..enforce.opened import Opened
 
@@ -56,8 +57,12 @@ class Stage(Enum):
 class Conversation:
     """`settled` holds the tool's result, or why there is none."""
 
-    def __init__(self, tool: str, arguments: Mapping[str, Any], remaining_ms: Callable[[], int | None]) -> None:
+    def __init__(
+        self, tool: str, arguments: Mapping[str, Any], remaining_ms: Callable[[], int | None], trace: TraceContext
+    ) -> None:
+        """`trace` is the call that talks, as the parent of what the server does for it."""
         self._tool, self._arguments, self._remaining_ms = tool, dict(arguments), remaining_ms
+        self._trace = trace
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
         self.stage = Stage.CONNECTING
         self.stage_began_ns = self.heard_ns = monotonic_ns()
@@ -91,9 +96,15 @@ class Conversation:
         if (missing := await self._missing(session)) is not None:
             return missing
         self.enter(Stage.CALLING)
-        remaining_ms = self._remaining_ms()
-        meta = None if remaining_ms is None else cast("types.RequestParamsMeta", {REMAINING: remaining_ms})
-        result = await session.call_tool(self._tool, self._arguments, progress_callback=self._progress, meta=meta)
+        meta: dict[str, Any] = {**self._trace.carried()}
+        if (remaining_ms := self._remaining_ms()) is not None:
+            meta[REMAINING] = remaining_ms
+        result = await session.call_tool(
+            self._tool,
+            self._arguments,
+            progress_callback=self._progress,
+            meta=cast("types.RequestParamsMeta", meta),
+        )
         self.enter(Stage.ANSWERED)
         return result
 

@@ -84,7 +84,7 @@ class GitProvider:
             call.clocks,
             parent=runtime.inherited if scope is None else scope.deadline,
             parent_owner="caller" if scope is None else scope.name,
-            trace_id=runtime.trace_id if scope is None else scope.trace_id,
+            caller=runtime.trace if scope is None else scope.span.trace,
             idempotent=True,
         )
         if admission.no_time_left:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.clocks import ClockKind
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Problem, warning
+from ..core.trace import TRACEPARENT
 from ..enforce.admission import Admission, Outcome, admit, answer, no_time_left
 from ..enforce.alarms import LONGEST_DELAY_S, Alarms
 from ..enforce.call import Runtime
@@ -65,7 +66,7 @@ class HttpProvider:
             call.clocks,
             parent=runtime.inherited if scope is None else scope.deadline,
             parent_owner="caller" if scope is None else scope.name,
-            trace_id=runtime.trace_id if scope is None else scope.trace_id,
+            caller=runtime.trace if scope is None else scope.span.trace,
             mutates=request.mutates,
             idempotent=request.is_idempotent,
         )
@@ -76,7 +77,7 @@ class HttpProvider:
         if admission.no_time_left:
             return StepResult(answer(admission, no_time_left(admission)), None, exchange.timeout_rule)
         depth = -1 if scope is None else scope.depth
-        inner = Scope(admission.bound.bell, depth, admission.name, admission.trace_id)
+        inner = Scope(admission.bound.bell, depth, admission.name, admission)
         outcome, rule = await self._bounded(exchange, self._fetch(exchange, call.env, inner, self._names_of(runtime)))
         return StepResult(answer(admission, outcome), exchange.response.output, rule)
 
@@ -208,6 +209,8 @@ class Exchange:
         self._at = f"{request.method} {shown(request.url)}"
         if (bell := self.admission.bound.bell) is not None:
             request.headers[REMAINING_HEADER] = str(bell.remaining_ms(monotonic_ns()))
+        if TRACEPARENT not in request.headers:  # unless the step says its own
+            request.headers.update(self.admission.trace.carried())
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
         """Told by the client of every stage: a sign of life, and when the server may have heard of us."""

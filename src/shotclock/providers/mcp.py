@@ -19,6 +19,7 @@ from ..core.durations import parse_duration_ms
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.trace import TRACEPARENT
 from ..enforce import commands
 from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
@@ -96,6 +97,7 @@ class _Call:
             call.settings["method"],
             call.settings["arguments"],
             lambda: None if bell is None else bell.remaining_ms(monotonic_ns()),
+            admission.trace,
         )
         written = call.settings.get("connect_timeout")
         self._connect_ms = CONNECT_LIMIT_MS if written is None else parse_duration_ms(written, bare="s")
@@ -116,6 +118,8 @@ class _Call:
     async def _by_url(self) -> tuple[Outcome, Any]:
         settings = self._call.settings
         headers = {name: str(value) for name, value in settings.get("headers", {}).items() if value is not None}
+        if TRACEPARENT not in map(str.lower, headers):
+            headers |= self._admission.trace.carried()
         problem = await self._held(self._talk.over_http(settings["url"], headers))
         return self._judged(problem, Ending.CANCELLED)
 

@@ -60,7 +60,8 @@ class WorkflowProvider:
         outer = current_scope.get()
         depth = -1 if outer is None else outer.depth
         # Named by whose clock it is, so that what it stops says the truth about who stopped it.
-        scope = Scope(admission.bound.bell, depth, admission.bound.owner, admission.trace_id)
+        # The run inside is what is called: it stands where this call would, below the step.
+        scope = Scope(admission.bound.bell, depth, admission.bound.owner, admission.caller)
         token = current_scope.set(scope)
         try:
             envelope = await self._until_ended(call)

@@ -50,7 +50,7 @@ def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Admis
         call.clocks,
         parent=scope.deadline if scope is not None else runtime.inherited,
         parent_owner=scope.name if scope is not None else "caller",
-        trace_id=scope.trace_id if scope is not None else runtime.trace_id,
+        caller=scope.span.trace if scope is not None else runtime.trace,
         mutates=mutates,
     )
 

@@ -29,10 +29,13 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
+from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..desk import Desk
-from ..enforce.admission import Admission, Outcome, admit, answer, new_request_id
+from ..enforce.admission import Admission, Outcome, admit, answer, inherited_trace, new_request_id, new_trace
 from ..enforce.clock import monotonic_ns
+from ..enforce.context import Scope
 from ..enforce.handlers import raised
+from ..enforce.hosted import current_scope
 from .progress import ProgressReports
 from .terms import REMAINING, Terms, read_terms
 from .tools import JOB_ACTIONS, JOB_TOOL
@@ -85,6 +88,8 @@ class Gate:
         name, meta = params.get("name"), params.get("_meta")
         if not isinstance(name, str) or not isinstance(meta, dict | None):
             raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
+        # The request's own task: everything that is done for it stands below whoever sent it.
+        current_scope.set(Scope(self._desk.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1
         self.counts.in_flight += 1
         terms = read_terms(meta)
@@ -110,6 +115,14 @@ class Gate:
         except (TypeError, ValueError, RecursionError) as error:
             problem = Problem("RESULT_NOT_SERIALIZABLE", f"the answer cannot be put into JSON: {error}")
             return shown(_refused(name, problem, Ending.FINISHED), server_info)
+
+    def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
+        """Where the request says its sender stands in a trace, else the server's own starter, else the beginning."""
+        for carrier in (meta, getattr(request, "headers", None)):
+            if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
+                return trace
+        ours = self._desk.runtime.trace
+        return ours if ours.span_id else new_trace()
 
     async def _envelope(self, name: str, arguments: object, terms: Terms, progress: ProgressReports | None) -> Envelope:
         mistakes = list(terms.mistakes)
@@ -196,7 +209,7 @@ class Gate:
         error = task.exception()
         if error is None:
             return task.result()
-        admission = admit(name, Clocks())
+        admission = admit(name, Clocks(), caller=_caller())
         return answer(admission, raised(error if isinstance(error, Exception) else RuntimeError(repr(error))))
 
     def _operation_timeout(self, name: str, started_ns: int, *, gone: bool) -> Envelope:
@@ -209,7 +222,7 @@ class Gate:
             Bound(bell, bell, limit_ms, "server"),
             started_ns,
             new_request_id(),
-            self._desk.runtime.trace_id,
+            _caller() or inherited_trace(),
             spec is None or spec.mutates,
             spec is not None and spec.idempotent,
         )
@@ -229,7 +242,12 @@ class Gate:
 
 
 def _refused(name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
-    return answer(admit(name, Clocks()), Outcome(ending, problem))
+    return answer(admit(name, Clocks(), caller=_caller()), Outcome(ending, problem))
+
+
+def _caller() -> TraceContext | None:
+    scope = current_scope.get()
+    return None if scope is None else scope.span.trace
 
 
 def _invalid(name: str, mistakes: list[dict[str, str]]) -> Envelope:

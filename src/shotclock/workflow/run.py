@@ -17,9 +17,10 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.trace import TraceContext
 from ..core.walltime import WallTime
 from ..desk import stopped_by
-from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, new_trace_id
+from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.context import Scope
@@ -180,7 +181,7 @@ async def resume(
     workflow = WorkflowFile.model_validate(run.workflow)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
-    admission = _admit(request, left_ms, run.trace_id)
+    admission = _admit(request, left_ms, TraceContext(run.trace_id))
     known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
     company = _Company(stop, on_change, environment, aside, around)
     began_ns = monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS
@@ -206,7 +207,7 @@ def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepSt
     return known
 
 
-def _admit(request: RunRequest, timeout_ms: int, trace_id: str | None = None) -> Admission:
+def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Admission:
     """Inside the run that it is a step of, or else inside the time that came with the environment."""
     scope = current_scope.get()
     return admit(
@@ -214,7 +215,7 @@ def _admit(request: RunRequest, timeout_ms: int, trace_id: str | None = None) ->
         Clocks(timeout_ms=timeout_ms),
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline if scope is None else scope.deadline,
         parent_owner="caller" if scope is None else scope.name,
-        trace_id=trace_id or (new_trace_id() if scope is None else scope.trace_id),
+        caller=trace or (inherited_trace() if scope is None else scope.span.trace),
     )
 
 
@@ -238,7 +239,7 @@ async def _carry_out(
         records = [StepRecord(state.id, state.status.value, state.recorded()) for state in states]
         store.runs.record(request.run_id, records, _now())
 
-    token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission.trace_id))
+    token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission))
     try:
         async with contextlib.AsyncExitStack() as stack:
             if around is None:

@@ -1,0 +1,92 @@
+"""Where a call stands in a trace: the ids of W3C Trace Context, as they travel from caller to child.
+
+They travel whether or not anybody records them: whoever started us and whoever we start may. What comes from outside
+is never an error: one that cannot be read is as if it had not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .records import value
+
+TRACEPARENT_VARIABLE = "TRACEPARENT"
+TRACESTATE_VARIABLE = "TRACESTATE"
+# As headers, and as keys of an MCP request's `_meta`.
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+# Longer ones may be cut by whoever passes them on (W3C §3.3.1.5); we leave them out as a whole.
+LONGEST_STATE = 512
+_HEX = frozenset("0123456789abcdef")
+_SAMPLED = 0x01
+
+
+@value
+class TraceContext:
+    """One span of a trace, to be the parent of others."""
+
+    trace_id: str
+    span_id: str = ""
+    """Empty where the trace begins here: there is no span above."""
+    sampled: bool = True
+    state: str = ""
+
+    @property
+    def trace(self) -> TraceContext:
+        """Itself, so that a place in a trace can stand wherever a call can."""
+        return self
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+    def below(self, span_id: str) -> TraceContext:
+        return TraceContext(self.trace_id, span_id, self.sampled, self.state)
+
+    def carried(self) -> dict[str, str]:
+        """As headers carry it; names in lower case, as `_meta` wants them."""
+        carried = {TRACEPARENT: self.traceparent}
+        if self.state:
+            carried[TRACESTATE] = self.state
+        return carried
+
+    def as_variables(self) -> dict[str, str]:
+        return {name.upper(): value for name, value in self.carried().items()}
+
+
+def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext | None:
+    """None where it is no traceparent. Later versions are read as far as they are known, as the standard asks."""
+    if not isinstance(traceparent, str):
+        return None
+    text = traceparent.strip(" \t")
+    fields = text.split("-")
+    if len(fields) < 4 or len(text) > LONGEST_STATE:
+        return None
+    version, trace_id, span_id, flags = fields[:4]
+    is_well_formed = (
+        _is_hex(version, 2)
+        and version != "ff"
+        and (version != "00" or len(fields) == 4)
+        and _is_hex(trace_id, 32)
+        and _is_hex(span_id, 16)
+        and _is_hex(flags, 2)
+    )
+    if not is_well_formed or not trace_id.strip("0") or not span_id.strip("0"):
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _state(tracestate))
+
+
+def trace_from_variables(environment: Mapping[str, str]) -> TraceContext | None:
+    return parse_trace(environment.get(TRACEPARENT_VARIABLE), environment.get(TRACESTATE_VARIABLE))
+
+
+def _is_hex(text: str, length: int) -> bool:
+    return len(text) == length and _HEX.issuperset(text)
+
+
+def _state(written: object) -> str:
+    """Passed along as it is: it is other systems' own. Only what no header could carry is left out."""
+    if not isinstance(written, str) or len(written) > LONGEST_STATE:
+        return ""
+    return written.strip() if all(" " <= char <= "~" or char == "\t" for char in written) else ""
