@@ -12,7 +12,7 @@ from ..core.clocks import DEFAULT_GRACE_MS
 from ..core.deadlines import reserve_ms_for
 from ..core.graph import Groups, groups_of, needs, order_of
 from .kinds import KINDS, duration_ms
-from .schema import AnyStep, GitStep, Retry, WorkflowFile
+from .schema import AnyStep, GitStep, Retry, ToolStep, WorkflowFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ def written_timeout(step: AnyStep) -> object:
 def step_timeout_ms(workflow: WorkflowFile, step: AnyStep) -> int | None:
     """0 is none; None is as long as the run."""
     kind, written = KINDS[step.type], written_timeout(step)
+    if written is None and isinstance(step, ToolStep) and step.tool in workflow.tools:
+        written = workflow.tools[step.tool].timeout
     if written is None and workflow.defaults.timeout is not None and kind.default_ms is not None:
         written = workflow.defaults.timeout
     return kind.timeout_ms(written)

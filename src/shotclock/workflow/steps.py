@@ -19,7 +19,7 @@ from ..providers.provider import Provider, StepCall, StepResult
 from . import templates
 from .kinds import KINDS, duration_ms
 from .plan import delay_ms, retry_of, step_timeout_ms
-from .schema import AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
+from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
 from .secrets import Redaction, filled_in
 from .shell import Unsafe, with_references
 from .states import Reason, Status, StepState
@@ -32,8 +32,11 @@ ITEMS_AT_ONCE = 8
 MOST_ITEMS = 10_000
 # Of what a command that failed said on stderr: the end of it, where the reason mostly is.
 STDERR_KEPT = 2_000
-# Keys of a step that are the engine's own and never templates.
-_OWN_KEYS = set(StepPart.model_fields) | {"type"}
+# The keys of each kind that are its provider's. The others are the engine's own and never templates.
+_PROVIDERS_KEYS = {
+    kind: tuple(name for name in model.model_fields if name not in StepPart.model_fields and name != "type")
+    for kind, model in STEP_TYPES.items()
+}
 
 _RENDER = Operation(
     "template",
@@ -92,6 +95,7 @@ class Steps:
         self._redaction = redaction
         self._folder = folder
         self._deadline = deadline
+        self._clocks_of: dict[tuple[int | None, ...], Clocks] = {}
 
     async def execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         """Leaves the state final. A cancellation is passed on."""
@@ -212,21 +216,27 @@ class Steps:
         def limit(own: object, default: object) -> int | None:
             return duration_ms(own, unit) if own is not None else None if default is None else duration_ms(default, "s")
 
-        return Clocks(
-            timeout_ms=step_timeout_ms(self._workflow, step) or 0,
-            soft_ms=limit(step.soft, defaults.soft),
-            idle_ms=limit(step.idle, defaults.idle),
-            grace_ms=limit(step.grace, defaults.grace),
+        limits = (
+            step_timeout_ms(self._workflow, step) or 0,
+            limit(step.soft, defaults.soft),
+            limit(step.idle, defaults.idle),
+            limit(step.grace, defaults.grace),
         )
+        if limits not in self._clocks_of:  # the same for most steps, and everybody below knows the same ones again
+            timeout_ms, soft_ms, idle_ms, grace_ms = limits
+            self._clocks_of[limits] = Clocks(timeout_ms, soft_ms=soft_ms, idle_ms=idle_ms, grace_ms=grace_ms)
+        return self._clocks_of[limits]
 
     # --- templates ----------------------------------------------------------------------------------------
 
     async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        written = {key: value for key, value in step.model_dump().items() if key not in _OWN_KEYS}
+        written = {key: getattr(step, key) for key in _PROVIDERS_KEYS[step.type]}
         values: dict[str, str] = {}
         if isinstance(step, ToolStep):
             tool = self._workflow.tools[step.tool]
             arguments = await self._rendered(step.arguments, scope)
+            if tool.input_schema is not None and (why := _schema_problem(tool.input_schema, arguments)) is not None:
+                raise StepFailed("STEP_INVALID", f"arguments do not fit input_schema: {why}", "step/arguments")
             scope = {**scope, "args": arguments, "arguments": arguments}
             written = {"exec": tool.exec, "stdin": tool.stdin}
         if isinstance(step, CommandStep | ToolStep):
@@ -250,7 +260,8 @@ class Steps:
             asked = {**self._workflow.tools[step.tool].env, **asked}
         rendered = await self._rendered(asked, scope) if asked else {}
         filled = {key: filled_in(templates.as_text(value), self._environment) for key, value in rendered.items()}
-        written = step.cwd or self._workflow.defaults.cwd
+        own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
+        written = step.cwd or own or self._workflow.defaults.cwd
         folder = self._folder
         if written is not None:
             folder = folder / (await self._text(written, scope)).text
@@ -263,8 +274,10 @@ class Steps:
 
     async def _rendered(self, value: Any, scope: dict[str, Any]) -> Any:
         """Every text in it rendered; one that is nothing but a name becomes the value itself."""
+        if not _holds_template(value):
+            return value
         if isinstance(value, str):
-            return await self._value(value, scope) if templates.is_template(value) else value
+            return await self._value(value, scope)
         if isinstance(value, dict):
             return {key: await self._rendered(item, scope) for key, item in value.items()}
         if isinstance(value, list):
@@ -317,6 +330,14 @@ def _looked_up(name: str, scope: Mapping[str, Any]) -> Any:
         return templates.look_up(name, scope)
     except templates.TemplateError as error:
         raise StepFailed("TEMPLATE_FAILED", str(error), "step/template") from None
+
+
+def _holds_template(value: Any) -> bool:
+    if isinstance(value, str):
+        return templates.is_template(value)
+    if isinstance(value, dict):
+        return any(map(_holds_template, value.values()))
+    return isinstance(value, list) and any(map(_holds_template, value))
 
 
 def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
