@@ -736,7 +736,7 @@ def test_when_zygotes_are_killed_the_next_calls_work(victims: tuple[int, ...], w
             assert (await runtime.run(["true"], NEXT_CALL)).ok
             worker = psutil.Process((await runtime.call(Operation("own_pid", operations.own_pid))).value)
             chain = worker.parents()
-            assert chain[CLEAN].name() == "shotclock-zyg"
+            assert chain[CLEAN].name() == "clock-zygote"
             assert chain[CLEAN + 1].pid == os.getpid()
             for victim in victims:
                 chain[victim].kill()

@@ -800,7 +800,7 @@ def test_when_zygotes_are_killed_calls_go_on_and_a_fresh_host_can_still_be_had(
             host = psutil.Process(await pid_of_host(runtime))
             nap = asyncio.create_task(runtime.call(op("naps"), {"ms": 300}, SOON))
             chain = host.parents()
-            assert chain[PRELOADED].name() == chain[CLEAN].name() == "shotclock-zyg"
+            assert chain[PRELOADED].name() == chain[CLEAN].name() == "clock-zygote"
             for victim in victims:
                 chain[victim].kill()
             assert (await nap).value == "rested"

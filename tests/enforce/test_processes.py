@@ -33,13 +33,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(params=["run", "exec"])
+@pytest.fixture(params=["run", "run-again", "exec"])
 def surface(request: pytest.FixtureRequest, shotclock: Any, validate_envelope: Validate) -> Run:
-    """The same command through the library and through `shotclock exec --json`."""
+    """The same command through the library, under a fresh supervisor and under one that has run another before, and
+    through `shotclock exec --json`."""
 
     def by_library(*argv: str, timeout: str = "10s", grace: str = "5s", **options: Any) -> dict[str, Any]:
         async def scenario() -> dict[str, Any]:
             async with Runtime() as runtime:
+                if request.param == "run-again":
+                    assert (await runtime.run(["true"], SOON)).ok
                 return (await runtime.run(argv, Clocks.of(timeout, grace=grace), **options)).to_dict()
 
         return validate_envelope(run(scenario()))
@@ -61,7 +64,7 @@ def surface(request: pytest.FixtureRequest, shotclock: Any, validate_envelope: V
         assert ran.code == envelope["meta"]["exit_code"]
         return envelope
 
-    return by_library if request.param == "run" else by_command_line
+    return by_command_line if request.param == "exec" else by_library
 
 
 def warnings_of(envelope: dict[str, Any]) -> list[str]:

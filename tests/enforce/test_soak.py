@@ -97,7 +97,7 @@ def footprint() -> dict[str, int]:
 
 def kill_one_of_ours(dice: random.Random) -> None:
     """SIGKILL to a zygote, as the out-of-memory killer would."""
-    ours: list[Any] = [p for p in psutil.Process().children(recursive=True) if p.name() == "shotclock-zyg"]
+    ours: list[Any] = [p for p in psutil.Process().children(recursive=True) if p.name() == "clock-zygote"]
     if ours:
         dice.choice(ours).send_signal(signal.SIGKILL)
 

@@ -219,7 +219,7 @@ def test_apps_that_nobody_calls_are_not_kept_for_ever(steps: Steps, monkeypatch:
     async def scenario(call: Any) -> int:
         for number in range(4):
             await call("add", a=1, _env={**steps.env, "NUMBER": str(number)})
-        return len([pid for pid in os.listdir("/proc") if pid.isdigit() and _name(pid) == "shotclock-zyg"])
+        return len([pid for pid in os.listdir("/proc") if pid.isdigit() and _name(pid) == "clock-zygote"])
 
     assert steps(scenario) <= 2 * 2 + 2  # two zygotes for each that is kept, and those of the runtime itself
 

@@ -105,7 +105,7 @@ def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
     with served("serve", ADVERSARIES) as process:
         hang_three(process, tmp_path)
         for child in psutil.Process(process.pid).children(recursive=True):
-            if "shotclock-zyg" in child.name():
+            if "clock-zygote" in child.name():
                 child.suspend()  # so that stopping politely takes its time
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
         assert process.wait(ENDED_WITHIN_S) == 143
         assert time.monotonic() - began < 2
         for child in psutil.process_iter(["name"]):
-            if child.info["name"] == "shotclock-zyg" and child.status() == psutil.STATUS_STOPPED:
+            if child.info["name"] == "clock-zygote" and child.status() == psutil.STATUS_STOPPED:
                 child.resume()
         eventually(lambda: nothing_left(tmp_path), within=10)
 

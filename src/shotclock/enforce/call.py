@@ -37,7 +37,7 @@ from .observers import Audience, Observer
 from .opened import Opened, open_command
 from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
 from .preloaded import Preloaded, Program
-from .processes import Running, run_command, stop_all
+from .processes import Supervisors
 from .workers import Task, unfindable
 from .zygote import start_clean_zygote
 
@@ -131,7 +131,7 @@ class Runtime:
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self._pickup_check: asyncio.TimerHandle | None = None
-        self._commands: set[Running] = set()
+        self._commands = Supervisors(self._request_fork)
         self._closed = False
         self.turnstile: Turnstile | None = None
         self.counts = Counts()
@@ -245,7 +245,7 @@ class Runtime:
                 task = commands.assign(
                     admission, argv, env=env, base_env=base_env, cwd=folder, output_limit=output_limit
                 )
-                report = await self._at_home(run_command(self._request_fork, task, self._commands))
+                report = await self._at_home(self._commands.run(task))
                 outcome = commands.judge(admission, task, report)
         except asyncio.CancelledError:
             problem = Problem("CANCELLED", "cancelled by the caller")
@@ -288,7 +288,7 @@ class Runtime:
         task.soft_ns, task.idle_ms = None, 0
         async with contextlib.AsyncExitStack() as stack:
             try:
-                opened = await stack.enter_async_context(open_command(self._request_fork, task, self._commands))
+                opened = await stack.enter_async_context(open_command(self._commands, task))
             except (OSError, wire.Broken) as error:
                 raise Failure("SPAWN_FAILED", f"no supervisor could be started: {error}") from error
             yield opened
@@ -615,6 +615,7 @@ class Runtime:
             wire.send_fds(self._clean_zygote(), note, fds)
 
     def _drop_zygote(self) -> None:
+        self._commands.dismiss()  # without a zygote to guard them
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -628,7 +629,7 @@ class Runtime:
         self._closed = True
         if self._pickup_check is not None:
             self._pickup_check.cancel()
-        await stop_all(self._commands)
+        await self._commands.stop_all()
         if self._pool is not None:
             await self._pool.close()
         if self._host_processes is not None:

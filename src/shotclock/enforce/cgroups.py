@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import signal
+from functools import cache
 
 from .kernel import LINUX
 
@@ -43,10 +44,12 @@ class _CloneArguments(ctypes.Structure):
 class Cgroup:
     """One directory in the cgroup tree, named after the supervisor that owns it."""
 
-    __slots__ = ("_path",)
+    __slots__ = ("_path", "inside")
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.inside = False
+        """Whether we are in it ourselves, so that whatever we start is."""
 
     @classmethod
     def create(cls) -> Cgroup | None:
@@ -100,9 +103,29 @@ class Cgroup:
         with contextlib.suppress(OSError), open(os.path.join(self._path, "cgroup.kill"), "w") as file:
             file.write("1")
 
+    def enter(self) -> bool:
+        """From here on all that this process starts is born in it; so would this process be killed with it."""
+        self.inside = self.inside or _move_to(self._path)
+        return self.inside
+
+    def leave(self) -> bool:
+        """Takes a lock of the whole system, as `enter` does: some milliseconds where nobody did so just before."""
+        if self.inside and _move_to(os.path.dirname(self._path)):
+            self.inside = False
+        return not self.inside
+
     def remove(self) -> None:
         """Remove it, with what nested ones left behind. It must be empty; a survivor keeps it there."""
         _remove(self._path)
+
+
+def _move_to(path: str) -> bool:
+    try:
+        with open(os.path.join(path, "cgroup.procs"), "w") as file:
+            file.write("0")
+    except OSError:
+        return False
+    return True
 
 
 def _remove(path: str) -> None:
@@ -116,8 +139,10 @@ def _remove(path: str) -> None:
         os.rmdir(path)
 
 
+@cache
 def home_directory() -> str | None:
-    """The cgroup this process is in, if it is one of version 2 that we may write to."""
+    """The cgroup this process is in, if it is one of version 2 that we may write to. Where we are in one of our own,
+    it is the one around that: it was looked up before."""
     if not LINUX:
         return None
     try:

@@ -153,8 +153,8 @@ def cannot_catch(commands_by: object) -> list[str]:
         "work handed to a daemon that was already there (docker, systemd-run, at, cron): it never was below us",
         "a process stuck inside the kernel (state D, as on a dead network mount): it goes when the kernel lets go, "
         "and is reported as a survivor until then",
-        "what a command started, if supervisor and caller are both killed in the same instant; the command itself "
-        "still dies, and the rest is listed here once it is overdue",
+        "what a command started, if all who guard it (supervisor and caller, in a run the zygote as well) are killed "
+        "in the same instant; it is listed here once it is overdue",
     ]
     if os.geteuid() != 0 and commands_by != "cgroup":
         escapes.append("processes of another user (sudo, setuid programs): only root may signal them")

@@ -20,6 +20,8 @@ from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
 from . import cgroups, kernel
 from .admission import DEADLINE_VARIABLE
 from .clock import monotonic_ns, wall_seconds
+from .supervisor import SUPERVISOR_NAME
+from .zygote import ZYGOTE_NAME
 
 # A tree that is being stopped right now is past its deadline, too; its supervisor takes milliseconds.
 OVERDUE_AFTER_MS = 1_000
@@ -31,7 +33,7 @@ VERIFY_MS = 2_000
 CGROUP_SETTLED_S = 60
 
 # A supervisor stops what is below it; a zygote, what its supervisors lost.
-_GUARDS = ("shotclock-sup", "shotclock-zyg")
+_GUARDS = (SUPERVISOR_NAME, ZYGOTE_NAME)
 
 
 @dataclass(frozen=True, slots=True)

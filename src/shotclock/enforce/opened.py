@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Callable
 
-from . import wire
 from .assignment import Assignment, Report
-from .processes import REPORT_MARGIN_MS, NeverTold, Running, request, shielded
+from .processes import REPORT_MARGIN_MS, NeverTold, Running, Supervisors, shielded
 from .supervisor import VERIFY_LIMIT_MS
 
 # What a process may take to leave by itself once its stdin has ended; one that does not listen is told by TERM.
@@ -80,8 +78,7 @@ class Opened:
             await asyncio.wait([self.ended], timeout=LEAVE_LIMIT_S)
             grace_ms = min(grace_ms, LEAVE_GRACE_MS)
         if not self.ended.done():
-            with contextlib.suppress(wire.Broken, BlockingIOError):
-                wire.send(self._running.control, ("grace", grace_ms))
+            self._running.order("grace", grace_ms)
             self._running.order("stop", "closed")
             await asyncio.wait([self.ended], timeout=(grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000)
         if self.report is None:
@@ -103,8 +100,7 @@ class Opened:
             loop.remove_reader(self._stdout)
             os.close(self._stdout)
             self._stdout = -1
-        loop.remove_reader(self._running.control)
-        self._running.control.close()
+        self._running.close()
         self._wake()
 
     async def _until(self, add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
@@ -124,22 +120,20 @@ class Opened:
 
     def _has_ended(self, ended: asyncio.Future[Report]) -> None:
         if not ended.cancelled():
-            self.report = ended.result()
+            self.report = ended.result() if ended.exception() is None else Report()
 
 
 @contextlib.asynccontextmanager
-async def open_command(
-    request_fork: Callable[[bytes, list[int]], None], task: Assignment, all_running: set[Running]
-) -> AsyncIterator[Opened]:
+async def open_command(supervisors: Supervisors, task: Assignment) -> AsyncIterator[Opened]:
     """Start it, and have it gone again, with all it started, when this is left. Raises OSError or wire.Broken.
 
     Left by an exception (a cancellation as well) it is stopped at once, otherwise it may leave by itself.
     """
     try:
-        opened = await _open_once(request_fork, task)
+        opened = await _open_once(supervisors, task)
     except NeverTold:  # its zygote was killed with the request in its hands; nothing began
-        opened = await _open_once(request_fork, task)
-    all_running.add(opened._running)
+        opened = await _open_once(supervisors, task)
+    supervisors.running.add(opened._running)
     try:
         try:
             yield opened
@@ -148,7 +142,7 @@ async def open_command(
             raise
         await _let_leave(opened)
     finally:
-        all_running.discard(opened._running)
+        supervisors.running.discard(opened._running)
         opened.let_go()
 
 
@@ -163,32 +157,19 @@ async def _let_leave(opened: Opened) -> None:
         raise
 
 
-async def _open_once(request_fork: Callable[[bytes, list[int]], None], task: Assignment) -> Opened:
-    loop = asyncio.get_running_loop()
-    control, theirs = socket.socketpair()
-    control.setblocking(False)
-    fds: list[int] = []
+async def _open_once(supervisors: Supervisors, task: Assignment) -> Opened:
+    their_stdin, stdin = os.pipe()
+    fds = [their_stdin, stdin]
     try:
-        with theirs:
-            their_stdin, stdin = os.pipe()
-            fds += (their_stdin, stdin)
-            stdout, their_stdout = os.pipe()
-            fds += (stdout, their_stdout)
-            await request(request_fork, [theirs.fileno(), their_stdin, their_stdout], task)
-        for fd in (their_stdin, their_stdout):
-            os.close(fd)
-            fds.remove(fd)
-        try:
-            await loop.sock_sendall(control, wire.frame((task.pack(),)))
-        except OSError as error:
-            raise NeverTold(*error.args) from error
+        stdout, their_stdout = os.pipe()
+        fds += (stdout, their_stdout)
+        running = await supervisors.begin(task, [their_stdin, their_stdout])
     except BaseException:
-        control.close()
         for fd in fds:
             os.close(fd)
         raise
-    running = Running(control, loop.create_future())
-    loop.add_reader(control, running.receive, wire.Inbox(control))
+    os.close(their_stdin)
+    os.close(their_stdout)
     return Opened(running, task, stdin, stdout)
 
 

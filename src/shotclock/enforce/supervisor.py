@@ -27,6 +27,8 @@ from .assignment import Assignment, Output, Report
 from .capture import Capture
 from .cgroups import Cgroup
 from .clock import monotonic_ns
+from .starting import StartFailed, become, spawn
+from .streams import RELAY_HELD, Stream
 
 # How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
 LEAK_GRACE_MS = 300
@@ -37,16 +39,16 @@ LEAK_STOP_GRACE_MS = 500
 VERIFY_LIMIT_MS = 2_000
 # Between two sweeps over a tree that is dying; SIGCHLD usually ends the wait sooner.
 SWEEP_PAUSE_MS = 5
+# Sweeps that a tree may outlive before the kernel is asked to kill it as a whole: it forks faster than it is found.
+SWEEPS_ALONE = 3
+# What ends sooner than this was never said to have started: one message less for most commands.
+START_TOLD_AFTER_MS = 20
 # How long the caller may take to read the report before we give up on telling it.
 REPORT_LIMIT_S = 10.0
 # poll() takes a C int of milliseconds; a month in one wait would overflow it.
 LONGEST_WAIT_MS = 3_600_000
 # After a kill, how long whoever reads our relayed output may take for the last of it.
 FLUSH_LIMIT_MS = 1_000
-READ_SIZE = 256 * 1024
-# POLLOUT promises room for this much in a pipe, so a write of it cannot block.
-RELAY_WRITE = 4096
-RELAY_HELD = 64 * 1024
 # What a pipe may hold at most, unless root says otherwise.
 LARGEST_PIPE = 1024 * 1024
 _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
@@ -65,58 +67,6 @@ class _Stage(Enum):
     GONE = auto()
 
 
-class _Stream:
-    """One output pipe of the work."""
-
-    def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
-        self.fd = fd
-        self.capture = capture
-        self.relay_to = relay_to
-        self.held = bytearray()
-        os.set_blocking(fd, False)
-
-    @property
-    def open(self) -> bool:
-        return self.fd >= 0
-
-    @property
-    def busy(self) -> bool:
-        return self.open or bool(self.held)
-
-    def read(self) -> bool:
-        """Take what is there. True if there was anything."""
-        try:
-            chunk = os.read(self.fd, READ_SIZE if self.capture else RELAY_HELD)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            chunk = b""
-        if not chunk:
-            self.close()
-            return False
-        if self.capture is not None:
-            self.capture.add(chunk)
-        else:
-            self.held += chunk
-        return True
-
-    def write(self) -> None:
-        if not _takes_more(self.relay_to):  # both streams may be the same pipe, and the other was faster
-            return
-        try:
-            written = os.write(self.relay_to, self.held[:RELAY_WRITE])
-        except OSError:  # nobody reads any more: let the work find out the way it would without us
-            self.held.clear()
-            self.close()
-            return
-        del self.held[:written]
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
 class Supervisor:
     """Runs in its own process from fork to exit."""
 
@@ -124,6 +74,7 @@ class Supervisor:
         self._control = control
         self._orders = wire.InboxWithDescriptors(control)
         self._caller_gone = False
+        self._cgroup: Cgroup | None = None
         self._start_afresh()
         self._child_signal, self._child_signal_in = os.pipe()
         os.set_blocking(self._child_signal, False)
@@ -143,9 +94,10 @@ class Supervisor:
         self._leader = -1
         self._group = -1
         self._start_fd = -1
-        self._cgroup: Cgroup | None = None
+        self._start_told_ns: int | None = None
+        self._stays = False
         self._report = Report()
-        self._streams: list[_Stream] = []
+        self._streams: list[Stream] = []
         self._started_ns = monotonic_ns()
         self._last_sign_ns = self._started_ns
         self._bell_ns: int | None = None
@@ -159,16 +111,68 @@ class Supervisor:
 
     # --- starting -----------------------------------------------------------------------------------------
 
-    def run_command(self, task: Assignment, handed: list[int] | None = None) -> None:
+    def run_command(self, task: Assignment, handed: list[int] | None = None, *, stays: bool = False) -> None:
         """Run one command to its end and report. `handed` are the ends of pipes that become its stdin and stdout:
-        then it is the caller who talks with it, and only its stderr is ours."""
+        then it is the caller who talks with it, and only its stderr is ours. `stays` tells the caller, where nothing
+        is left of the command, that we wait for another."""
+        self._take_on(task)
+        self._stays = stays and not self._ignored
+        if not task.leave_children:
+            self._cgroup = Cgroup.create()
+        becomes = self._pipes(task, handed or [])
+        self._start(lambda: become(task, becomes), execs=True)
+        _forget_standard_streams()
+        for fd in becomes.values():  # whoever reads or writes the other ends must see when the work lets go of them
+            os.close(fd)
+        self._watch()
+
+    def run_next_command(self) -> bool:
+        """Wait for another command and run it, which now costs no fork. False: nobody will ask for one.
+
+        Our zygote is the third who guards it: where we and our caller are killed at once, it kills what we leave.
+        """
+        if self._cgroup is not None and not self._cgroup.enter():
+            self._cgroup.remove()
+            self._cgroup = None
+        task = self._next_task()
+        if task is None:
+            return False
+        self._start_afresh()
+        self._take_on(task)
+        self._stays = True
+        becomes = self._pipes(task, [])
+        try:
+            if not self._orders.has_unread:  # otherwise it was called off at once; without a child, the loop ends
+                self._leader = self._group = spawn(task, becomes)
+                self._start_told_ns = monotonic_ns() + START_TOLD_AFTER_MS * NS_PER_MS
+        except StartFailed as failed:
+            self._report.unstartable = (failed.step, failed.errno)
+        while self._orders.has_unread:
+            self._heed(self._orders.next())
+        for fd in becomes.values():
+            os.close(fd)
+        self._watch()
+        return True
+
+    def _next_task(self) -> Assignment | None:
+        if self._caller_gone or not self._stays:
+            return None
+        # Unbounded on purpose: without a command there is nothing to end, and we end with our caller's socket.
+        self._control.settimeout(None)
+        try:
+            return Assignment(**self._orders.next()[0])
+        except wire.Broken:
+            return None
+
+    def _take_on(self, task: Assignment) -> None:
         self._started_ns = task.started_ns or self._started_ns
         self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
         self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
         self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
+
+    def _pipes(self, task: Assignment, handed: list[int]) -> dict[int, int]:
+        """Which descriptors become which of the command's own."""
         output = Output[task.output]
-        if not task.leave_children:
-            self._cgroup = Cgroup.create()
         ends: list[int] = []
         if output is not Output.INHERIT:
             for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
@@ -177,14 +181,9 @@ class Supervisor:
                 read_end, write_end = os.pipe()
                 capture = Capture(task.output_limit, spill) if output is Output.CAPTURE else None
                 relay_to = os.dup(number) if output is Output.RELAY else -1
-                self._streams.append(_Stream(read_end, capture, relay_to))
+                self._streams.append(Stream(read_end, capture, relay_to))
                 ends.append(write_end)
-        becomes = dict(zip((0, 1, 2) if handed else (1, 2), [*(handed or ()), *ends], strict=False))
-        self._start(lambda: _become_command(task, becomes), execs=True)
-        _forget_standard_streams()
-        for fd in becomes.values():  # whoever reads or writes the other ends must see when the work lets go of them
-            os.close(fd)
-        self._watch()
+        return dict(zip((0, 1, 2) if handed else (1, 2), [*handed, *ends], strict=False))
 
     def run_worker(
         self,
@@ -286,12 +285,14 @@ class Supervisor:
             self._poll_once()
             self._reap()
             self._heed_clocks()
-        if self._cgroup is not None:
+        report = self._report
+        # Whatever would not die would be taken for the next command's.
+        self._stays = self._stays and not report.survivors
+        if self._cgroup is not None and not self._stays:
             self._cgroup.remove()
         if self._caller_gone:
             return
         self._read_start()
-        report = self._report
         report.ended_ns = monotonic_ns()
         if report.fired is None:
             report.elapsed_ns = report.ended_ns - self._started_ns
@@ -299,7 +300,7 @@ class Supervisor:
         if captured:
             *rest, report.stderr = captured
             report.stdout = rest[0] if rest else report.stdout
-        self._tell(("ended", report.pack()))
+        self._tell(("ended", report.pack(), os.getpid() if self._stays else 0))
 
     def _poll_once(self) -> None:
         poller = select.poll()
@@ -349,7 +350,7 @@ class Supervisor:
                 return self._linger_ns, self._bell_ns
             case _:
                 idle_at = self._last_sign_ns + self._idle_ns if self._idle_ns else None
-                return self._bell_ns, self._soft_ns, idle_at
+                return self._bell_ns, self._soft_ns, idle_at, self._start_told_ns
 
     def _heed_clocks(self) -> None:
         now = monotonic_ns()
@@ -365,6 +366,9 @@ class Supervisor:
                 if _due(self._linger_ns, now):
                     self._stop_leaked()
             case _Stage.RUNNING:
+                if _due(self._start_told_ns, now):
+                    self._start_told_ns = None
+                    self._tell(("started", self._group))
                 if any(stream.held for stream in self._streams):
                     self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
                 if self._idle_ns and now >= self._last_sign_ns + self._idle_ns:
@@ -385,15 +389,18 @@ class Supervisor:
             self._kill()
             return
         for order in orders:
-            match order:
-                case ("stop", str(why)):
-                    self._report.stopped = self._report.stopped or why
-                    self._stop()
-                case ("kill", str(why)):
-                    self._report.stopped = self._report.stopped or why
-                    self._kill()
-                case ("grace", int(grace_ms)):
-                    self._grace_ms = grace_ms
+            self._heed(order)
+
+    def _heed(self, order: wire.Message) -> None:
+        match order:
+            case ("stop", str(why)):
+                self._report.stopped = self._report.stopped or why
+                self._stop()
+            case ("kill", str(why)):
+                self._report.stopped = self._report.stopped or why
+                self._kill()
+            case ("grace", int(grace_ms)):
+                self._grace_ms = grace_ms
 
     # --- the leader and what it leaves --------------------------------------------------------------------
 
@@ -510,14 +517,19 @@ class Supervisor:
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
         self._stage = _Stage.STOPPING
-        if self._cgroup is not None:
+        if self._cgroup is not None and not self._cgroup.inside:
             self._cgroup.kill()
         if self._leader > 0:  # its group is most of it, and can be dying while we look for the rest
             self._signal_group(signal.SIGKILL)
-        left = kill_below(self._reap_and_say_if_gone, self._pause)
+        left = kill_below(self._reap_and_say_if_gone, self._pause, escalate=self._kill_from_outside)
         if left:
             self._report.survivors = [kernel.describe(pid) for pid in left]
             self._begin_flushing()
+
+    def _kill_from_outside(self) -> None:
+        """Stepping out of the cgroup takes milliseconds when nobody else moves: only where they are worth it."""
+        if self._cgroup is not None and self._cgroup.leave():
+            self._cgroup.kill()
 
     def _reap_and_say_if_gone(self) -> bool:
         self._reap()
@@ -541,18 +553,24 @@ class Supervisor:
 
 
 def kill_below(
-    reap: Callable[[], bool], pause: Callable[[int], None], *, find: Callable[[], list[int]] | None = None
+    reap: Callable[[], bool],
+    pause: Callable[[int], None],
+    *,
+    find: Callable[[], list[int]] | None = None,
+    escalate: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
 
     The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
-    forking while the signal is sent. `find` narrows the targets, anew for each sweep. Returns the pids that would not
-    die within the limit.
+    forking while the signal is sent. `find` narrows the targets, anew for each sweep; what outlives the first few
+    calls for `escalate`. Returns the pids that would not die within the limit.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
     give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
+    sweeps = 0
     while True:
+        sweeps += 1
         targets = find()
         for group in {_group_of(pid) for pid in targets} - {0, my_group}:
             with contextlib.suppress(OSError):
@@ -563,33 +581,10 @@ def kill_below(
             return []
         if monotonic_ns() >= give_up_ns:
             return [pid for pid in targets if not kernel.is_zombie(pid)]
-        if all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
+        if sweeps == SWEEPS_ALONE:
+            escalate()
+        elif all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
             pause(SWEEP_PAUSE_MS)
-
-
-class StartFailed(Exception):
-    def __init__(self, step: str, errno: int) -> None:
-        super().__init__(step, errno)
-        self.step = step
-        self.errno = errno
-
-
-def _become_command(task: Assignment, becomes: dict[int, int]) -> None:
-    """In the child, between fork and exec. All our descriptors but the standard three close at exec."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; what we run expects the default
-    if task.cwd is not None:
-        try:
-            os.chdir(task.cwd)
-        except OSError as error:
-            raise StartFailed("cwd", error.errno or 0) from None
-    if not task.stdin and 0 not in becomes:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, fd in becomes.items():
-        os.dup2(fd, number)
-    try:
-        os.execvpe(task.argv[0], task.argv, task.env)
-    except OSError as error:
-        raise StartFailed("exec", error.errno or 0) from None
 
 
 def _due(at_ns: int | None, now_ns: int) -> bool:
@@ -614,12 +609,6 @@ def _group_of(pid: int) -> int:
         return os.getpgid(pid)
     except OSError:
         return 0
-
-
-def _takes_more(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLOUT)
-    return bool(poller.poll(0))
 
 
 def _has_rung(bell_fd: int) -> bool:

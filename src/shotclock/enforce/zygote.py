@@ -9,7 +9,8 @@ other work) and forks a supervisor for every worker and every host process, with
 
 A supervisor lives and dies by its own socket to the runtime: when the runtime dies it kills what it guards without
 being told, and when a zygote dies it goes on. One whose worker is gone forks the next: it was forked with everything
-imported and has run our code only, so one fork of a large process is enough where the zygote would need two. Both
+imported and has run our code only, so one fork of a large process is enough where the zygote would need two. One whose
+command is gone spawns the next, without any. Both
 zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
 """
 
@@ -33,6 +34,9 @@ from .kernel import Bell
 from .supervisor import SUPERVISOR_NAME, Supervisor, kill_below
 
 COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
+
+# Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
+ZYGOTE_NAME = "clock-zygote"
 
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
 _REQUEST_LIMIT_S = 10.0
@@ -75,7 +79,7 @@ def main(fd: int) -> None:
     # Whatever else the runtime was started with, somebody may be waiting for its end of file.
     os.closerange(3, fd)
     os.closerange(fd + 1, fd + 256)
-    kernel.name_process("shotclock-zyg")
+    kernel.name_process(ZYGOTE_NAME)
     _serve_forks(socket.socket(fileno=fd))
     os._exit(0)
 
@@ -155,11 +159,13 @@ def _reap(forked: set[int]) -> None:
         if pid == 0:
             break
         forked.discard(pid)
+        cgroup = Cgroup.left_by(pid)
+        if cgroup is not None:  # by one that was killed, or that could not remove what it was in itself
+            cgroups.append(cgroup)
         if os.WIFSIGNALED(status):
             killed = True
-            if (cgroup := Cgroup.left_by(pid)) is not None:
+            if cgroup is not None:
                 cgroup.kill()
-                cgroups.append(cgroup)
     if killed:
         _kill_strays(forked)
     for cgroup in cgroups:
@@ -218,7 +224,10 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         control.settimeout(None)
         if _called_off(control):
             return
-        Supervisor(control).run_command(Assignment(**message[0]), fds[1:])
+        supervisor = Supervisor(control)
+        supervisor.run_command(Assignment(**message[0]), fds[1:], stays=len(fds) == 1)
+        while supervisor.run_next_command():
+            pass
     elif note == PRELOADED:
         requests = socket.socket(fileno=fds[1])
         Supervisor(control).run_worker(lambda: _become_preloaded(requests, control), leave_children=True)
@@ -277,7 +286,7 @@ def _called_off(control: socket.socket) -> bool:
 
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     control.close()
-    kernel.name_process("shotclock-zyg")
+    kernel.name_process(ZYGOTE_NAME)
     _prepare(*wire.receive_one(requests))
     _serve_forks(requests)
     os._exit(0)
@@ -289,7 +298,7 @@ def become_zygote_of(requests: socket.socket) -> NoReturn:
 
     worker.inside_worker = True
     sys.modules[worker.MAIN_ALIAS] = sys.modules["__main__"]
-    kernel.name_process("shotclock-zyg")
+    kernel.name_process(ZYGOTE_NAME)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     # What functions print is not the program's answer, which goes to stdout alone.
