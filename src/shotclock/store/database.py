@@ -67,6 +67,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
         self._synchronous = ""
+        self._busy_ms = -1
         self._let_go_by = 0
         self._closed = False
         with self._locked():
@@ -80,9 +81,12 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """For reading and writing, alone among all processes. All of it happens, or nothing does."""
-        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL") as connection:
+    def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[sqlite3.Connection]:
+        """For reading and writing, alone among all processes. All of it happens, or nothing does.
+
+        `may_wait=False` is for an event loop: StoreBusy at once where another thread or process is in the way.
+        """
+        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait) as connection:
             yield connection
 
     def close(self) -> None:
@@ -96,11 +100,16 @@ class Database:
     # --- transactions -----------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self, begin: str, synchronous: str = "") -> Iterator[sqlite3.Connection]:
-        with self._locked():
+    def _transaction(self, begin: str, synchronous: str = "", may_wait: bool = True) -> Iterator[sqlite3.Connection]:
+        with self._locked(THREAD_WAIT_S if may_wait else 0):
             self._check_file()
+            if self._connection is None and not may_wait:
+                raise StoreBusy("the store has to be opened again", self.path)
             connection = self._connection or self._connect()
             try:
+                if (busy_ms := BUSY_TIMEOUT_MS if may_wait else 0) != self._busy_ms:
+                    connection.execute(f"PRAGMA busy_timeout={busy_ms}")
+                    self._busy_ms = busy_ms
                 if synchronous and synchronous != self._synchronous:
                     connection.execute(f"PRAGMA synchronous={synchronous}")
                     self._synchronous = synchronous
@@ -115,14 +124,14 @@ class Database:
                 raise translated(error, self.path) from error
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, within_s: float = THREAD_WAIT_S) -> Iterator[None]:
         if self._closed:
             raise StoreUnusable("the store was closed", self.path)
         if self._pid != os.getpid():
             raise StoreUnusable(_FORKED, self.path)
         if self._user == threading.get_ident():  # a signal handler, or a callback such as is_alive
             raise StoreBusy("the store was asked from inside one of its own transactions", self.path)
-        if not self._acquire(THREAD_WAIT_S):
+        if not self._acquire(within_s):
             raise StoreBusy("another thread of this process is using the store", self.path)
         try:
             self._user = threading.get_ident()
@@ -181,7 +190,7 @@ class Database:
                 )
                 self._synchronous = ""
                 _set_up(connection, self.path)
-                connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+                self._busy_ms = -1  # set by the first transaction
                 return connection
             except sqlite3.Error as error:
                 last = translated(error, self.path)

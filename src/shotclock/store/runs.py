@@ -103,11 +103,11 @@ class Runs:
             connection.execute("UPDATE runs SET holder = ? WHERE id = ?", (c.holder_in(holder), c.text_in(run_id)))
             return _get(connection, run_id)
 
-    def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime) -> None:
-        """How far these steps are. Survives `kill -9`; a power loss may take the last moment, and its step is
-        then taken for one that was cut off."""
+    def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
+        """How far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last moment, and
+        its step is then taken for one that was cut off. `may_wait`: see Database.write."""
         rows = [(c.text_in(run_id), c.text_in(step.id), step.status, c.json_in(step.record), now.ms) for step in steps]
-        with self._database.write(durable=False) as connection:
+        with self._database.write(durable=False, may_wait=may_wait) as connection:
             connection.executemany(
                 "INSERT INTO steps (run, id, status, record, changed_at) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (run, id) DO UPDATE SET status = excluded.status, record = excluded.record, "

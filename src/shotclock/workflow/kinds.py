@@ -23,6 +23,8 @@ class Kind:
     unit: Unit
     default_ms: int | None
     """None: as long as the run it is in."""
+    needs_place: bool = True
+    """Whether it counts among the `max_parallelism` that are under way. Waiting for a person is no work."""
 
     def timeout_ms(self, written: object) -> int | None:
         """What the file says as milliseconds; 0 is none. Raises DurationError."""
@@ -42,7 +44,7 @@ KINDS = {
         Kind("mcp", "MCP tool call", "timeout", "s", 60_000),
         Kind("tool", "custom tool from the file's `tools:`", "timeout", "ms", 30_000),
         Kind("git-checkout", "clone and check out", "clone_timeout_ms", "ms", 300_000),
-        Kind("human-input", "question to a person", "timeout", "s", 0),
+        Kind("human-input", "question to a person", "timeout", "s", 0, needs_place=False),
         Kind("function", "a command of an App", "timeout", "s", 30_000),
         Kind("workflow", "another workflow", "timeout", "s", None),
     )

@@ -36,6 +36,7 @@ from ..providers.mcp import McpProvider
 from ..providers.nested import Inner, WorkflowProvider
 from ..providers.provider import Provider
 from ..store import Store
+from ..store.failures import StoreBusy
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from . import templates
 from .inner import identity, inner_workflow
@@ -196,13 +197,13 @@ def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepSt
         if state.status is Status.RUNNING:
             step = workflow.steps[step_id]
             if step.idempotent or retry_of(workflow, step) is not None:
-                state = StepState(state.id, state.type, timeout_ms=state.timeout_ms, continues=state.continues)
+                state = state.fresh()
             else:
                 state.status = Status.INTERRUPTED
                 message = "its process died while it ran, and nothing says that it may run twice"
                 state.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
         elif state.status is Status.SKIPPED:
-            state = StepState(state.id, state.type, timeout_ms=state.timeout_ms, continues=state.continues)
+            state = state.fresh()
         known[step_id] = state
     return known
 
@@ -235,9 +236,13 @@ async def _carry_out(
     files = (*(() if around is None else around.files), identity(request.file))
     scope = {"inputs": dict(inputs), "env": base_env, "run": {"id": request.run_id, "name": request.name}}
 
-    def record(states: Iterable[StepState]) -> None:
+    async def record(states: Iterable[StepState]) -> None:
         records = [StepRecord(state.id, state.status.value, state.recorded()) for state in states]
-        store.runs.record(request.run_id, records, _now())
+        try:
+            # A tenth of a millisecond; handing it to a thread would take twice that.
+            store.runs.record(request.run_id, records, _now(), may_wait=False)
+        except StoreBusy:
+            await asyncio.to_thread(store.runs.record, request.run_id, records, _now())
 
     token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission))
     try:

@@ -1,16 +1,22 @@
 """A run: each step starts the moment what it waits for is done, inside one deadline, and every change is written down.
 
-One loop owns all states, so nothing can be decided twice. What a step does is its provider's; here is only when.
+One loop owns all states, so nothing can be decided twice. What a step does is its provider's; here is only when. What
+has changed since the loop last looked goes into one transaction, the ends of steps together with the starts that they
+make possible. Nobody starts before it is written down that it does, or before the ends that it waited for are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..core.envelope import warning
+from ..core.errors import Failure
 from ..core.graph import needs
 from ..enforce.clock import monotonic_ns
+from .kinds import KINDS
 from .plan import graph_of, step_timeout_ms
 from .schema import AnyStep, Reaction, WorkflowFile
 from .states import Reason, Status, StepState
@@ -20,11 +26,10 @@ LOOP_CAP = 10
 # How many steps may be started in all, with every repetition: past this something feeds itself.
 START_CAP = 100_000
 NS_PER_MS = 1_000_000
-# Among the tasks of the steps, whose names have no blanks.
-FAIL_FAST = "fail fast"
 
-Execute = Callable[[str, AnyStep, StepState, dict[str, Any]], Any]
-Record = Callable[[Iterable[StepState]], None]
+Execute = Callable[[str, AnyStep, StepState, dict[str, Any]], Awaitable[None]]
+Record = Callable[[Sequence[StepState]], Awaitable[None]]
+OnChange = Callable[[StepState], None]
 
 
 class Running:
@@ -37,16 +42,17 @@ class Running:
         execute: Execute,
         record: Record,
         scope: Mapping[str, Any],
-        on_change: Callable[[StepState], None] | None = None,
+        on_change: OnChange | None = None,
         known: Mapping[str, StepState] | None = None,
         began_ns: int | None = None,
     ) -> None:
-        """`known` is what an earlier process wrote down of this very run, `began_ns` when that began."""
+        """`record` returns when it is written down, and raises if it cannot be. `known` is what an earlier process
+        wrote down of this very run, `began_ns` when that began."""
         self._workflow = workflow
         self._execute = execute
         self._record = record
         self._scope = scope
-        self._on_change = on_change or (lambda state: None)
+        self._on_change = on_change
         self._graph = graph_of(workflow)
         self._behind: dict[str, list[str]] = {name: [] for name in self._graph}
         for name, groups in self._graph.items():
@@ -61,58 +67,101 @@ class Running:
                 timeout_ms=step_timeout_ms(workflow, step),
                 continues=step.continue_on_failure or workflow.defaults.continue_on_failure,
             )
+        self._met = dict.fromkeys(self._graph, 0)
+        """How many of the groups that it waits for, counted from the first, are known to have been met."""
         self._started_ns = monotonic_ns() if began_ns is None else began_ns
-        self._places = asyncio.Semaphore(workflow.max_parallelism)
+        self._places = workflow.max_parallelism
+        self._ready: deque[str] = deque()
+        """What starts as soon as there is a place for it."""
+        self._placeless: list[str] = []
+        """What starts and needs no place."""
+        self._under_way: set[str] = set()
+        """Decided on, and not ended."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unwritten: list[StepState] = []
+        self._news = asyncio.Event()
         self._starts = 0
-        self._all_done = asyncio.Event()
-        self._stopping: Status | None = None
+        self._over: deque[str] = deque()
+        """Ended or skipped, and what that means for others is not decided yet."""
+        self._is_stopping = False
         self.notes: list[str] = []
+        """What went wrong beside the steps."""
         for name, state in (known or {}).items():
             if name in self.states:
                 self.states[name] = state
+                if state.status is Status.INTERRUPTED:
+                    self._unwritten.append(state)
 
     async def run(self) -> None:
-        """Until every step is final. Bounded by the deadline around the steps, since each ends inside it."""
-        for name in self.states:
-            self._consider(name)
-        self._check_done()
+        """Until every step is final and written down. Bounded by the deadline around the steps, since each ends inside
+        it. Raises what `record` raises, with everything stopped."""
         try:
-            await self._all_done.wait()
-        except asyncio.CancelledError:
-            await self.stop(Status.CANCELLED)
-            raise
+            for name in self.states:
+                self._consider(name)
+            self._follow_up()
+            while self._under_way and not self._is_stopping:
+                starting = self._take_places()
+                await self._write()
+                self._begin(starting)
+                await self._news.wait()  # bounded by the clocks of the steps
+                self._news.clear()
+        finally:
+            self._is_stopping = True
+            await self._write_what_can_be()  # before anybody is waited for, who may need all of his grace
+            await self._stop_tasks()
+            self._settle_rest()
+            await self._write_what_can_be()
 
-    async def stop(self, status: Status) -> None:
-        """Stop what runs, for real, and start nothing more."""
-        self._stopping = self._stopping or status
-        tasks = [task for task in self._tasks.values() if not task.done() and task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)  # bounded: a cancelled step is killed after its grace
-        self._settle_rest()
+    def scope_for(self, name: str) -> dict[str, Any]:
+        """What its templates can see."""
+        return {**self._scope, "outputs": Outputs(self.states), "steps": Shown(self.states)}
+
+    # --- writing down -------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        """All that has changed, in one transaction. Whoever watches is told afterwards."""
+        states = list({id(state): state for state in self._unwritten}.values())
+        self._unwritten.clear()
+        if not states:
+            return
+        await self._record(states)
+        for state in states:
+            if self._on_change is not None and state.status is not Status.PENDING:
+                try:
+                    self._on_change(state)
+                except Exception as error:  # whoever watches does not stop what it watches
+                    self._on_change = None
+                    self.notes.append(f"changes are not told any more: {error}")
+
+    async def _write_what_can_be(self) -> None:
+        try:
+            await self._write()
+        except Failure as failure:
+            self.notes.append(f"not everything is written down: {failure}")
 
     # --- deciding -----------------------------------------------------------------------------------------
 
-    def _consider(self, name: str) -> None:
-        """Start it, skip it, or leave it waiting."""
+    def _consider(self, name: str, because: StepState | None = None) -> None:
+        """Start it, skip it, or leave it waiting. `because` of a step that has ended; else everything is looked at."""
         state = self.states[name]
-        if state.status is not Status.PENDING or name in self._tasks or self._stopping is not None:
+        if state.status is not Status.PENDING or name in self._under_way or self._is_stopping:
             return
         if name in self._on_demand:
-            return  # whoever calls for it starts it
-        waits = False
-        for group in self._graph[name]:
-            members = [self.states[other] for other in group]
-            if any(member.has_passed for member in members):
-                continue
-            if all(member.status.is_final for member in members):
-                self._skip(state, members)
-                return
-            waits = True
-        if not waits:
+            if state.is_called:  # and until then it waits
+                self._start(name)
+            return
+        groups, met = self._graph[name], self._met[name]
+        while met < len(groups) and any(self.states[other].has_passed for other in groups[met]):
+            met += 1
+        self._met[name] = met
+        if met == len(groups):
             self._start(name)
+        elif because is None or not because.has_passed:
+            for group in groups[met:]:
+                members = [self.states[other] for other in group]
+                if all(member.status.is_final and not member.has_passed for member in members):
+                    self._skip(state, members)
+                    return
 
     def _skip(self, state: StepState, members: list[StepState]) -> None:
         culprit = next((member for member in members if member.status.is_bad), members[0])
@@ -120,58 +169,75 @@ class Running:
         state.status = Status.SKIPPED
         state.reason = Reason.DEPENDENCY_FAILED if failed else Reason.DEPENDENCY_SKIPPED
         state.cause = culprit.cause or culprit.id
-        self._changed(state)
-        self._ended(state.id)
+        self._unwritten.append(state)
+        self._over.append(state.id)
 
     def _start(self, name: str) -> None:
         self._starts += 1
-        task = asyncio.get_running_loop().create_task(self._step(name))
-        self._tasks[name] = task
-        task.add_done_callback(lambda _: self._ended(name))
+        self._under_way.add(name)
+        needs_place = KINDS[self.states[name].type].needs_place
+        (self._ready if needs_place else self._placeless).append(name)
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    def _take_places(self) -> list[str]:
+        """Those that start now, which is not true before it is written down."""
+        starting, self._placeless = self._placeless, []
+        while self._ready and self._places > 0:
+            self._places -= 1
+            starting.append(self._ready.popleft())
+        now_ms = (monotonic_ns() - self._started_ns) // NS_PER_MS
+        for name in starting:
+            state = self.states[name]
+            state.status, state.started_ms = Status.RUNNING, now_ms
+            self._unwritten.append(state)
+        return starting
+
+    def _begin(self, starting: Sequence[str]) -> None:
+        for name in starting:
+            if self._is_stopping:  # meanwhile
+                self.states[name].status = Status.PENDING
+            else:
+                self._tasks[name] = asyncio.get_running_loop().create_task(self._step(name))
 
     async def _step(self, name: str) -> None:
-        step, state = self._workflow.steps[name], self.states[name]
-        async with self._places:
-            if self._stopping is not None:
-                return
-            state.status = Status.RUNNING
-            state.started_ms = (monotonic_ns() - self._started_ns) // NS_PER_MS
-            self._changed(state)
-            began_ns = monotonic_ns()
-            try:
-                await self._execute(name, step, state, self.scope_for(name))
-            except asyncio.CancelledError:
-                state.status = self._stopped_as()
-                state.error = state.error or {"code": "CANCELLED", "message": "the run was stopped", "retryable": False}
-            state.duration_ms = (monotonic_ns() - began_ns) // NS_PER_MS
-            self._changed(state)
+        state, began_ns = self.states[name], monotonic_ns()
+        try:
+            await self._execute(name, self._workflow.steps[name], state, self.scope_for(name))
+        except asyncio.CancelledError:
+            _cancel(state)
+        state.duration_ms = (monotonic_ns() - began_ns) // NS_PER_MS
+        if KINDS[state.type].needs_place:
+            self._places += 1
+        del self._tasks[name]
+        self._under_way.discard(name)
+        self._unwritten.append(state)
+        self._over.append(name)
+        self._follow_up()
+        self._news.set()
 
-    def _stopped_as(self) -> Status:
-        return self._stopping or Status.CANCELLED
-
-    def scope_for(self, name: str) -> dict[str, Any]:
-        """What its templates can see."""
-        return {**self._scope, "outputs": Outputs(self.states), "steps": Shown(self.states)}
+    async def _stop_tasks(self) -> None:
+        """Stop what runs, for real. Bounded: a cancelled step is killed after its grace."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # --- after a step -------------------------------------------------------------------------------------
 
-    def _ended(self, name: str) -> None:
-        self._tasks.pop(name, None)
-        state = self.states[name]
-        if self._stopping is None and state.status.is_final:
+    def _follow_up(self) -> None:
+        """What the end of a step means for the others. No recursion: a chain of thousands is skipped at once."""
+        while self._over and not self._is_stopping:
+            name = self._over.popleft()
+            state = self.states[name]
             reaction = self._reaction(name, state)
             if reaction is not None:
                 self._react(name, state, reaction)
             if state.status.is_bad and self._workflow.fail_fast and not state.continues:
-                stopping = self._tasks[FAIL_FAST] = asyncio.ensure_future(self.stop(Status.CANCELLED))
-                stopping.add_done_callback(self._has_stopped)
-        for follower in self._behind[name]:
-            self._consider(follower)
-        self._check_done()
-
-    def _has_stopped(self, _: object) -> None:
-        self._tasks.pop(FAIL_FAST, None)
-        self._check_done()
+                self._is_stopping = True
+            for follower in self._behind[name]:
+                self._consider(follower, self.states[name])
 
     def _reaction(self, name: str, state: StepState) -> Reaction | None:
         step = self._workflow.steps[name]
@@ -187,59 +253,51 @@ class Running:
         if reaction.goto is not None:
             if state.loops >= LOOP_CAP:
                 message = f"{name} went back to {reaction.goto} {LOOP_CAP} times, which is the limit"
-                state.warnings.append({"code": "LOOP_CAP", "message": message})
-                self._changed(state)
+                state.warnings.append(warning("LOOP_CAP", message))
             else:
                 state.loops += 1
                 self._again(reaction.goto)
 
     def _again(self, name: str) -> None:
         """Run a step (once more), and everything behind it that has run before."""
-        if self._starts > START_CAP or name in self._tasks:
+        if self._starts > START_CAP or name in self._under_way:
             return
         for other in self._with_followers(name):
-            state = self.states[other]
-            if state.status.is_final and other not in self._tasks:
-                self.states[other] = StepState(
-                    other, state.type, timeout_ms=state.timeout_ms, continues=state.continues, loops=state.loops
-                )
-        self.states[name].loops = (
-            max(1, self.states[name].loops) if name in self._on_demand else self.states[name].loops
-        )
-        groups = self._graph[name]
-        if not groups or name in self._on_demand:
-            self._start(name)
-        else:
-            self._consider(name)
+            self._met[other] = 0
+            if self.states[other].status.is_final and other not in self._under_way:
+                self.states[other] = self.states[other].fresh()
+                self._unwritten.append(self.states[other])  # or a run that is cut off now would not come back to it
+        if name in self._on_demand:
+            self.states[name].is_called = True
+            self._unwritten.append(self.states[name])
+        self._consider(name)
 
     def _with_followers(self, name: str) -> list[str]:
-        found = [name]
-        for other in found:
-            found += [follower for follower in self._behind[other] if follower not in found]
-        return found
-
-    def _check_done(self) -> None:
-        if self._tasks:
-            return
-        self._settle_rest()
-        self._all_done.set()
+        found = {name: None}
+        left = [name]
+        while left:
+            for follower in self._behind[left.pop()]:
+                if follower not in found:
+                    found[follower] = None
+                    left.append(follower)
+        return list(found)
 
     def _settle_rest(self) -> None:
         """Nothing runs any more, so what still waits never will."""
-        rest = [state for state in self.states.values() if not state.status.is_final]
-        for state in rest:
-            if state.id in self._on_demand:
-                state.status, state.reason = Status.SKIPPED, Reason.ON_DEMAND
-            elif state.status is Status.RUNNING:
-                state.status = self._stopped_as()
+        for state in self.states.values():
+            if state.status.is_final:
+                continue
+            if state.status is Status.RUNNING:
+                _cancel(state)
             else:
-                state.status, state.reason = Status.SKIPPED, Reason.RUN_ENDED
-        if rest:
-            self._record(rest)
+                is_uncalled = state.id in self._on_demand and not state.is_called
+                state.status, state.reason = Status.SKIPPED, Reason.ON_DEMAND if is_uncalled else Reason.RUN_ENDED
+            self._unwritten.append(state)
 
-    def _changed(self, state: StepState) -> None:
-        self._record([state])
-        self._on_change(state)
+
+def _cancel(state: StepState) -> None:
+    state.status = Status.CANCELLED
+    state.error = state.error or {"code": "CANCELLED", "message": "the run was stopped", "retryable": False}
 
 
 class _View(Mapping[str, Any]):
@@ -277,11 +335,6 @@ class Shown(_View):
 def _named_by_run(workflow: WorkflowFile) -> set[str]:
     """Steps that only others call for: named by some `run`, and nobody waits for them."""
     waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
-    named = {
-        name
-        for step in workflow.steps.values()
-        for reaction in (step.on_fail, step.on_success)
-        if reaction is not None
-        for name in reaction.run
-    }
+    reactions = [reaction for step in workflow.steps.values() for reaction in (step.on_fail, step.on_success)]
+    named = {name for reaction in (*reactions, workflow.defaults.on_fail) if reaction for name in reaction.run}
     return {name for name in named if name not in waited_for}

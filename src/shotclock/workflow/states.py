@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -61,25 +61,42 @@ class StepState:
     warnings: list[Warning_] = field(default_factory=list)
     continues: bool = False
     """Its failure does not stop those who wait for it."""
+    is_called: bool = False
+    """A `run` of another step has called for it."""
 
     @property
     def has_passed(self) -> bool:
         return self.status is Status.SUCCEEDED or (self.continues and self.status.is_bad)
 
+    def fresh(self) -> StepState:
+        """The same step before it has run. How often it sent the run back is not forgotten."""
+        return StepState(
+            self.id,
+            self.type,
+            timeout_ms=self.timeout_ms,
+            loops=self.loops,
+            continues=self.continues,
+            is_called=self.is_called,
+        )
+
     def shown(self) -> dict[str, Any]:
         """For the envelope: what is there to say, and no more."""
-        plain = asdict(self)
-        plain.pop("id")
-        plain.pop("continues")
-        always = ("status", "duration_ms", "attempts", "output", "error")
-        return {name: value for name, value in plain.items() if name in always or value not in (None, [], 0)}
+        return {name: value for name in _SHOWN if (value := getattr(self, name)) or name in _ALWAYS_SHOWN}
 
     def recorded(self) -> dict[str, Any]:
-        return asdict(self)
+        """For the store: what differs from a step that nobody has touched, because every step is written twice."""
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) or name in _ALWAYS_RECORDED}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> StepState:
-        reason = record["reason"]
+        reason = record.get("reason")
         return cls(
             **{**record, "status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
         )
+
+
+_FIELDS = tuple(field.name for field in fields(StepState))
+_SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "is_called"))
+_ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
+# Nothing, 0, false and empty are different things in these.
+_ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}
