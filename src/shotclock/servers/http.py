@@ -1,37 +1,41 @@
-"""MCP over HTTP: the SDK's own transport (one POST per call, and sessions for older clients) on a socket of ours."""
+"""HTTP: the SDK's own transport for MCP (one POST per call, and sessions for older clients) and the operators' page, on
+a socket of ours, behind one door."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
 from mcp.server.lowlevel import Server
-from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..core.errors import Failure
+from ..inbox import Inbox
+from ..store import Store
+from .operators.access import MCP_PATH, Door
+from .operators.routes import Operators
+from .operators.sessions import Link, Sessions
+from .operators.sites import Site, is_loopback
 
-PATH = "/mcp"
 BACKLOG = 1024
 # Once we are told to stop and everything is answered, how long connections may take to go. Nobody works any more.
 FAREWELL_S = 1
-_SECURITY = TransportSecuritySettings(
-    enable_dns_rebinding_protection=True,
-    allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
-    allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
-)
+# Who may ask is looked at once, at the door.
+_SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT of this machine only. Raises ValueError that says what is wrong with it."""
+    """HOST:PORT. Raises ValueError that says what is wrong with it."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text!r} should be HOST:PORT, as in 127.0.0.1:8000")
@@ -39,15 +43,18 @@ def parse_address(text: str) -> tuple[str, int]:
     if host == "localhost":
         return "127.0.0.1", int(port)
     try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: who knows where it leads, or how long it takes to find out
-        is_loopback = False
-    if not is_loopback:
+        return str(ipaddress.ip_address(host)), int(port)
+    except ValueError:  # who knows where it leads, or how long it takes to find out
+        raise ValueError(f"{host!r} is a name: say the address to listen on, as in 127.0.0.1 or 0.0.0.0") from None
+
+
+def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool]) -> None:
+    """Other machines are served only where they can be told apart. Raises ValueError."""
+    if not is_loopback(address[0]) and not has_tokens():
         raise ValueError(
-            f"{host} can be reached from other machines, and there are no access tokens yet: "
-            "serve on 127.0.0.1, and put a proxy that asks for credentials before it"
+            f"{address[0]} can be reached from other machines, and there are no access tokens yet: "
+            "make one with `shotclock token create`, or serve on 127.0.0.1"
         )
-    return host, int(port)
 
 
 def bound_socket(address: tuple[str, int]) -> socket.socket:
@@ -72,17 +79,36 @@ def url_of(address: tuple[str, int], path: str = "") -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until it is told to leave. Signals are ours."""
+    """Serves until it is told to leave. Signals are ours. On this machine, `say` is told the link for the operator."""
 
-    def __init__(self, server: Server[Any], sock: socket.socket, health: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        server: Server[Any],
+        sock: socket.socket,
+        health: Callable[[], Mapping[str, object]],
+        *,
+        store: Callable[[], Store],
+        inbox: Callable[[], Inbox],
+        say: Callable[[str], None],
+    ) -> None:
+        self._operators = Operators(server.name, inbox)
+        address: tuple[str, int] = sock.getsockname()[:2]
+        site = Site.at(address, os.environ)
+        link = Link(lambda key: say(url_of(address, f"/?key={key}"))) if site.is_local else None
         app = server.streamable_http_app(
-            streamable_http_path=PATH,
+            streamable_http_path=MCP_PATH,
             transport_security=_SECURITY,
-            custom_starlette_routes=[Route("/health", _health_endpoint(health), methods=["GET"])],
+            custom_starlette_routes=[
+                Route("/health", _health_endpoint(health), methods=["GET"]),
+                *self._operators.routes(),
+            ],
         )
+        door = Door(app, site, store, Sessions(lambda: store().home), link)
+        self._operators.door = door
+        say(url_of(address, f"/?key={link.key}" if link is not None else "/"))
         super().__init__(
             uvicorn.Config(
-                app,
+                door,
                 http=_Protocol,
                 log_config=None,
                 access_log=False,
@@ -90,6 +116,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="on",
                 backlog=BACKLOG,
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=FAREWELL_S,
             )
         )
@@ -103,6 +130,7 @@ class HttpServer(uvicorn.Server):
         await self.serve(sockets=[self._sock])
 
     def leave(self) -> None:
+        self._operators.end_streams()
         self.should_exit = True
 
 
@@ -139,10 +167,7 @@ class _Protocol(H11Protocol):
 
 
 def _health_endpoint(health: Callable[[], Mapping[str, object]]) -> Callable[[Request], Any]:
-    security = TransportSecurityMiddleware(_SECURITY)
-
     async def endpoint(request: Request) -> Response:
-        refusal = await security.validate_request(request)
-        return refusal if refusal is not None else JSONResponse({"ok": True, **health()})
+        return JSONResponse({"ok": True, **health()})
 
     return endpoint

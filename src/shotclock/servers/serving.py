@@ -23,15 +23,20 @@ from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, format_duration, parse_duration_ms
 from ..core.errors import Failure
+from ..core.walltime import WallTime
 from ..desk import Desk
 from ..desk.targets import learn, parse_target
 from ..enforce.call import Runtime
+from ..enforce.clock import wall_ns
 from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
 from ..enforce.values import users_code_kept_out
+from ..inbox import Inbox
+from ..store import Store
 from .calls import Gate
-from .complaints import unblocking_stderr
-from .http import PATH, HttpServer, bound_socket, parse_address, url_of
+from .complaints import Complaints, unblocking_stderr
+from .http import HttpServer, bound_socket, check_reach, parse_address, url_of
+from .operators.access import MCP_PATH
 from .stdio import Wire, claimed_descriptors
 from .tools import headers_matter, may_go_on, tools_of
 
@@ -73,6 +78,7 @@ def options_of(
     if http is not None:
         try:
             address = parse_address(http)
+            check_reach(address, _has_tokens)
         except ValueError as error:
             mistakes.append({"field": "http", "message": str(error)})
     if operation_timeout is not None and operation_timeout_ms is not None:
@@ -90,6 +96,12 @@ def options_of(
         else:
             mistakes.append({"field": "operation_timeout_ms", "message": f"{written!r} is no number of milliseconds"})
     return Options(address, limit_ms), mistakes
+
+
+def _has_tokens() -> bool:
+    now = WallTime.of_ns(wall_ns())
+    with Store.open() as store:
+        return any(token.is_living(now) for token in store.tokens.list())
 
 
 def serve_target(text: str, options: Options) -> int:
@@ -239,8 +251,8 @@ class _Serving:
                     complaints.write(f"shotclock: {line}\n")
                 if sock is not None:
                     host, port = sock.getsockname()[:2]
-                    complaints.write(f"shotclock: serving {catalogue.name} on {url_of((host, port), PATH)}\n")
-                    await self._serve_http(server, sock)
+                    complaints.write(f"shotclock: serving {catalogue.name} on {url_of((host, port), MCP_PATH)}\n")
+                    await self._serve_http(server, sock, complaints)
                 else:
                     await self._serve_stdio(server, *wire)
         return 128 + self._signal if self._signal else 0
@@ -260,14 +272,29 @@ class _Serving:
         finally:
             wire.close()
 
-    async def _serve_http(self, server: McpServer, sock: socket.socket) -> None:
-        http = HttpServer(server.sdk, sock, server.health)
+    async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: Complaints) -> None:
+        store = server.desk.store
+        opened: list[Inbox] = []
+
+        def inbox() -> Inbox:
+            if not opened:
+                opened.append(Inbox(store()))
+            return opened[0]
+
+        def say(link: str) -> None:
+            complaints.write(f"shotclock: operators decide at {link}\n")
+
+        http = HttpServer(server.sdk, sock, server.health, store=store, inbox=inbox, say=say)
         serving = asyncio.ensure_future(http.run_until_left())
-        await self._until_told(server, serving)
-        http.leave()
-        await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
-        serving.cancel()
-        _complain_about(serving)
+        try:
+            await self._until_told(server, serving)
+            http.leave()
+            await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+            serving.cancel()
+            _complain_about(serving)
+        finally:
+            for each in opened:
+                await each.close()
 
     async def _until_told(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
         told = asyncio.ensure_future(self._told.wait())

@@ -1,0 +1,271 @@
+"""The door: every HTTP request passes it, to the page, to the API and to MCP, and behind it it is known who asks.
+
+    Host       one of ours, else 421       a page elsewhere that made its name point here
+    Origin     none, or our own, else 403  a page elsewhere in the operator's browser
+    who asks   a token, an operator's browser, on this machine else the anonymous agent; elsewhere else 401
+    how often  per principal, else 429     and per address for those who show a wrong token
+    how much   a length that is too large is refused before anything of it is read: 413
+
+A wrong token is never taken for none: whoever shows one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...core.errors import Failure
+from ...core.walltime import WallTime
+from ...enforce.clock import wall_ns
+from ...inbox import Access, Principal, Role
+from ...store import Store
+from .answers import Refused, refusal
+from .rates import Buckets, Rate
+from .sessions import Link, Sessions
+from .sites import Site
+
+PRINCIPAL = "shotclock.principal"
+# Nobody's name: no token can be issued for it.
+ANONYMOUS = Principal("(anonymous)", Role.AGENT)
+PROOF_HEADER = "shotclock-proof"
+
+MCP_PATH = "/mcp"
+SESSION_PATH = "/api/inbox/session"
+# A proposed file and the current one, a megabyte each, and what JSON makes of them; as much as MCP takes.
+BODY_LIMIT = 4 * 1024 * 1024
+SMALL_BODY_LIMIT = 64 * 1024
+# A person with two pages open and a script beside them stays far below this; a loop that went wild does not.
+API_RATE = Rate(per_second=20, burst=200)
+# MCP from elsewhere. On this machine it is not counted: agents here call tools as fast as they like.
+MCP_RATE = Rate(per_second=100, burst=1_000)
+WRONG_TOKEN_RATE = Rate(per_second=0.5, burst=20)
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+def principal_of(request: object) -> Principal:
+    """Who sent a request: behind the door `request` is Starlette's, which MCP handlers find as `ctx.request`.
+
+    Without one (MCP over stdin and stdout) it is whoever started the server as an agent: anonymous.
+    """
+    if not isinstance(request, HTTPConnection):
+        return ANONYMOUS
+    principal = request.scope.get(PRINCIPAL, ANONYMOUS)
+    return principal if isinstance(principal, Principal) else ANONYMOUS
+
+
+class Door:
+    """ASGI middleware around everything that a server offers over HTTP."""
+
+    def __init__(
+        self, app: ASGIApp, site: Site, store: Callable[[], Store], sessions: Sessions, link: Link | None
+    ) -> None:
+        self._app = app
+        self._site = site
+        self._store = store
+        self.sessions = sessions
+        self.link = link
+        self._api = Buckets(API_RATE)
+        self._mcp = Buckets(MCP_RATE)
+        self._wrong = Buckets(WRONG_TOKEN_RATE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = _with_headers(send)
+        sent = _Sent(send)
+        try:
+            headers = Headers(scope=scope)
+            self._check_names(scope, headers)
+            limit = _body_limit(scope)
+            _check_length(headers, limit)
+            principal = await self._admitted(scope, headers)
+            scope[PRINCIPAL] = principal
+            if principal != ANONYMOUS:
+                scope["user"] = _user(principal)  # a session of MCP belongs to whoever began it
+            receive = receive if scope["path"] == MCP_PATH else _bounded(receive, limit)
+            await self._app(scope, receive, sent)
+        except Failure as failure:  # ours, or that the store cannot be used
+            if not sent.started:
+                await refusal(_name_of(scope), failure)(scope, receive, send)
+
+    def _check_names(self, scope: Scope, headers: Headers) -> None:
+        if len(headers.getlist("host")) != 1 or not self._site.answers_to(headers["host"]):
+            raise Refused("HOST_REFUSED", f"this server is not {headers.get('host', '')[:100]!r}")
+        origins = headers.getlist("origin")
+        for origin in origins:
+            ours = self._site.is_own_page(origin, headers["host"])
+            if not ours and not (scope["path"] == MCP_PATH and self._site.is_local_page(origin)):
+                raise Refused("ORIGIN_REFUSED", f"pages from {origin[:100]!r} may not ask this server")
+        foreign = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
+        if foreign and scope["path"] != MCP_PATH:  # what browsers say even where they leave the Origin out
+            raise Refused("ORIGIN_REFUSED", "pages from other sites may not ask this server")
+
+    async def _admitted(self, scope: Scope, headers: Headers) -> Principal:
+        path = scope["path"]
+        address = (scope.get("client") or ("?",))[0]
+        if is_public(path):
+            return ANONYMOUS
+        principal = await self._principal(headers, address)
+        if path != MCP_PATH:
+            _count(self._api, f"{principal.role} {principal.name}")
+        elif not self._site.is_local:
+            _count(self._mcp, f"{principal.role} {principal.name}")
+        return principal
+
+    async def _principal(self, headers: Headers, address: str) -> Principal:
+        given = headers.getlist("authorization")
+        if given:
+            kind, _, token = given[0].partition(" ")
+            if len(given) > 1 or kind.lower() != "bearer":
+                raise Refused("TOKEN_INVALID", "say it once: Authorization: Bearer TOKEN", headers=_BEARER)
+            return (await self.known(token.strip(), address))[0]
+        if (session := await self._session(headers)) is not None:
+            return session
+        if self._site.is_local:
+            return ANONYMOUS
+        raise Refused("TOKEN_INVALID", "this server wants a token with every request", headers=_BEARER)
+
+    async def known(self, token: str, address: str) -> tuple[Principal, str, WallTime | None]:
+        """Whose token it is, its id and until when it lives. Raises Refused.
+
+        Only wrong ones are counted: whoever floods us with them keeps nobody out who has a right one.
+        """
+        store, now = self._store(), _now()
+        principal = await asyncio.to_thread(Access(store).authenticate, token, now)
+        found = None if principal is None else await asyncio.to_thread(store.tokens.get, token.split("_")[2])
+        if principal is None or found is None:
+            _count(self._wrong, address)
+            raise Refused("TOKEN_INVALID", "this token is not known, or was revoked, or has expired", headers=_BEARER)
+        return principal, found.id, found.expires_at
+
+    async def _session(self, headers: Headers) -> Principal | None:
+        cookie, proof = cookie_of(headers, self.cookie_name), headers.get(PROOF_HEADER)
+        if not cookie or not proof:
+            return None
+        now = _now()
+        session = self.sessions.look(cookie, proof, now)
+        if session is None:
+            return None
+        if session.token_id is None:
+            return Principal(session.name, Role.OPERATOR) if self._site.is_local else None
+        token = await asyncio.to_thread(self._store().tokens.get, session.token_id)
+        if token is None or not token.is_living(now):
+            return None
+        return Principal(token.name, Role(token.role))
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies know no ports, so the name does."""
+        return f"shotclock-inbox-{self._site.port}"
+
+
+def _count(buckets: Buckets, who: str) -> None:
+    if wait_ms := buckets.take(who):
+        raise Refused("RATE_LIMITED", "these are too many requests", retry_after_ms=wait_ms)
+
+
+_BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}
+
+
+def is_public(path: str) -> bool:
+    """The page itself, which is the same for everybody, and the way in."""
+    return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
+
+
+def cookie_of(headers: Headers, name: str) -> str | None:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def _user(principal: Principal) -> AuthenticatedUser:
+    return AuthenticatedUser(AccessToken(token="", client_id=f"{principal.role} {principal.name}", scopes=[]))
+
+
+def _name_of(scope: Scope) -> str:
+    return f"{scope['method']} {scope['path']}"[:100]
+
+
+def _now() -> WallTime:
+    return WallTime.of_ns(wall_ns())
+
+
+# --- bodies and headers -------------------------------------------------------------------------------------------
+
+
+def _body_limit(scope: Scope) -> int:
+    path = scope["path"]
+    large = path in (MCP_PATH, "/api/inbox") or path.endswith(("/decision", "/check"))
+    return BODY_LIMIT if large else SMALL_BODY_LIMIT
+
+
+def _check_length(headers: Headers, limit: int) -> None:
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> Refused:
+    # The rest is not read, so nothing else can come on this connection.
+    return Refused("REQUEST_TOO_LARGE", f"a request may have {limit} bytes here", headers={"Connection": "close"})
+
+
+def _bounded(receive: Receive, limit: int) -> Receive:
+    """What comes in pieces says no length before: it is counted."""
+    read = 0
+
+    async def counting() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > limit:
+            raise _too_large(limit)
+        return message
+
+    return counting
+
+
+class _Sent:
+    """Whether an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        self.started = True
+        await self._send(message)
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sending

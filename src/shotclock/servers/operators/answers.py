@@ -1,0 +1,115 @@
+"""What is said over HTTP: an envelope where it went well, else problem details (RFC 9457) that carry one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from ...core.clocks import Clocks
+from ...core.effects import Ending
+from ...core.envelope import Envelope
+from ...core.errors import Failure, error_entry
+from ...enforce.admission import Admission, Outcome, admit, answer
+from ...enforce.clock import monotonic_ns
+from ...enforce.handlers import invalid, raised
+from ...enforce.outcomes import timeout_problem
+
+# What one request to the inbox may take, beside the time that its caller asked to wait for a person. The store's own
+# waits are shorter; a disk that hangs would run this out.
+REQUEST_LIMIT_MS = 25_000
+PROBLEM = "application/problem+json"
+
+
+class Refused(Failure):
+    """At the door: the request goes no further. `headers` belong to the answer."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(code, message, retry_after_ms=retry_after_ms)
+        self.headers = headers
+
+
+async def enveloped(
+    name: str, work: Awaitable[Mapping[str, Any]], *, mutates: bool = False, wait_ms: int = 0
+) -> Response:
+    """The answer to a request, on time. A cancellation is passed on."""
+    admission = admit(name, Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0), mutates=mutates)
+    outcome = await _outcome(admission, work)
+    return shown(answer(admission, outcome), _headers_of(outcome.value))
+
+
+async def _outcome(admission: Admission, work: Awaitable[Mapping[str, Any]]) -> Outcome:
+    limit_s = admission.bound.limit_ms / 1000
+    try:
+        async with asyncio.timeout(limit_s) as clock:
+            return Outcome(Ending.FINISHED, data=dict(await work))
+    except TimeoutError as error:
+        if clock.expired():
+            return Outcome(Ending.ABANDONED, timeout_problem(admission, monotonic_ns() - admission.started_ns))
+        return _unexpected(error)
+    except Failure as failure:
+        return refused(failure)
+    except Exception as error:
+        return _unexpected(error)
+
+
+def refused(failure: Failure) -> Outcome:
+    """With everything that is wrong with the arguments, where it says so."""
+    errors = failure.context.get("errors")
+    if failure.code == "ARG_ERROR" and isinstance(errors, list) and errors:
+        return invalid(errors)
+    return raised(failure)
+
+
+def _unexpected(error: Exception) -> Outcome:
+    """A bug of ours: its traceback is for whoever runs the server, not for whoever asks."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    outcome = raised(error)
+    if outcome.problem is not None and not callable(outcome.problem) and outcome.problem.context:
+        outcome.problem.context.pop("traceback", None)
+    return outcome
+
+
+def refusal(name: str, failure: Failure) -> Response:
+    """Before anything was done."""
+    outcome = refused(failure)
+    outcome.ending = Ending.NOT_STARTED
+    return shown(answer(admit(name, Clocks()), outcome), _headers_of(failure))
+
+
+def _headers_of(failure: object) -> Mapping[str, str] | None:
+    return failure.headers if isinstance(failure, Refused) else None
+
+
+def shown(envelope: Envelope, headers: Mapping[str, str] | None = None) -> Response:
+    said: dict[str, str] = {"Cache-Control": "no-store", **(headers or {})}
+    if envelope.error is None:
+        pending = isinstance(envelope.data, dict) and envelope.data.get("status") == "pending"
+        return Response(_text(envelope.to_dict()), 202 if pending else 200, said, "application/json")
+    code = str(envelope.error["code"])
+    entry = error_entry(code)
+    problem: dict[str, object] = {
+        "type": f"urn:shotclock:error:{code}",
+        "title": entry.summary,
+        "status": entry.http_status,
+        "detail": envelope.error["message"],
+        "envelope": envelope.to_dict(),
+    }
+    if (retry_after_ms := envelope.error.get("retry_after_ms")) is not None:
+        said["Retry-After"] = str(-(-int(str(retry_after_ms)) // 1000))
+    return Response(_text(problem), entry.http_status, said, PROBLEM)
+
+
+def _text(plain: object) -> bytes:
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()

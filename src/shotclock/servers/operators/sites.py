@@ -1,0 +1,78 @@
+"""Under which names a server may be asked for, and from which pages.
+
+A page from elsewhere can have its own name point at this machine (DNS rebinding), and then send what it likes as if it
+were ours. Its requests carry that name in `Host`. So a `Host` has to be one that nobody else can make point here: an
+address, or a name that was said to be ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+HOSTS_VARIABLE = "SHOTCLOCK_HTTP_HOSTS"
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a server listens, and the names it answers to beside its address."""
+
+    host: str
+    port: int
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def at(cls, address: tuple[str, int], environ: Mapping[str, str]) -> Site:
+        said: Iterable[str] = re.split(r"[\s,]+", environ.get(HOSTS_VARIABLE, ""))
+        names = {name.lower() for name in said if name}
+        names |= {"localhost"} if is_loopback(address[0]) else {"localhost", socket.gethostname().lower()}
+        return cls(*address, frozenset(names))
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can reach it."""
+        return is_loopback(self.host)
+
+    def answers_to(self, host: str | None) -> bool:
+        """Whether a `Host` header is one of ours. Any port: there may be a proxy."""
+        found = _HOST.fullmatch(host or "")
+        if found is None:
+            return False
+        name = found["name"].strip("[]").lower()
+        if name in self.names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        if self.is_local:
+            return address.is_loopback
+        return self.host in ("0.0.0.0", "::", str(address))  # an address cannot be made to point elsewhere
+
+    def is_own_page(self, origin: str, host: str | None) -> bool:
+        """Whether a page of that `Origin` was served under the `Host` it now asks."""
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
+        return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == (host or "").lower()
+
+    def is_local_page(self, origin: str) -> bool:
+        """Whether it is a page that some program on this machine serves."""
+        try:
+            name = urlsplit(origin).hostname or ""
+        except ValueError:
+            return False
+        return self.is_local and (name == "localhost" or is_loopback(name))
