@@ -88,6 +88,8 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "see error.context for who decided, when and how"),
         ErrorEntry("PROPOSAL_EXPIRED", 6, 409, False, NONE, "Nobody decided the proposal in time.",
                    "propose it again; an open one can be extended before it expires"),
+        ErrorEntry("PROPOSAL_REJECTED", 7, 403, False, NONE, "The operator rejected the proposal.",
+                   "read data.notes, and propose something else"),
         ErrorEntry("PROPOSAL_WITHDRAWN", 6, 409, False, NONE, "Whoever made the proposal has taken it back.",
                    "nothing is left to decide"),
         ErrorEntry("ACTION_CHANGED", 6, 409, False, NONE, "What would be done is not what was shown or approved.",

@@ -1,6 +1,7 @@
 """The inbox: an agent proposes, a person decides, and whoever waits for it is bounded either way."""
 
 from .access import Access, Issued, Principal, Role
+from .answers import outcome_of
 from .audit import AuditFile, AuditProblem
 from .budget import response_budget_ms
 from .inbox import Inbox, Reminder
@@ -14,5 +15,6 @@ __all__ = [
     "Principal",
     "Reminder",
     "Role",
+    "outcome_of",
     "response_budget_ms",
 ]

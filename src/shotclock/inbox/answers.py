@@ -1,0 +1,47 @@
+"""What a call that needed a person answers with: one shape for every outcome, on every surface.
+
+An approval is a success. That nobody has answered yet is no failure: the proposal stays, and the answer says how to go
+on. A rejection is a decision, but whoever called must not take it for a permission, so it is not `ok`.
+"""
+
+from __future__ import annotations
+
+from ..core.clocks import ClockKind, Fired
+from ..core.durations import format_duration
+from ..core.effects import Ending, SideEffects
+from ..core.envelope import Problem
+from ..core.proposals import Proposal, ProposalStatus, result_of
+from ..enforce.admission import Outcome
+
+
+def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int) -> Outcome:
+    """What is said about a proposal to whoever asked for it, or asks how it stands."""
+    data: dict[str, object] = dict(result_of(proposal))
+    status = proposal.status
+    if status.allows:
+        return Outcome(Ending.FINISHED, data=data)
+    if status is ProposalStatus.PENDING:
+        data |= {
+            "state": "paused",
+            "job_id": proposal.id,
+            "progress": {"done": 0, "total": 1, "unit": "decisions"},
+            "continue_command": f"shotclock inbox check {proposal.id}",
+            "cancel_command": f"shotclock inbox withdraw {proposal.id}",
+        }
+        message = f"nobody has decided {proposal.id} within {format_duration(budget_ms)}; it remains queued"
+        fired = Fired(ClockKind.BUDGET, "caller", budget_ms, waited_ms)
+        return Outcome(
+            Ending.NOT_STARTED, Problem("INCOMPLETE", message, fired=fired, side_effects=SideEffects.NONE), data
+        )
+    if status is ProposalStatus.REJECTED:
+        notes = f": {data['notes']}" if data["notes"] else ""
+        return Outcome(
+            Ending.NOT_STARTED,
+            Problem("PROPOSAL_REJECTED", f"{proposal.id} was rejected by {proposal.decided_by}{notes}"),
+            data,
+        )
+    code = f"PROPOSAL_{status.name}"
+    message = (
+        f"{proposal.id} expired at {proposal.expires_at}" if status is ProposalStatus.EXPIRED else str(data["notes"])
+    )
+    return Outcome(Ending.NOT_STARTED, Problem(code, message), data)
