@@ -19,7 +19,7 @@ from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
 from ..core.errors import error_entry
 from ..core.records import record, value
 from ..core.trace import TraceContext, trace_from_variables
-from . import clock
+from . import clock, spans
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
@@ -217,6 +217,8 @@ def answer(admission: Admission, outcome: Outcome) -> Envelope:
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
     if isinstance(outcome.problem, Problem):
         error_entry(outcome.problem.code)  # an unregistered code is found here, not by whoever reads the envelope
+    if spans.recorder is not None:
+        spans.recorder.call_ended(admission, outcome, now_ns, wall_ns)
     warnings = [*admission.warnings, *outcome.warnings]
     return Envelope.rendered_later(
         outcome.data,

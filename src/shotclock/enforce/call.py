@@ -23,7 +23,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
-from . import commands, host, wire, worker
+from . import commands, host, spans, telemetry, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
@@ -139,6 +139,7 @@ class Runtime:
         inherited = inherited_deadline(os.environ, monotonic_ns())
         self.inherited, self._inherited_notes = inherited.deadline, inherited.warnings
         self.trace = inherited_trace()
+        telemetry.begin_if_wanted()
 
     async def __aenter__(self) -> Self:
         self._home = asyncio.get_running_loop()
@@ -645,6 +646,8 @@ class Runtime:
         await asyncio.to_thread(self._hosts.close)
         for audience in self._audiences:
             await asyncio.to_thread(audience.finish)
+        if spans.recorder is not None:
+            await asyncio.to_thread(telemetry.hand_over)
 
 
 def _not_importable(trouble: str) -> Outcome:

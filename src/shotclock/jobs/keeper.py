@@ -20,6 +20,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import register_error
 from ..core.walltime import WallTime
+from ..enforce import telemetry
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
@@ -63,6 +64,7 @@ def main(home: str, job_id: str) -> None:
         store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
         if envelope.ok:
             store.checkpoints.clear(job.key)
+    telemetry.finish()
     os._exit(0)
 
 

@@ -46,6 +46,7 @@ from .schema import WorkflowFile
 from .secrets import Redaction, visible
 from .states import Status, StepState
 from .steps import StepFailed, Steps
+from .tracing import traced
 
 OnChange = Callable[[StepState], None]
 
@@ -268,7 +269,7 @@ async def _carry_out(
             )
             running = Running(
                 request.workflow,
-                execute=steps.execute,
+                execute=traced(steps.execute),
                 record=record,
                 scope=scope,
                 on_change=company.on_change,
