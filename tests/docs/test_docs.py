@@ -41,7 +41,7 @@ ENDS_WITHIN_S = 5.0
 
 # Commands that are shown but not run, each with its reason. Anything else that cannot run fails.
 NOT_RUN = {
-    "make demo": "sets up .venv; what it runs, examples/tour.sh, has a test below",
+    "make demo": "sets up .venv; has tests of its own, in tests/examples",
     "make test": "this is it",
     "make check": "this is part of it",
     "make bench": "takes minutes; has tests of its own",
@@ -315,29 +315,3 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_no_page_names_a_path_of_somebodys_machine(page: Path) -> None:
     found = re.findall(r"/(?:work|root|home|Users)/\S*", page.read_text("utf-8"))
     assert not found, f"{page.name}: {found}"
-
-
-# --- the tour -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_tour_stops_everything_it_shows_and_leaves_nothing(tmp_path: Path, no_survivors: object) -> None:
-    began = time.monotonic()
-    code, output = run(["bash", str(ROOT / "examples" / "tour.sh")], tmp_path)
-    assert code == 0, output
-    assert time.monotonic() - began < 20
-    assert output.count("TIMEOUT | exit 10 | killed") == 4
-    assert output.count("STALLED | exit 10 | killed") == 1
-    assert output.count("DESCENDANTS_STOPPED") == 1
-    assert output.count("survivors: none") == 6
-    assert re.search(r"before: [1-9]\d* processes, after: 0", output)
-    assert output.rstrip().endswith("nothing")
-    assert "\x1b" not in output
-
-
-@pytest.mark.slow
-def test_the_tour_is_coloured_on_a_terminal_only(tmp_path: Path, no_survivors: object) -> None:
-    code, output = run(["bash", str(ROOT / "examples" / "tour.sh")], tmp_path, terminal=True)
-    assert code == 0, output
-    assert "\x1b[1m" in output
-    assert re.search(r"nothing\S*\s*$", output)

@@ -20,7 +20,7 @@ from ..core.graph import Groups, needs
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..workflow.plan import grace_ms, graph_of
-from ..workflow.report import MARKS, brief, one_line, why_failed
+from ..workflow.report import MARKS, brief, noteworthy, one_line, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
 from .report import COLOURS
@@ -234,8 +234,8 @@ class View:
         elif state.reason is not None:
             because = state.reason.value.replace("_", " ") + (f": {state.cause}" if state.cause else "")
             line.append(f"skipped, {one_line(because)}", "bright_black")
-        elif state.warnings:
-            line.append(one_line(str(state.warnings[0]["message"])), "yellow")
+        elif note := noteworthy(state.warnings):
+            line.append(one_line(note), "yellow")
         return line
 
     def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -47,8 +49,17 @@ def main(asked: RunAsked, as_json: bool) -> int:
     return _deliver(envelope, asked, as_json or asked.output == "json")
 
 
+def _findable() -> None:
+    """A step that says `shotclock` finds one: ours, where none is on PATH, since its own is often only in a venv."""
+    beside = os.path.dirname(sys.executable)
+    path = os.environ.get("PATH", os.defpath)
+    if shutil.which("shotclock", path=path) is None and shutil.which("shotclock", path=beside) is not None:
+        os.environ["PATH"] = f"{path}{os.pathsep}{beside}"
+
+
 def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     signals.raise_when_told()
+    _findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     with Store.open() as store, _Events(asked.events) as events:

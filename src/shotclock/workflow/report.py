@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -342,7 +342,7 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
             group for group in step.depends_on if not any(name in steps and _passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
-    return shortened(str(step.warnings[0].get("message", "")), MESSAGE_SHOWN) if step.warnings else ""
+    return shortened(noteworthy(step.warnings), MESSAGE_SHOWN)
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
@@ -350,6 +350,11 @@ def why_failed(error: Mapping[str, Any]) -> str:
     message = str(error.get("message", ""))
     last = stderr_of(error).strip().rpartition("\n")[2].strip()
     return f"{last} ({message})" if last and error.get("code") == "COMMAND_FAILED" else message
+
+
+def noteworthy(warnings: Iterable[Mapping[str, Any]]) -> str:
+    """What to say of a step that succeeded, if anything. That it had no more time than its run is no news."""
+    return next((str(each.get("message", "")) for each in warnings if each.get("code") != "DEADLINE_INHERITED"), "")
 
 
 def stderr_of(error: Mapping[str, Any] | None) -> str:
