@@ -1,0 +1,263 @@
+"""The audit file: whole after every change, and whatever is done to it is found."""
+
+import asyncio
+import fcntl
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from shotclock.core.proposals import ProposalStatus
+from shotclock.inbox import AuditFile, audit
+from shotclock.store import Store, StoreUnusable
+from shotclock.store.proposals import NewProposal
+from tests.inbox.work import AGENT, ANN, APPROVE, REJECT, bounded, code_of, opened, operation, wall_now
+from tests.store.work import in_children
+
+ENTRIES = 8
+
+
+@pytest.fixture
+def file(home: Path) -> Path:
+    """Eight entries: four proposals, one of them extended, approved and used, one rejected."""
+
+    async def work():
+        async with opened(home) as inbox:
+            made = [await inbox.propose(operation(number), AGENT) for number in range(4)]
+            await inbox.extend(made[0].id, 1000, ANN)
+            await inbox.decide(made[0].id, APPROVE, ANN)
+            await inbox.use(made[0].id, made[0].action_hash)
+            await inbox.decide(made[1].id, REJECT, ANN)
+
+    bounded(work)
+    return home / "audit.jsonl"
+
+
+def verified(home: Path) -> list[str]:
+    with Store.open(home) as store:
+        return [str(problem) for problem in AuditFile(store).verify()]
+
+
+def lines_of(file: Path) -> list[bytes]:
+    return file.read_bytes().splitlines(keepends=True)
+
+
+def tampered(home: Path, statement: str, *given: object) -> None:
+    """In the store, behind its back."""
+    connection = sqlite3.connect(home / "shotclock.db")
+    assert connection.execute(statement, given).rowcount > 0
+    connection.commit()
+    connection.close()
+
+
+def test_every_change_is_a_line_of_its_own_chained_and_nobody_elses_to_read(home: Path, file: Path):
+    entries = [json.loads(line) for line in lines_of(file)]
+    assert [entry["seq"] for entry in entries] == list(range(1, ENTRIES + 1))
+    actions = ["proposed"] * 4 + ["extended", "approved", "used", "rejected"]
+    assert [entry["action"] for entry in entries] == actions
+    assert all(after["previous"] == before["hash"] for before, after in pairwise(entries))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert verified(home) == []
+
+
+def test_the_history_of_a_proposal_is_what_happened_to_it(home: Path):
+    async def work():
+        async with opened(home) as inbox:
+            made = await inbox.propose(operation(), AGENT)
+            await inbox.propose(operation(1), AGENT)
+            await inbox.decide(made.id, APPROVE, ANN)
+            return [(entry.action, entry.by) for entry in await inbox.history(made.id)]
+
+    assert bounded(work) == [("proposed", "agent"), ("approved", "ann")]
+
+
+def changed(line: bytes, **fields: object) -> bytes:
+    return json.dumps({**json.loads(line), **fields}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+Tamper = Callable[[list[bytes]], list[bytes]]
+TAMPERED: dict[str, tuple[Tamper, str]] = {
+    "the first removed": (lambda lines: lines[1:], "entry 1 is missing in the file"),
+    "one in the middle removed": (lambda lines: [*lines[:3], *lines[4:]], "entry 4 is missing in the file"),
+    "several removed": (lambda lines: [*lines[:2], *lines[5:]], "entries 3 to 5 are missing in the file"),
+    "the last cut off": (lambda lines: lines[:-1], "entry 8 is missing in the file from the end, which was cut off"),
+    "the end cut off": (lambda lines: lines[:5], "entries 6 to 8 are missing in the file from the end"),
+    "cut in a line": (lambda lines: [*lines[:7], lines[7][:40]], "line 8 is no entry"),
+    "emptied": (lambda lines: [], "entries 1 to 8 are missing in the file from the end"),
+    "one changed": (
+        lambda lines: [*lines[:5], changed(lines[5], by="bob"), *lines[6:]],
+        "entry 6 (line 6) was changed",
+    ),
+    "one byte changed": (
+        lambda lines: [*lines[:5], lines[5].replace(b'"go"', b'"gO"'), *lines[6:]],
+        "entry 6 (line 6) was changed",
+    ),
+    "a hash changed": (
+        lambda lines: [changed(lines[0], hash="0" * 64), *lines[1:]],
+        "entry 1 (line 1) was changed",
+    ),
+    "a number changed": (
+        lambda lines: [*lines[:7], changed(lines[7], seq=99)],
+        "entry 99 (line 8) is not in the store",
+    ),
+    "two swapped": (
+        lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
+        "entry 3 (line 4) stands after entry 4: they were reordered",
+    ),
+    "turned round": (lambda lines: lines[::-1], "entry 7 (line 2) stands after entry 8: they were reordered"),
+    "one repeated": (lambda lines: [*lines, lines[4]], "entry 5 stands in the file again (line 9)"),
+    "one invented": (lambda lines: [*lines, changed(lines[7], seq=9)], "entry 9 (line 9) is not in the store"),
+    "something else": (lambda lines: [*lines[:4], b"\x00\xff not json\n", *lines[4:]], "line 5 is no entry"),
+    "an empty line": (lambda lines: [*lines[:4], b"\n", *lines[4:]], "line 5 is no entry"),
+    "deep nesting": (lambda lines: [*lines, b"[" * 100_000 + b"\n"], "line 9 is no entry"),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+@pytest.mark.parametrize("goes_on", [False, True], ids=["at once", "after another change"])
+def test_whatever_is_done_to_the_file_is_named(home: Path, file: Path, name: str, goes_on: bool):
+    tamper, expected = TAMPERED[name]
+    file.write_bytes(b"".join(tamper(lines_of(file))))
+    if goes_on:  # and is not mended or hidden by what is appended
+        with Store.open(home) as store:
+            store.proposals.attach_or_create(NewProposal("p-more", operation(9), "agent"), wall_now())
+            AuditFile(store).catch_up()
+        if name == "one invented":
+            expected = "entry 9 (line 9) was changed"
+        expected = expected.removesuffix(", which was cut off").removesuffix(" from the end")
+    found = verified(home)
+    assert any(expected in problem for problem in found), found
+
+
+def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
+    os.chmod(file, 0o644)
+    assert any("others than its owner" in problem for problem in verified(home))
+    file.unlink()
+    assert any("entries 1 to 8 are missing" in problem for problem in verified(home))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("UPDATE audit SET by = 'bob' WHERE seq = 6", "entry 6 of the store was changed"),
+        ("UPDATE audit SET details = '{}' WHERE seq = 6", "entry 6 of the store was changed"),
+        ("DELETE FROM audit WHERE seq = 5", "entry 5 is missing in the store"),
+        ("DELETE FROM audit WHERE seq = 8", "entry 8 (line 8) is not in the store"),
+        ("UPDATE audit SET previous = hash WHERE seq = 3", "entry 3 of the store does not follow"),
+        ("UPDATE proposals SET status = 'modified' WHERE status = 'approved'", "is not what its entries say"),
+        ("UPDATE proposals SET used_at = NULL WHERE used_at IS NOT NULL", "is not what its entries say"),
+        ("UPDATE proposals SET expires_at = expires_at + 1 WHERE status = 'pending'", "is not what its entries say"),
+        ("UPDATE proposals SET decision = replace(decision, 'go', 'no')", "is not what its entries say"),
+        ("UPDATE proposals SET ask = replace(ask, '\"n\":3', '\"n\":4')", "is not what its entries say"),
+        ("DELETE FROM proposals WHERE status = 'rejected'", "is gone from the store"),
+    ],
+)
+def test_what_is_changed_in_the_store_is_named_as_well(home: Path, file: Path, statement: str, expected: str):
+    tampered(home, statement)
+    found = verified(home)
+    assert any(expected in problem for problem in found), found
+
+
+def test_a_decision_that_was_forged_with_its_entry_left_out_is_named(home: Path, file: Path):
+    tampered(
+        home, "UPDATE proposals SET status = 'approved', decided_by = 'ann', decided_at = 1, "
+        "decision = (SELECT decision FROM proposals WHERE status = 'approved') WHERE status = 'pending'"
+    )  # fmt: skip
+    assert len([problem for problem in verified(home) if "is not what its entries say" in problem]) == 2
+
+
+# --- catching up ----------------------------------------------------------------------------------
+
+
+def unfiled(home: Path, count: int) -> None:
+    """Changes of a process that was killed before it came to the file."""
+    with Store.open(home) as store:
+        for number in range(count):
+            store.proposals.attach_or_create(NewProposal(f"p-u{number}", operation(100 + number), "agent"), wall_now())
+
+
+@pytest.mark.parametrize("kept", [0, 1, 30, 400, 700, 10_000])
+def test_what_a_killed_process_left_half_written_is_finished(home: Path, file: Path, kept: int):
+    """Whatever part of the lines reached the file before the store could note that they are in it."""
+    unfiled(home, 3)
+    with Store.open(home) as store:
+        whole = b"".join(entry.line().encode() for entry in store.audit.unfiled(10))
+    with open(file, "ab") as output:
+        output.write(whole[:kept])
+    assert verified(home) == []
+    assert file.read_bytes().endswith(whole) and len(lines_of(file)) == ENTRIES + 3
+
+
+def test_a_foreign_piece_at_the_end_is_left_there_and_named_and_does_not_swallow_an_entry(home: Path, file: Path):
+    with open(file, "ab") as output:
+        output.write(b'{"seq": 9, "act')
+    unfiled(home, 2)
+    assert verified(home) == ["line 9 is no entry"]
+    assert [json.loads(line)["seq"] for line in lines_of(file)[9:]] == [9, 10]
+
+
+def test_more_than_are_written_at_once_are_written_in_turns(home: Path, file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit, "ENTRIES_AT_ONCE", 4)
+    unfiled(home, 11)
+    assert verified(home) == []
+    assert len(lines_of(file)) == ENTRIES + 11
+
+
+def catch_up_again(number: int, home: Path) -> None:
+    with Store.open(home) as store:
+        for round in range(15):
+            id = f"p-{number}x{round}"
+            store.proposals.attach_or_create(NewProposal(id, operation(round), f"agent{number}"), wall_now())
+            AuditFile(store).catch_up()
+
+
+@pytest.mark.usefixtures("no_survivors")
+def test_processes_that_append_at_the_same_time_write_every_entry_once_and_in_order(home: Path, file: Path):
+    in_children(4, catch_up_again, home)
+    assert [json.loads(line)["seq"] for line in lines_of(file)] == list(range(1, ENTRIES + 61))
+    assert verified(home) == []
+
+
+def test_a_lock_that_nobody_gives_back_is_not_waited_for_for_ever_and_fails_no_decision(
+    home: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audit, "LOCK_ATTEMPTS", 3)
+
+    async def work():
+        async with opened(home) as inbox:
+            made = await inbox.propose(operation(50), AGENT)
+            await inbox.decide(made.id, APPROVE, ANN)
+            assert await code_of(inbox.verify_audit()) == "STORE_BUSY"
+
+    with open(file, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        bounded(work)
+        assert len(lines_of(file)) == ENTRIES
+    assert verified(home) == []
+    assert len(lines_of(file)) == ENTRIES + 2
+
+
+@pytest.mark.parametrize("obstacle", ["directory", "pipe", "link"])
+def test_what_stands_in_the_place_of_the_file_neither_hangs_nor_fails_a_decision(home: Path, obstacle: str):
+    async def work():
+        async with opened(home) as inbox:
+            {
+                "directory": lambda path: path.mkdir(),
+                "pipe": os.mkfifo,
+                "link": lambda path: path.symlink_to(home / "elsewhere"),
+            }[obstacle](home / "audit.jsonl")
+            made = await inbox.propose(operation(), AGENT)
+            assert (await inbox.decide(made.id, APPROVE, ANN)).status is ProposalStatus.APPROVED
+            try:
+                return await asyncio.wait_for(inbox.verify_audit(), 5)
+            except StoreUnusable as unusable:
+                return [unusable]
+
+    assert bounded(work)
+    assert not (home / "elsewhere").exists()
