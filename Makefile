@@ -22,9 +22,10 @@ setup: $(STAMP) ## create .venv with the pinned dependencies and shotclock itsel
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit("shotclock needs Python >= 3.11, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
-	$(PIP) install -r requirements.lock
-	$(PIP) install --no-deps --no-build-isolation -e .
-	$(PIP) check
+	@echo "setting up $(VENV), which takes a minute or so"
+	@$(PIP) install -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) check
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 
