@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 import docstring_parser
 
 from .core.arguments import CONTEXT_NAME, signature_of, to_jsonable
+from .core.asks import Policy
 from .core.catalogue import Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
@@ -85,6 +86,7 @@ class Declared(TypedDict, total=False):
     interruption: Interruption | Mapping[str, Any] | bool | None
     exit_codes: Iterable[str]
     requires_person: str | None
+    approval: Policy | Mapping[str, Any] | bool | None
     single_flight: str | None
     concurrency: int | None
     stdin: bool
@@ -104,10 +106,12 @@ class App:
         version: str = "0",
         help: str = "",
         workers: int | None = None,
+        proposals: bool = False,
     ) -> None:
         """`default_timeout` bounds every command that has none of its own; `grace` is what a command has to clean up
         once its time is up; `operation_timeout` is the MCP server's backstop above all of them. `workers` is how many
-        processes for sync commands are kept warm."""
+        processes for sync commands are kept warm. `proposals` gives the server tools with which an agent asks the
+        operator for anything: propose, check-proposal, withdraw-proposal."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
@@ -116,6 +120,7 @@ class App:
         self.clocks = Clocks.of(timeout=default_timeout, grace=grace)
         self.operation_timeout_ms = parse_duration_ms(operation_timeout)
         self.workers = workers
+        self.proposals = proposals
         self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._commands: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -163,6 +168,7 @@ class App:
         interruption: Interruption | Mapping[str, Any] | bool | None = None,
         exit_codes: Iterable[str] = (),
         requires_person: str | None = None,
+        approval: Policy | Mapping[str, Any] | bool | None = None,
         single_flight: str | None = None,
         concurrency: int | None = None,
         stdin: bool = False,
@@ -224,6 +230,7 @@ class App:
             interruption=may_go_on,
             error_codes=codes,
             requires_person=requires_person,
+            approval=_approval(name, approval),
             single_flight=single_flight,
             concurrency=concurrency,
             reads_stdin=stdin,
@@ -241,6 +248,7 @@ class App:
             version=self.version,
             summary=self.help,
             operation_timeout_ms=self.operation_timeout_ms,
+            proposals=self.proposals,
             commands=tuple(self._commands.values()),
             errors=tuple(_as_registered(code) for spec in self._commands.values() for code in spec.error_codes),
         )
@@ -407,6 +415,27 @@ def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> I
         if name in said:
             said[f"{name}_ms"] = parse_duration_ms(said.pop(name))
     return Interruption(**said)
+
+
+def _approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> Policy | None:
+    if declared is None or declared is False:
+        return None
+    if declared is True:
+        return Policy()
+    if isinstance(declared, Policy):
+        return declared
+    said = dict(declared)
+    for duration in ("ttl", "remind"):
+        if duration in said:
+            said[f"{duration}_ms"] = parse_duration_ms(said.pop(duration))
+    said["deciders"] = tuple(said.get("deciders", ()))
+    try:
+        policy = Policy(**said)
+    except TypeError as error:
+        raise ValueError(f"{name!r}: approval: {error}") from None
+    if policy.when_expired not in ("expire", "reject"):
+        raise ValueError(f"{name!r}: approval: when_expired of a command is 'expire' or 'reject'")
+    return policy
 
 
 def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any]:

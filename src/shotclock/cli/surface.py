@@ -26,11 +26,13 @@ from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
 from ..desk import Desk, stopped_by
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.foreground import fill_standard_descriptors
+from ..enforce.handlers import raised
 from ..enforce.preloaded import Preloaded, Program
 from ..jobs.invocation import Stdin
 from . import signals
@@ -65,6 +67,7 @@ class Request:
     resume_from: str | None = None
     idempotency_key: str | None = None
     heartbeat: Heartbeat | None = None
+    justification: str = ""
 
 
 def main(app: Offered, words: list[str]) -> int:
@@ -263,6 +266,7 @@ def _request(spec: CommandSpec, parsed: Parsed, mistakes: Mistakes) -> Request:
         resume_from,
         said.get("idempotency_key"),
         heartbeat,
+        str(said.get("justification", "")) if spec.approval is not None else "",
     )
 
 
@@ -270,7 +274,7 @@ def _budget(spec: CommandSpec, asked_ms: int | None, mistakes: Mistakes) -> int 
     """How long we wait for a command that may outlive us: what was said, what the environment says, or 30 s where no
     person waits. Zero waits for as long as it takes."""
     if spec.interruption is None:
-        return None
+        return asked_ms
     if asked_ms is None and (written := os.environ.get(BUDGET_VARIABLE, "").strip()):
         if written.isdecimal():
             asked_ms = int(written)
@@ -360,7 +364,11 @@ def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin:
         preloaded=preloaded,
         program=app.program if preloaded is None else None,
     )
-    return asyncio.run(_converse(Desk(catalogue, runtime, program=app.program, command=own_words()), request, stdin))
+    try:
+        desk = Desk(catalogue, runtime, program=app.program, command=own_words())
+    except Failure as failure:
+        return answer(admit(request.spec.name, request.clocks), raised(failure))
+    return asyncio.run(_converse(desk, request, stdin))
 
 
 async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelope:
@@ -382,6 +390,7 @@ async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelo
                     on_progress=None if heartbeat is None else heartbeat.progress,
                     stop=stop,
                     stdin=stdin,
+                    justification=request.justification,
                 )
     finally:
         if beats is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from .asks import Policy
 from .clocks import Clocks
 from .operation import HandlerReference, Isolation, Operation
 from .records import as_dict
@@ -69,6 +70,8 @@ class CommandSpec:
     """The codes it may answer with, beyond those that every command may."""
     requires_person: str | None = None
     """What a person has to type back before it runs; `{name}` stands for an argument."""
+    approval: Policy | None = None
+    """It runs only after an operator has approved it, each time."""
     single_flight: str | None = None
     """Calls with the same key run one at a time, on this machine; `{name}` stands for an argument."""
     concurrency: int | None = None
@@ -96,6 +99,8 @@ class Catalogue:
     summary: str = ""
     operation_timeout_ms: int = 120_000
     commands: tuple[CommandSpec, ...] = ()
+    proposals: bool = False
+    """Whether its server has a tool to ask the operator for anything, beside the commands that ask by themselves."""
     errors: tuple[Mapping[str, Any], ...] = ()
     """The codes the app registered, so that another process can register them as well."""
 
@@ -115,7 +120,7 @@ class Catalogue:
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         commands = []
         for spec in plain["commands"]:
-            interruption = spec["interruption"]
+            interruption, approval = spec["interruption"], spec["approval"]
             commands.append(
                 CommandSpec(
                     **{
@@ -123,6 +128,9 @@ class Catalogue:
                         "handler": HandlerReference(**spec["handler"]),
                         "clocks": Clocks(**spec["clocks"]),
                         "interruption": None if interruption is None else Interruption(**interruption),
+                        "approval": None
+                        if approval is None
+                        else Policy(**{**approval, "deciders": tuple(approval["deciders"])}),
                         **{name: tuple(spec[name]) for name in ("positionals", "steps", "error_codes")},
                     }
                 )

@@ -158,6 +158,10 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
         flags["dry-run"] = _flag("boolean", "Say what would be done, and do nothing.")
     if spec.interruption is not None and spec.interruption.detach:
         flags["budget"] = _flag("string", "How long this call waits; the work goes on as a job after that.")
+    elif spec.approval is not None:
+        flags["budget"] = _flag("string", "How long this call waits for the operator; the proposal stays queued.")
+    if spec.approval is not None and "justification" not in spec.input_schema.get("properties", {}):
+        flags["justification"] = _flag("string", "Why the operator should approve it.")
     if spec.steps:
         flags["resume-from"] = {**_flag("enum", "Skip the steps before this one."), "enum_values": list(spec.steps)}
     return flags

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.arguments import NotSerializable
 from ..core.catalogue import Catalogue, CommandSpec
@@ -31,6 +31,7 @@ from ..enforce.handlers import invalid, raised
 from ..enforce.hosted import current_scope
 from ..enforce.preloaded import Program
 from ..enforce.processes import shielded
+from ..inbox import Approvals, Inbox, Passed, Principal
 from ..jobs.attending import Checkpointing
 from ..jobs.front import Front
 from ..jobs.invocation import Invocation, Stdin, invocation_key
@@ -45,6 +46,7 @@ JOB_CLOCKS = Clocks(timeout_ms=30_000)
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _signed(
@@ -85,6 +87,9 @@ class Desk:
         self._specs = {spec.name: spec for spec in catalogue.commands}
         self._checks: dict[str, Operation] = {}
         self._opened: Store | None = None
+        self._inbox: Inbox | None = None
+        self._approvals = Approvals(catalogue, self.inbox, self._looked_at)
+        runtime.gatekeeper = self._approvals
         runtime.turnstile = Turnstile(catalogue, self.store)
 
     async def __aenter__(self) -> Self:
@@ -95,6 +100,8 @@ class Desk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.runtime.__aexit__(kind, error, trace)
+        if self._inbox is not None:
+            await self._inbox.close()
         if self._opened is not None:
             self._opened.close()
 
@@ -103,6 +110,12 @@ class Desk:
         if self._opened is None:
             self._opened = Store.open()
         return self._opened
+
+    def inbox(self) -> Inbox:
+        """Where its commands' proposals are. Raises StoreError."""
+        if self._inbox is None:
+            self._inbox = Inbox(self.store())
+        return self._inbox
 
     def jobs(self) -> Front:
         return Front(self.store(), self._command)
@@ -123,12 +136,15 @@ class Desk:
         on_progress: Progress | None = None,
         stop: asyncio.Future[str] | None = None,
         stdin: Stdin | None = None,
+        caller: Principal | None = None,
+        justification: str = "",
     ) -> Envelope:
         """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
         it holds the name of a signal, stops it as well, and what came of it until then is the answer.
 
         `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
-        for a command that may outlive it; None waits as long as the work takes.
+        for a command that may outlive it, or for a person; None waits as long as the work takes. `caller` is who asks
+        where a person has to approve it, `justification` why.
         """
         spec = self._specs.get(name)
         if spec is None:
@@ -143,6 +159,14 @@ class Desk:
         if dry_run:
             arguments = {**arguments, "dry_run": True}
             operation = replace(self.runtime.operation(name), mutates=False)  # by its own word
+        elif self._approvals.guards(name):
+            passed = await self._approved(
+                spec, arguments, clocks, idempotency_key, justification, caller, budget_ms, parent, stop, stdin
+            )
+            if isinstance(passed, Envelope):
+                return passed
+            arguments = passed.arguments
+            budget_ms = None if budget_ms is None else max(0, budget_ms - passed.waited_ms)
         admission = admit(
             name,
             clocks or Clocks(),
@@ -153,7 +177,7 @@ class Desk:
             idempotent=spec.idempotent,
         )
         try:
-            if spec.interruption is not None and spec.interruption.detach and self._program is not None and not dry_run:
+            if self._goes_on_as_job(spec) and not dry_run:
                 return await self._as_job(
                     spec, arguments, admission, budget_ms, idempotency_key, resume_from, on_progress, stop, stdin
                 )
@@ -198,6 +222,78 @@ class Desk:
             )
         except Failure as failure:
             return answer(admission, raised(failure))
+
+    async def _approved(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        clocks: Clocks | None,
+        idempotency_key: str | None,
+        justification: str,
+        caller: Principal | None,
+        budget_ms: int | None,
+        parent: Deadline | None,
+        stop: asyncio.Future[str] | None,
+        stdin: Stdin | None,
+    ) -> Passed | Envelope:
+        """Nobody is asked about arguments that are wrong, nor about work that is under way or done."""
+        admission = admit(
+            spec.name,
+            clocks or Clocks(),
+            defaults=spec.clocks,
+            parent=self._earlier(parent),
+            caller=self._caller(),
+            mutates=spec.mutates,
+            idempotent=spec.idempotent,
+        )
+        try:
+            if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin):
+                return Passed(arguments, 0)
+            checked = await self._checked(spec, arguments, None, parent, stop)
+            if not checked.ok:
+                return checked
+            asking = asyncio.ensure_future(
+                self._approvals.ask(
+                    spec,
+                    arguments,
+                    caller or Principal.local(),
+                    key=idempotency_key,
+                    justification=justification,
+                    budget_ms=budget_ms,
+                    parent=self._earlier(parent),
+                )
+            )
+            passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
+        except Failure as failure:
+            return answer(admission, raised(failure))
+        except NotSerializable as error:
+            return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
+        if passed is None:
+            return _stopped(admission, stop, Ending.NOT_STARTED)
+        if isinstance(passed, Outcome):
+            return answer(admission, passed)
+        return passed
+
+    def _is_known(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        idempotency_key: str | None,
+        stdin: Stdin | None,
+    ) -> bool:
+        """Whether the identical call was approved before, and its work is under way or its answer kept."""
+        if self._goes_on_as_job(spec):
+            assert self._program is not None
+            timeout_ms = admission.clocks.timeout_ms or 0
+            return self.jobs().is_under_way(
+                Invocation(self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin)
+            )
+        scope = f"{self.catalogue.name}/{spec.name}"
+        return idempotency_key is not None and self.store().replies.is_known(scope, idempotency_key)
+
+    def _goes_on_as_job(self, spec: CommandSpec) -> bool:
+        return spec.interruption is not None and spec.interruption.detach and self._program is not None
 
     def _caller(self) -> TraceContext:
         scope = current_scope.get()
@@ -314,6 +410,9 @@ class Desk:
         checked = await _unless_stopped(checking, stop, STOP_LIMIT_S)
         return _stopped(admit(spec.name, CHECK_CLOCKS, mutates=False), stop) if checked is None else checked
 
+    async def _looked_at(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope:
+        return await self._dispatch(self._check_of(spec), arguments, None, None, None)
+
     def _check_of(self, spec: CommandSpec) -> Operation:
         """The operation that only validates the arguments, where the command's types can be imported."""
         if spec.name not in self._checks:
@@ -347,10 +446,8 @@ class Attending(Checkpointing):
             self._on_progress(done, total, unit)
 
 
-async def _unless_stopped(
-    working: asyncio.Future[Envelope], stop: asyncio.Future[str] | None, limit_s: float
-) -> Envelope | None:
-    """The envelope, or None where the work was stopped before it had one."""
+async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] | None, limit_s: float) -> T | None:
+    """What came of it, or None where the work was stopped before it had one."""
     try:
         if stop is None:
             return await working

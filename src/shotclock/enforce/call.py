@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Protocol, Self
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
+from ..core.deadlines import Deadline
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
@@ -59,6 +60,15 @@ class Turnstile(Protocol):
     async def enter(
         self, name: str, arguments: Mapping[str, object], admission: Admission
     ) -> Callable[[], None] | Outcome: ...
+
+
+class Gatekeeper(Protocol):
+    """Who lets some calls from inside others through only after a person has said yes."""
+
+    def guards(self, name: str) -> bool: ...
+    async def approve(
+        self, name: str, arguments: Mapping[str, object], parent: Deadline | None
+    ) -> Mapping[str, object] | Outcome: ...
 
 
 @dataclass(slots=True)
@@ -134,6 +144,7 @@ class Runtime:
         self._commands = Supervisors(self._request_fork)
         self._closed = False
         self.turnstile: Turnstile | None = None
+        self.gatekeeper: Gatekeeper | None = None
         self.counts = Counts()
         self.last_observer_error: BaseException | None = None
         inherited = inherited_deadline(os.environ, monotonic_ns())
@@ -199,10 +210,20 @@ class Runtime:
         admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
         try:
             outcome = self._refusal(known, admission, depth)
+            # Only what was registered: looking at the arguments of a call takes nobody's place, and asks nobody.
+            guarded = known is not None and self._operations.get(known.name) is known
+            gate = self.gatekeeper
+            if depth and guarded and outcome is None and gate is not None and gate.guards(admission.name):
+                parent = self.inherited if scope is None else scope.deadline
+                passed = await gate.approve(admission.name, arguments or {}, parent)
+                if isinstance(passed, Outcome):
+                    outcome = passed
+                else:  # the work's own clock starts when somebody has said yes
+                    arguments = passed
+                    admission = self._admit(admission.name, known, clocks, scope)
             if outcome is None:
                 assert known is not None
-                # Only what was registered: looking at the arguments of a call takes nobody's place.
-                if self._operations.get(known.name) is known and self.turnstile and self.turnstile.guards(known.name):
+                if guarded and self.turnstile and self.turnstile.guards(known.name):
                     outcome = await self._execute_in_turn(known, arguments or {}, admission, depth, attendant)
                 else:
                     outcome = await self._execute(known, arguments or {}, admission, depth, attendant)

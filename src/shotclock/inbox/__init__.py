@@ -2,16 +2,19 @@
 
 from .access import Access, Issued, Principal, Role
 from .answers import outcome_of
+from .approvals import Approvals, Passed
 from .audit import AuditFile, AuditProblem
 from .budget import response_budget_ms
 from .inbox import Inbox, Reminder
 
 __all__ = [
     "Access",
+    "Approvals",
     "AuditFile",
     "AuditProblem",
     "Inbox",
     "Issued",
+    "Passed",
     "Principal",
     "Reminder",
     "Role",

@@ -105,6 +105,10 @@ class Front:
             self._start_keeper(job)
         return job
 
+    def is_under_way(self, invocation: Invocation) -> bool:
+        """Whether this work needs no start: a job does it, or has done it and told nobody."""
+        return self._store.jobs.answering(invocation.as_new_job("", "unstarted", now()), now(), is_alive) is not None
+
     def _start_keeper(self, job: Job) -> None:
         assert job.log_path is not None
         try:

@@ -26,6 +26,7 @@ from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.identity import this_process
 from ..enforce.preloaded import Program
+from ..inbox import Approvals, Inbox
 from ..store import Store
 from ..store.jobs import Job
 from .attending import Checkpointing
@@ -89,6 +90,8 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         program=program,
     )
     runtime.turnstile = Turnstile(catalogue, lambda: store)
+    inbox = Inbox(store)
+    runtime.gatekeeper = Approvals(catalogue, lambda: inbox)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
     admission = admit(job.command, Clocks(timeout_ms=timeout_ms), mutates=spec.mutates, idempotent=spec.idempotent)
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
@@ -107,6 +110,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         else:
             problem = Problem("CANCELLED", "the job was cancelled")
             envelope = answer(admission, Outcome(Ending.KILLED, problem, {"partial": True}))
+    await inbox.close()
     attending.write_progress()
     if not envelope.ok and spec.steps:
         envelope.data = attending.partial(envelope.data)

@@ -36,9 +36,12 @@ from ..enforce.clock import monotonic_ns
 from ..enforce.context import Scope
 from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
+from ..inbox import Principal
+from .operators.access import principal_of
 from .progress import ProgressReports
-from .terms import REMAINING, Terms, read_terms
-from .tools import JOB_ACTIONS, JOB_TOOL
+from .proposals import CHECK, PROPOSE, WITHDRAW, Proposing, mistakes_in
+from .terms import LONGEST_MS, REMAINING, Terms, read_terms
+from .tools import JOB_ACTIONS, JOB_TOOL, JUSTIFICATION, takes_justification
 
 # Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
 STOPPED_WITHIN_S = 0.5
@@ -72,6 +75,11 @@ class Gate:
         self._specs = {spec.name: spec for spec in desk.catalogue.commands}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
+        # Those that are ours, and not a command's of the same name.
+        self._ours = {
+            name for name in (JOB_TOOL, PROPOSE, CHECK, WITHDRAW) if name in tools and name not in self._specs
+        }
+        self._proposing = Proposing(desk) if self._ours - {JOB_TOOL} else None
         self._left: set[asyncio.Task[Envelope]] = set()
         self._idle: asyncio.Event | None = None
         self.counts = CallCounts()
@@ -95,7 +103,7 @@ class Gate:
         terms = read_terms(meta)
         progress = ProgressReports(ctx.session.report_progress) if terms.wants_progress else None
         try:
-            envelope = await self._envelope(name, params.get("arguments"), terms, progress)
+            envelope = await self._envelope(name, params.get("arguments"), terms, progress, principal_of(ctx.request))
             if progress is not None:
                 await progress.finish()
         except asyncio.CancelledError:
@@ -124,7 +132,9 @@ class Gate:
         ours = self._desk.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _envelope(self, name: str, arguments: object, terms: Terms, progress: ProgressReports | None) -> Envelope:
+    async def _envelope(
+        self, name: str, arguments: object, terms: Terms, progress: ProgressReports | None, caller: Principal
+    ) -> Envelope:
         mistakes = list(terms.mistakes)
         if arguments is None:
             arguments = {}
@@ -135,13 +145,26 @@ class Gate:
             hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
             return _refused(name[:100], problem)
-        if name == JOB_TOOL and isinstance(arguments, dict):
-            mistakes += _job_mistakes(arguments)
+        if name in self._ours and isinstance(arguments, dict):
+            mistakes += _job_mistakes(arguments) if name == JOB_TOOL else mistakes_in(name, arguments)
+        spec, justification = self._specs.get(name), ""
+        if spec is not None and spec.approval is not None and isinstance(arguments, dict):
+            justification = arguments.get(JUSTIFICATION, "")
+            if not isinstance(justification, str):
+                mistakes.append({"field": JUSTIFICATION, "message": "must be a text"})
+            if takes_justification(spec):
+                arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
         if mistakes or not isinstance(arguments, dict):
             return _invalid(name, mistakes)
         started_ns = monotonic_ns()
         parent = None if terms.remaining_ms is None else Deadline.after_ms(started_ns, terms.remaining_ms)
-        if name == JOB_TOOL:
+        if name in self._ours and name != JOB_TOOL:
+            assert self._proposing is not None
+            waits_ms = self._budget_ms(arguments.get("wait_ms", self._proposing.budget_ms), terms)
+            work = self._proposing.call(
+                name, arguments, caller, key=terms.idempotency_key, wait_ms=waits_ms, parent=parent
+            )
+        elif name in self._ours:
             waits = arguments["action"] == "wait"
             wait_ms = self._budget_ms(arguments.get("wait_ms"), terms) if waits else None
             work = self._desk.job(
@@ -152,14 +175,21 @@ class Gate:
                 on_progress=None if progress is None else progress.heard,
             )
         else:
+            assert spec is not None
+            outlives = spec.interruption is not None
+            budget_ms = self._budget_ms(terms.budget_ms, terms) if outlives or spec.approval is not None else None
+            if not outlives and terms.budget_ms is None and budget_ms is not None:
+                budget_ms = self._budget_ms(LONGEST_MS, terms)  # the response budget says how long, within these
             work = self._desk.call(
                 name,
                 arguments,
                 None if terms.timeout_ms is None else Clocks(timeout_ms=terms.timeout_ms),
-                budget_ms=self._budget_ms(terms.budget_ms, terms) if self._specs[name].interruption else None,
+                budget_ms=budget_ms,
                 idempotency_key=terms.idempotency_key,
                 parent=parent,
                 on_progress=None if progress is None else progress.heard,
+                caller=caller,
+                justification=justification,
             )
         return await self._backed(name, work, started_ns)
 
@@ -298,9 +328,9 @@ def shown(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, A
 
 
 def _is_pending(envelope: Envelope) -> bool:
-    """Not finished is not failed: the work goes on, or a person has not answered yet."""
-    data = envelope.data
-    return envelope.code == "INCOMPLETE" or (isinstance(data, dict) and data.get("status") == "pending")
+    """Not finished is not failed: the work goes on, or a person has not answered yet. Nor is it a failure of the tool
+    that the person said no."""
+    return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
 
 
 def _without_lone_surrogates(text: str) -> tuple[str, dict[str, Any]]:

@@ -38,7 +38,7 @@ from .complaints import Complaints, unblocking_stderr
 from .http import HttpServer, bound_socket, check_reach, parse_address, url_of
 from .operators.access import MCP_PATH
 from .stdio import Wire, claimed_descriptors
-from .tools import headers_matter, may_go_on, tools_of
+from .tools import headers_matter, tools_of
 
 # Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
 MOST_WORKERS = 256
@@ -180,7 +180,7 @@ class McpServer:
     def __init__(self, desk: Desk, operation_timeout_ms: int | None = None) -> None:
         catalogue = desk.catalogue
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
-        tools = tools_of(catalogue, with_jobs=may_go_on(catalogue))
+        tools = tools_of(catalogue)
         listed = ListToolsResult(tools=list(tools.values()))
         with_headers = {name: tool.input_schema for name, tool in tools.items() if headers_matter(tool)}
 

@@ -9,6 +9,7 @@ from mcp_types import Tool, ToolAnnotations
 
 from ..core.catalogue import Catalogue, CommandSpec, JsonSchema
 from ..core.durations import format_duration
+from .proposals import CHECK, PROPOSE, WITHDRAW, proposal_tools
 
 JOB_TOOL = "job"
 JOB_ACTIONS = ("list", "status", "wait", "cancel")
@@ -24,12 +25,23 @@ _JOB_DESCRIPTION = (
 )
 
 
-def tools_of(catalogue: Catalogue, *, with_jobs: bool) -> dict[str, Tool]:
-    """By name, in the order they were declared."""
+_NEEDS_APPROVAL = (
+    "Runs only after an operator has approved it. Where nobody has decided in time it answers with data.status "
+    "pending, which is no error: the proposal stays queued, and the identical call picks the decision up."
+)
+JUSTIFICATION = "justification"
+
+
+def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
+    """By name, in the order they were declared, then ours where there is a use for them. A command of the same name as
+    one of ours takes its place."""
     tools = {spec.name: _tool(spec) for spec in catalogue.commands if spec.on_mcp}
-    if with_jobs:
+    if may_go_on(catalogue):
         tools[JOB_TOOL] = _job_tool()
-    return tools
+    ours = [PROPOSE] if catalogue.proposals else []
+    if catalogue.proposals or any(spec.on_mcp and spec.approval is not None for spec in catalogue.commands):
+        ours += [CHECK, WITHDRAW]
+    return {**tools, **proposal_tools([name for name in ours if name not in tools], _envelope_schema(None))}
 
 
 def may_go_on(catalogue: Catalogue) -> bool:
@@ -46,7 +58,7 @@ def _tool(spec: CommandSpec) -> Tool:
     return Tool(
         name=spec.name,
         description=_description(spec) or None,
-        input_schema={"type": "object", **spec.input_schema},
+        input_schema={"type": "object", **_with_justification(spec)},
         output_schema=_envelope_schema(spec.output_schema),
         annotations=ToolAnnotations(
             read_only_hint=not spec.mutates,
@@ -56,8 +68,22 @@ def _tool(spec: CommandSpec) -> Tool:
     )
 
 
+def takes_justification(spec: CommandSpec) -> bool:
+    """Whether the tool has an argument for the operator's eyes only."""
+    return spec.approval is not None and JUSTIFICATION not in spec.input_schema.get("properties", {})
+
+
+def _with_justification(spec: CommandSpec) -> JsonSchema:
+    if not takes_justification(spec):
+        return spec.input_schema
+    why = {"type": "string", "description": "Why the operator should approve this call."}
+    return {**spec.input_schema, "properties": {**spec.input_schema.get("properties", {}), JUSTIFICATION: why}}
+
+
 def _description(spec: CommandSpec) -> str:
     said = [spec.description] if spec.description else []
+    if spec.approval is not None:
+        said.append(_NEEDS_APPROVAL)
     if spec.interruption is not None:
         said.append(_GOES_ON)
     elif spec.clocks.timeout_ms:

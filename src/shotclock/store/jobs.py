@@ -133,9 +133,7 @@ class Jobs:
         if not _ID.fullmatch(new.id):
             raise ValueError(f"{new.id!r} cannot be the id of a job: letters, digits, - and _ only")
         # Nearly every look finds a living job. Finding out costs no place among the writers.
-        with self._database.read() as connection:
-            job = _latest(connection, new.key)
-        if job is not None and _answers(job, new, now, is_alive):
+        if (job := self.answering(new, now, is_alive)) is not None:
             return job, False
         row = _new_row(new, now)
         with self._database.write() as connection:
@@ -153,6 +151,12 @@ class Jobs:
             names = ", ".join(row)
             connection.execute(f"INSERT INTO jobs ({names}) VALUES ({', '.join(f':{n}' for n in row)})", row)
             return _got(connection, new.id), True
+
+    def answering(self, new: NewJob, now: WallTime, is_alive: Callable[[Holder], bool]) -> Job | None:
+        """The job that does this work already, or has done it and told nobody."""
+        with self._database.read() as connection:
+            job = _latest(connection, new.key)
+        return job if job is not None and _answers(job, new, now, is_alive) else None
 
     def get(self, id: str) -> Job | None:
         with self._database.read() as connection:

@@ -98,6 +98,14 @@ class Replies:
                 return Interrupted(first_holder, began_at, ended_at)
             return Finished(c.json_out(row[5]), began_at, ended_at)
 
+    def is_known(self, scope: str, key: str) -> bool:
+        """Whether the key was used before, so that nothing has to be run for it."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM replies WHERE scope = ? AND key = ?", (c.text_in(scope), c.text_in(key))
+            ).fetchone()
+        return found is not None
+
     def finish(self, scope: str, key: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
         """Whether this is now the answer. The first one stays."""
         text = c.json_in(envelope)

@@ -1,0 +1,354 @@
+"""Commands that a person has to approve: nothing runs before somebody said yes to it, and nobody waits for long."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from mcp import Client
+
+from shotclock.core.proposals import Decision, Proposal, ProposalStatus
+from shotclock.inbox import Inbox, Principal, Role
+from shotclock.store import Store
+from tests.app.programs import guarded
+from tests.servers import client as mcp
+
+from .conftest import Home, lines_of, wait_for, warning_codes
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+ADA = Principal("ada", Role.OPERATOR)
+TARGET = "tests.app.programs.guarded:app"
+YES, NO = Decision(ProposalStatus.APPROVED, "fine"), Decision(ProposalStatus.REJECTED, "not on a Friday")
+QUICK = "300ms"
+INCOMPLETE = json.loads((Path(__file__).parents[1] / "spec" / "incomplete-data.derived.json").read_text("utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", "20s")
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def pending(inbox: Inbox, at_least: int = 1) -> list[Proposal]:
+    give_up_at = time.monotonic() + 20
+    while len(found := await inbox.list(status=ProposalStatus.PENDING)) < at_least:
+        assert time.monotonic() < give_up_at, "nothing was proposed"
+        await asyncio.sleep(0.01)
+    return found
+
+
+def with_inbox(work: Callable[[Inbox], Coroutine[Any, Any, Any]], home: Home) -> Any:
+    async def scenario() -> Any:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            try:
+                async with guarded.app:
+                    return await work(inbox)
+            finally:
+                await inbox.close()
+
+    return run(scenario())
+
+
+def decided(home: Home, decision: Decision, command: str, **arguments: Any) -> Any:
+    """While the call waits for it."""
+
+    async def work(inbox: Inbox) -> Any:
+        calling = asyncio.ensure_future(guarded.app.call(command, **arguments))
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, decision, ADA)
+        return await calling
+
+    return with_inbox(work, home)
+
+
+def test_what_is_approved_in_time_runs(home: Home, tmp_path: Path) -> None:
+    envelope = decided(home, YES, "deploy", folder=tmp_path, service="web")
+    assert envelope.ok and envelope.data == {"service": "web", "replicas": 1}
+    assert lines_of(tmp_path / "done") == ["deploy web 1"]
+
+
+def test_it_runs_with_what_the_operator_made_of_it(home: Home, tmp_path: Path) -> None:
+    changed = Decision(ProposalStatus.MODIFIED, arguments={"folder": str(tmp_path), "service": "web", "replicas": 3})
+    envelope = decided(home, changed, "deploy", folder=tmp_path, service="web")
+    assert envelope.data == {"service": "web", "replicas": 3}
+    assert lines_of(tmp_path / "done") == ["deploy web 3"]
+
+
+def test_what_is_rejected_does_not_run_and_says_why(home: Home, tmp_path: Path, validate_envelope: Any) -> None:
+    envelope = decided(home, NO, "deploy", folder=tmp_path, service="web")
+    validate_envelope(envelope.to_dict())
+    assert (envelope.code, envelope.meta["exit_code"], envelope.ending) == ("PROPOSAL_REJECTED", 7, "not_started")
+    assert envelope.data["status"] == "rejected" and envelope.data["notes"] == "not on a Friday"
+    assert envelope.meta["side_effects"] == "none" and lines_of(tmp_path / "done") == []
+
+
+def test_nobody_answers_and_the_proposal_stays_queued_until_the_identical_call_picks_the_decision_up(
+    home: Home, tmp_path: Path, validate_envelope: Any
+) -> None:
+    async def work(inbox: Inbox) -> Any:
+        async def call() -> Any:
+            return await guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, budget=QUICK)
+
+        first, second = await call(), await call()
+        ran_before = lines_of(tmp_path / "done")
+        await inbox.decide(first.data["proposal_id"], YES, ADA)
+        began = time.monotonic()
+        third, took_s = await call(), time.monotonic() - began
+        return first, second, ran_before, third, took_s, await call()
+
+    first, second, ran_before, third, took_s, fourth = with_inbox(work, home)
+    validate_envelope(first.to_dict())
+    jsonschema.validate(first.data, INCOMPLETE)
+    assert (first.code, first.meta["exit_code"], first.data["status"]) == ("INCOMPLETE", 14, "pending")
+    assert first.data["notes"] == "operator response timed out; proposal remains queued"
+    assert first.data["continue_command"] == f"shotclock inbox check {first.data['proposal_id']}"
+    assert second.data["proposal_id"] == first.data["proposal_id"] and ran_before == []
+    assert third.ok and took_s < 5
+    assert fourth.code == "INCOMPLETE" and fourth.data["proposal_id"] != first.data["proposal_id"]  # one yes, one run
+    assert lines_of(tmp_path / "done") == ["deploy web 1"]
+
+
+def test_two_identical_calls_that_wait_for_one_approval_do_not_both_run(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        calls = [
+            asyncio.ensure_future(guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, budget="3s"))
+            for _ in range(2)
+        ]
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, YES, ADA)
+        return await asyncio.gather(*calls)
+
+    codes = sorted(str(envelope.code) for envelope in with_inbox(work, home))
+    assert codes == ["INCOMPLETE", "None"] and lines_of(tmp_path / "done") == ["deploy web 1"]
+
+
+def test_the_clock_of_the_work_starts_with_the_approval(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        calling = asyncio.ensure_future(guarded.app.call("slow", folder=tmp_path))
+        [proposal] = await pending(inbox)
+        await asyncio.sleep(1.2)  # longer than its timeout
+        await inbox.decide(proposal.id, YES, ADA)
+        return await calling
+
+    assert with_inbox(work, home).ok
+
+
+def test_arguments_that_are_wrong_bother_nobody(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        wrong = await guarded.app.call("deploy", folder=tmp_path, service="web", replicas="many")
+        return wrong, await inbox.list()
+
+    wrong, proposals = with_inbox(work, home)
+    assert wrong.code == "ARG_ERROR" and proposals == []
+
+
+def test_what_expired_is_not_run_and_not_called_rejected(home: Home, tmp_path: Path) -> None:
+    envelope = with_inbox(lambda inbox: guarded.app.call("brief", folder=tmp_path), home)
+    assert (envelope.code, envelope.data["status"]) == ("PROPOSAL_EXPIRED", "expired")
+    assert lines_of(tmp_path / "done") == []
+
+
+def test_a_call_from_inside_another_is_no_way_around_it(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        calling = asyncio.ensure_future(guarded.app.call("around", folder=tmp_path, service="web"))
+        [proposal] = await pending(inbox)
+        before = lines_of(tmp_path / "done")
+        await inbox.decide(proposal.id, NO, ADA)
+        return before, await calling
+
+    before, envelope = with_inbox(work, home)
+    assert before == [] and lines_of(tmp_path / "done") == []
+    assert envelope.ok and envelope.data["code"] == "PROPOSAL_REJECTED"
+
+
+def test_a_repeat_under_its_key_is_answered_and_asks_nobody(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        async def call() -> Any:
+            return await guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, idempotency_key="k1")
+
+        calling = asyncio.ensure_future(call())
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, YES, ADA)
+        return await calling, await call(), await inbox.list()
+
+    first, again, proposals = with_inbox(work, home)
+    assert first.ok and again.ok and warning_codes(again.to_dict()) == ["REPLAYED"]
+    assert len(proposals) == 1 and lines_of(tmp_path / "done") == ["deploy web 1"]
+
+
+def test_a_job_that_was_approved_is_attached_to_without_asking_again(home: Home, tool: Any, tmp_path: Path) -> None:
+    program = tool("guarded.py")
+    first = program.start("migrate", tmp_path, "--budget", "6s")
+
+    async def approve() -> None:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            [proposal] = await pending(inbox)
+            await inbox.decide(proposal.id, YES, ADA)
+            await inbox.close()
+
+    run(approve())
+    wait_for(lambda: lines_of(tmp_path / "done"), "the migration to begin")
+    attached = program.envelope("migrate", tmp_path, "--budget", "500ms", code=14)
+    told = first.ends(30).json()
+    assert attached["data"]["job_id"] == told["data"]["job_id"] and attached["data"]["state"] == "running"
+    assert lines_of(tmp_path / "done") == ["migrate begins"]
+
+
+def test_on_the_command_line_pending_is_exit_14_and_the_operator_is_told_why(
+    home: Home, tool: Any, tmp_path: Path, validate_envelope: Any
+) -> None:
+    program = tool("guarded.py")
+    words = ["deploy", str(tmp_path), "web", "--budget", QUICK, "--justification", "the old one is broken"]
+    envelope = validate_envelope(program.envelope(*words, code=14))
+    assert envelope["data"]["status"] == "pending"
+
+    async def justification() -> str:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            [proposal] = await pending(inbox)
+            await inbox.decide(proposal.id, YES, ADA)
+            await inbox.close()
+            return proposal.ask.justification
+
+    assert run(justification()) == "the old one is broken"
+    assert program.envelope(*words, code=0)["data"] == {"service": "web", "replicas": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SHOTCLOCK_RESPONSE_TIMEOUT", "soon"), ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "-3")],
+)
+def test_a_budget_that_is_none_is_refused_at_the_start(name: str, value: str, tool: Any, tmp_path: Path) -> None:
+    env = {"SHOTCLOCK_RESPONSE_TIMEOUT": None, name: value}
+    envelope = tool("guarded.py").envelope("deploy", tmp_path, "web", code=2, env=env)
+    assert envelope["error"]["code"] == "ARG_ERROR" and name in envelope["error"]["message"]
+
+
+# --- over MCP -------------------------------------------------------------------------------------------------
+
+
+async def called(client: Client, tool: str, **arguments: Any) -> tuple[Any, bool]:
+    result = await client.call_tool(tool, arguments)
+    return result.structured_content, bool(result.is_error)
+
+
+@pytest.mark.parametrize(("transport", "mode"), mcp.TRANSPORTS)
+def test_a_gated_tool_answers_pending_as_a_normal_result_and_runs_once_it_is_approved(
+    transport: str, mode: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Any
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", QUICK)
+
+    async def scenario() -> None:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            async with mcp.connected(transport, mode, target=TARGET) as (client, _):
+                arguments = {"folder": str(tmp_path), "service": "web", "justification": "<b>because</b>"}
+                waiting, is_error = await called(client, "deploy", **arguments)
+                validate_envelope(waiting)
+                assert waiting["data"]["status"] == "pending" and not is_error
+                [proposal] = await pending(inbox)
+                assert proposal.ask.justification == "<b>because</b>"
+                assert "justification" not in (proposal.ask.arguments or {})
+                checked, is_error = await called(client, "check-proposal", proposal_id=proposal.id, wait_ms=100)
+                assert checked["data"]["status"] == "pending" and not is_error
+                await inbox.decide(proposal.id, YES, ADA)
+                checked, is_error = await called(client, "check-proposal", proposal_id=proposal.id)
+                assert checked["ok"] and checked["data"]["status"] == "approved" and not is_error
+                ran, is_error = await called(client, "deploy", **arguments)
+                assert ran["ok"] and ran["data"] == {"service": "web", "replicas": 1} and not is_error
+            await inbox.close()
+
+    run(scenario())
+    assert lines_of(tmp_path / "done") == ["deploy web 1"]
+
+
+def test_an_agent_proposes_a_file_waits_asks_again_and_takes_it_back(home: Home) -> None:
+    async def scenario() -> None:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            async with mcp.connected(target=TARGET) as (client, _):
+                ask = {
+                    "title": "Allow pypi.org",
+                    "justification": "to install",
+                    "path": "egress.yaml",
+                    "proposed": "allow: [pypi.org]\n",
+                    "current": "allow: []\n",
+                }
+                calling = asyncio.ensure_future(called(client, "propose", **ask))
+                [proposal] = await pending(inbox)
+                change = Decision(ProposalStatus.MODIFIED, "only this", file_text="allow: [files.pythonhosted.org]\n")
+                await inbox.decide(proposal.id, change, ADA)
+                decided, is_error = await calling
+                assert decided["data"]["status"] == "modified" and not is_error
+                assert decided["data"]["file"] == {"path": "egress.yaml", "text": "allow: [files.pythonhosted.org]\n"}
+                again, _ = await called(client, "propose", **ask)  # the identical call is answered by the decision
+                assert again["data"]["proposal_id"] == decided["data"]["proposal_id"]
+
+                waiting, _ = await called(client, "propose", title="May I?", justification="?", wait_ms=0)
+                assert waiting["data"]["status"] == "pending" and waiting["meta"]["exit_code"] == 14
+                gone, is_error = await called(client, "withdraw-proposal", proposal_id=waiting["data"]["proposal_id"])
+                assert gone["ok"] and gone["data"]["status"] == "withdrawn" and not is_error
+            await inbox.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "arguments", "fields"),
+    [
+        ("propose", {}, ["justification", "title"]),
+        ("propose", {"title": 5, "justification": "x", "wait_ms": -1}, ["title", "wait_ms"]),
+        ("propose", {"title": "x", "justification": "x", "path": "a"}, ["path"]),
+        ("propose", {"title": "x", "justification": "x", "ttl": "never", "extra": 1}, ["extra", "ttl"]),
+        ("check-proposal", {"proposal_id": "p-1", "wait_ms": "1s"}, ["wait_ms"]),
+        ("deploy", {"folder": ".", "service": "x", "justification": 4}, ["justification"]),
+    ],
+)
+def test_what_is_wrong_with_a_proposal_is_told_at_once(
+    tool_name: str, arguments: Any, fields: Any, served: Any
+) -> None:
+    envelope, is_error = served(tool_name, arguments)
+    assert is_error and envelope["error"]["code"] == "ARG_ERROR"
+    assert sorted(each["field"] for each in envelope["error"]["errors"]) == fields
+
+
+def test_a_proposal_that_is_not_ones_own_is_not_there(served: Any, home: Home) -> None:
+    async def somebody_elses() -> str:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            from shotclock.core.proposals import Ask, Kind
+
+            proposal = await inbox.propose(Ask(Kind.QUESTION, "mine"), Principal("other", Role.AGENT))
+            await inbox.close()
+            return proposal.id
+
+    proposal_id = run(somebody_elses())
+    for tool_name in ("check-proposal", "withdraw-proposal"):
+        envelope, _ = served(tool_name, {"proposal_id": proposal_id})
+        assert envelope["error"]["code"] == "PROPOSAL_NOT_FOUND"
+
+
+@pytest.fixture
+def served(home: Home) -> Callable[[str, Any], tuple[Any, bool]]:
+    """One call of a fresh server."""
+
+    def call(tool_name: str, arguments: Any) -> tuple[Any, bool]:
+        async def scenario() -> tuple[Any, bool]:
+            async with mcp.connected(target=TARGET) as (client, _):
+                result = await client.call_tool(tool_name, arguments)
+                return result.structured_content, bool(result.is_error)
+
+        answer: tuple[Any, bool] = run(scenario())
+        return answer
+
+    return call
