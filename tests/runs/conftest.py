@@ -12,6 +12,7 @@ from shotclock.core.envelope import Envelope
 from shotclock.store import Store
 from shotclock.workflow.loading import load_text
 from shotclock.workflow.run import RunRequest, start
+from shotclock.workflow.running import OnChange
 
 RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out
 
@@ -26,7 +27,12 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
     """A function that runs the text of a workflow and returns its valid envelope."""
 
     def run(
-        text: str, *, environment: dict[str, str] | None = None, stop_after: float | None = None, **more: Any
+        text: str,
+        *,
+        environment: dict[str, str] | None = None,
+        stop_after: float | None = None,
+        on_change: OnChange | None = None,
+        **more: Any,
     ) -> Envelope:
         loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", tmp_path)
         assert loaded.workflow is not None, loaded.findings
@@ -38,7 +44,7 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
                 stop = asyncio.get_running_loop().create_future()
                 asyncio.get_running_loop().call_later(stop_after, stop.set_result, "SIGTERM")
             async with asyncio.timeout(RUN_LIMIT_S):
-                return await start(request, store, environment=environment, stop=stop)
+                return await start(request, store, environment=environment, stop=stop, on_change=on_change)
 
         envelope = asyncio.run(main())
         validate_envelope(envelope.to_dict())

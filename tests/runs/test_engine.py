@@ -1,6 +1,8 @@
 """When steps run, what becomes of them, and what the one envelope says."""
 
 import json
+import os
+import pty
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.core.walltime import WallTime
 from shotclock.store import Store
+from shotclock.workflow.formats import to_junit, to_markdown
+from shotclock.workflow.report import report_of
 
 from .conftest import statuses, step
 
@@ -204,6 +209,79 @@ def test_steps_named_by_run_wait_until_they_are_called_for(run: Run) -> None:
     assert statuses(envelope)["mend"] == "succeeded" and statuses(envelope)["cheer"] == "succeeded"
     envelope = run("steps: {good: {exec: echo g, on_fail: {run: [mend]}}, mend: {exec: echo mended}}")
     assert step(envelope, "mend")["reason"] == "on_demand"
+
+
+def test_a_step_that_only_the_defaults_call_for_waits_as_well(run: Run) -> None:
+    text = "defaults: {on_fail: {run: mend}}\nsteps: {a: {exec: exit %d}, mend: {exec: echo mended}}"
+    assert statuses(run(text % 1)) == {"a": "failed", "mend": "succeeded"}
+    envelope = run(text % 0)
+    assert envelope.ok and step(envelope, "mend")["reason"] == "on_demand"
+
+
+def test_an_output_that_cannot_be_made_is_null_and_said(run: Run, store: Store) -> None:
+    envelope = run("outputs: {a: '{{ outputs.a }}', b: '{{ outputs.nobody }}'}\nsteps: {a: {exec: echo 1}}")
+    assert envelope.ok and envelope.data["outputs"] == {"a": 1, "b": None}
+    (notice,) = envelope.warnings
+    assert notice["code"] == "OUTPUT_MISSING" and "output b" in notice["message"]
+    stored = store.runs.get(envelope.data["run_id"])
+    assert stored is not None
+    report = report_of(stored, store.runs.steps(stored.id), now=WallTime(stored.created_at.ms + 1), is_alive=False)
+    for said in (to_markdown(report), to_junit(report), json.dumps(report.to_dict())):
+        assert "OUTPUT_MISSING" in said and "nobody" in said
+
+
+def test_whoever_watches_is_told_and_cannot_stop_the_run(run: Run) -> None:
+    told: list[tuple[str, str]] = []
+    text = "steps: {a: {exec: 'true'}, b: {exec: 'true', depends_on: a}}"
+    assert run(text, on_change=lambda state: told.append((state.id, state.status.value))).ok
+    assert told == [("a", "running"), ("a", "succeeded"), ("b", "running"), ("b", "succeeded")]
+
+    def broken(state: object) -> None:
+        raise OSError("no space left")
+
+    envelope = run(text, on_change=broken)
+    assert envelope.ok and [notice["code"] for notice in envelope.warnings] == ["NOT_TOLD"]
+
+
+def test_whoever_watches_is_told_of_the_runs_inside_as_well(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "innermost.yaml").write_text("steps: {deep: {exec: 'true'}}")
+    (tmp_path / "inner.yaml").write_text("steps: {a: {exec: 'true'}, b: {type: workflow, workflow: innermost.yaml}}")
+    told: list[str] = []
+    text = "steps: {outer: {type: workflow, workflow: inner.yaml}}"
+    assert run(text, on_change=lambda state: told.append(f"{state.id} {state.status.value}")).ok
+    assert set(told) == {
+        f"{name} {status}"
+        for name in ("outer", "outer.a", "outer.b", "outer.b.deep")
+        for status in ("running", "succeeded")
+    }
+    assert told.index("outer.b.deep succeeded") < told.index("outer.b succeeded") < told.index("outer succeeded")
+
+
+def test_a_chain_of_thousands_is_skipped_at_once(run: Run) -> None:
+    lines = [f"  s{n}: {{exec: 'true', depends_on: {f's{n - 1}' if n else 'bad'}}}\n" for n in range(2000)]
+    envelope = run("steps:\n  bad: {exec: exit 1}\n" + "".join(lines))
+    assert len(envelope.data["skipped"]) == 2000 and step(envelope, "s1999")["cause"] == "bad"
+
+
+def test_a_step_that_waits_for_a_person_keeps_nobody_from_working(run: Run) -> None:
+    person, terminal = pty.openpty()
+    stdin = os.dup(0)
+    os.dup2(terminal, 0)
+    try:
+        envelope = run(
+            """
+            max_parallelism: 1
+            steps:
+              ask: {type: human-input, prompt: Go?, timeout: 2, default: "no"}
+              work: {exec: echo worked}
+            """
+        )
+    finally:
+        os.dup2(stdin, 0)
+        for fd in (stdin, person, terminal):
+            os.close(fd)
+    assert envelope.ok and step(envelope, "ask")["duration_ms"] >= 1900
+    assert step(envelope, "work").get("started_ms", 0) < 1000
 
 
 def test_goto_goes_round_until_it_works_and_no_more_than_the_cap(run: Run, tmp_path: Path) -> None:

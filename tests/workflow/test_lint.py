@@ -148,10 +148,30 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
         ],
     ),
     "clock/not-used": (
-        [("steps: {a: {type: git-checkout, repository: r, timeout: 5s, clone_timeout_ms: 5000}}", "steps.a.timeout")],
         [
+            ("steps: {a: {type: git-checkout, repository: r, timeout: 5s, clone_timeout_ms: 5000}}", "steps.a.timeout"),
+            ("steps: {a: {exec: x, overtime: true}}", "steps.a.overtime"),
+            ("steps: {a: {exec: x, overtime: {ask: 5m}}}", "steps.a.overtime"),
+        ],
+        [
+            "steps: {a: {exec: x, overtime: false}}",
             "steps: {a: {type: git-checkout, repository: r, timeout: 5s}}",
             "steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 5000}}",
+        ],
+    ),
+    "graph/items": (
+        [
+            (
+                "steps: {a: {exec: x, for_each: true}, b: {exec: x, forEach: true}, c: {exec: x, depends_on: [a, b]}}",
+                "steps.c.depends_on",
+            ),
+        ],
+        [
+            "steps: {a: {exec: x, for_each: true}, b: {exec: x}, c: {exec: x, depends_on: [a, b]}}",
+            "steps: {a: {exec: x, for_each: true}, b: {exec: x, for_each: true},"
+            " c: {exec: x, depends_on: [a, b], for_each: [1]}}",
+            "steps: {a: {exec: x, for_each: true}, b: {exec: x, for_each: true},"
+            " c: {exec: x, depends_on: [a, b], for_each: false}}",
         ],
     ),
     "graph/missing-dependency": (

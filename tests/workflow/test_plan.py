@@ -81,10 +81,29 @@ def test_what_is_left_of_a_timeout_inside_the_run(
 
 
 @pytest.mark.parametrize(
-    ("written", "per_item"), [(None, False), (False, False), (True, True), ([], True), ("{{ x }}", True)]
+    ("written", "per_item"), [(None, False), (False, False), (True, False), ([], True), ("{{ x }}", True)]
 )
 def test_a_step_for_each_item_is_told_apart(written: Any, per_item: bool) -> None:
     assert plan_of(workflow({"a": {"for_each": written}})).steps[0].is_per_item is per_item
+
+
+@pytest.mark.parametrize(
+    ("written", "per_item"), [(None, True), (False, False), (True, True), ([], True), ("{{ x }}", True)]
+)
+def test_who_waits_for_one_that_gives_its_items_is_done_for_each(written: Any, per_item: bool) -> None:
+    steps = {
+        "list": {"for_each": True},
+        "other": {},
+        "each": {"for_each": written, "depends_on": "other|list"},
+        "behind": {"depends_on": "each"},
+    }
+    plan = plan_of(workflow(steps))
+    assert {step.id: step.is_per_item for step in plan.steps} == {
+        "list": False,
+        "other": False,
+        "each": per_item,
+        "behind": written is True,
+    }
 
 
 # --- the whole --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..core.effects import Ending
 from ..core.graph import Groups, needs
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
-from ..workflow.plan import grace_ms, graph_of
+from ..workflow.plan import grace_ms, graph_of, is_per_item
 from ..workflow.report import MARKS, brief, noteworthy, one_line, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
@@ -61,7 +61,7 @@ class View:
         self._deadline_at = deadline_at
         self._deadline_ns: int | None = None
         self._graph: dict[str, Groups] = graph_of(workflow)
-        self._per_item = {name for name, step in workflow.steps.items() if step.for_each not in (None, False)}
+        self._per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
         self._begun = asyncio.Event()
         self._states: dict[str, StepState] = {}
         self._clocks: dict[str, _TryClock] = {}

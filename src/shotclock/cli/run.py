@@ -132,7 +132,8 @@ async def _watched(
 
         def on_change(state: StepState) -> None:
             events.write(state)
-            view.changed(state)
+            if state.id in workflow.steps:  # and not one of a workflow inside
+                view.changed(state)
 
         yield _Watch(on_change, view.aside)
 
@@ -198,6 +199,9 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
         say_line(_closing(envelope, data))
     if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
         say_line(summary_line(envelope))
+    else:
+        for notice in envelope.warnings:
+            say_line(f"  {notice['code']}: {one_line(str(notice['message']), 1000)}")
     return envelope.exit_code
 
 

@@ -42,6 +42,8 @@ def to_markdown(report: Report) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if len(report.critical_path) > 1:
         lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
+    for notice in report.warnings:
+        lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +68,9 @@ def to_junit(report: Report) -> str:
     properties = xml.SubElement(suite, "properties")
     for name, value in (("run_id", report.run_id), ("file", report.file), ("status", report.status.value)):
         xml.SubElement(properties, "property", name=name, value=_text(value))
+    for notice in report.warnings:
+        said = f"{notice['code']}: {notice['message']}"
+        xml.SubElement(properties, "property", name="warning", value=_text(one_line(said, 1000)))
     for step in report.steps:
         suite.append(_case(report, step))
     explained = any(step.has_failed_the_run for step in report.steps) and report.status is Status.FAILED

@@ -17,6 +17,7 @@ from .plan import (
     Plan,
     PlannedStep,
     graph_of,
+    items_come_from,
     plan_of,
     run_timeout_ms,
     step_timeout_ms,
@@ -194,6 +195,11 @@ def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id in sorted(never):
         message = "can never start: its condition is always false"
         yield Finding("graph/unreachable", message, _steps_key((step_id, "if")), is_error=False)
+    for step_id, step in workflow.steps.items():
+        if len(sources := items_come_from(workflow, step)) > 1:
+            message = f"is done for every item of {sources[0]}, and not of {', '.join(sources[1:])}"
+            hint = "say what for: `for_each` with a list or a template"
+            yield Finding("graph/items", message, _steps_key((step_id, "depends_on")), suggestion=hint, is_error=False)
     lost = behind_all(graph, never)
     for step_id in sorted(lost - never):
         causes = sorted(needs(graph[step_id]) & lost)
@@ -233,6 +239,9 @@ def _clocks(workflow: WorkflowFile) -> Iterator[Finding]:
         if isinstance(step, GitStep) and step.timeout is not None and step.clone_timeout_ms is not None:
             message = "is not used: `clone_timeout_ms` is there as well"
             yield Finding("clock/not-used", message, _steps_key((step_id, "timeout")), is_error=False)
+        if step.overtime:
+            message = "has no effect: nobody can be asked for more time yet"
+            yield Finding("clock/not-used", message, _steps_key((step_id, "overtime")), is_error=False)
         timeout_ms = step_timeout_ms(workflow, step)
         for name in ("soft", "idle", "connect_timeout"):
             limit = getattr(step, name, None)

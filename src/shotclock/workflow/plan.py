@@ -109,6 +109,19 @@ def delay_ms(retry: Retry, number: int) -> int:
     return delay if backoff.max_delay_ms is None else min(delay, backoff.max_delay_ms)
 
 
+def items_come_from(workflow: WorkflowFile, step: AnyStep) -> list[str]:
+    """Those it waits for that say `for_each: true`: it is done for every item of their output, unless it says for
+    itself what it is done for."""
+    if step.for_each is not None and step.for_each is not True:
+        return []
+    named = dict.fromkeys(name for group in groups_of(step.depends_on) for name in group)
+    return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
+
+
+def is_per_item(workflow: WorkflowFile, step: AnyStep) -> bool:
+    return isinstance(step.for_each, str | list) or bool(items_come_from(workflow, step))
+
+
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     """Of a workflow without circles. `timeout_ms` is the caller's limit on the run, where it is shorter."""
     limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
@@ -140,7 +153,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             delays,
             starts,
             ends,
-            step.for_each is not None and step.for_each is not False,
+            is_per_item(workflow, step),
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]

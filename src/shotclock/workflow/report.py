@@ -115,6 +115,8 @@ class Report:
     """As they came, those that never did last."""
     error: dict[str, Any] | None = None
     outputs: Any = None
+    warnings: tuple[dict[str, Any], ...] = ()
+    """Of the run itself; its steps have their own."""
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -137,6 +139,7 @@ class Report:
             "critical_path": list(self.critical_path),
             "error": self.error,
             "outputs": self.outputs,
+            "warnings": list(self.warnings),
             "steps": [_step_dict(step) for step in self.steps],
         }
 
@@ -207,6 +210,7 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
         tuple(placed),
         error,
         data.get("outputs") if isinstance(data, dict) else None,
+        tuple((run.envelope or {}).get("warnings") or ()),
     )
 
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import secrets as tokens
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.trace import TraceContext
 from ..core.walltime import WallTime
@@ -24,6 +24,7 @@ from ..enforce.admission import Admission, Outcome, admit, answer, inherited_dea
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.context import Scope
+from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..enforce.identity import is_alive, this_process
 from ..enforce.preloaded import Program
@@ -41,14 +42,12 @@ from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from . import templates
 from .inner import identity, inner_workflow
 from .plan import retry_of, run_timeout_ms
-from .running import Running
+from .running import OnChange, Running
 from .schema import WorkflowFile
 from .secrets import Redaction, visible
 from .states import Status, StepState
 from .steps import StepFailed, Steps
 from .tracing import traced
-
-OnChange = Callable[[StepState], None]
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ class _Around:
     providers: Mapping[str, Provider]
     store: Store
     environment: Mapping[str, str]
+    on_change: OnChange | None
     begun: dict[str, int] = field(default_factory=dict)
 
     async def run(self, inner: Inner) -> Envelope:
@@ -103,14 +103,21 @@ class _Around:
             run_id = f"{self.run_id}.{inner.step_id}" + (f".{number}" if number > 1 else "")
             request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
             known = await asyncio.to_thread(self.store.runs.get, run_id)
+            told = self._told(run_id.removeprefix(f"{self.run_id}."))
+            company = _Company(inner.stop, told, environment, contextlib.nullcontext, self)
             try:
                 if known is None:
-                    return await start(request, self.store, stop=inner.stop, environment=environment, around=self)
+                    return await _started(request, self.store, company)
                 if known.ended_at is None and known.file == request.file and not is_alive(known.holder):
-                    return await resume(run_id, self.store, stop=inner.stop, environment=environment, around=self)
+                    return await _resumed(run_id, self.store, company)
             except Failure as failure:
                 if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
                     raise
+
+    def _told(self, name: str) -> OnChange | None:
+        """Who watches this run is told of those inside it, by names that begin with the step's."""
+        on_change = self.on_change
+        return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
 
 
 @dataclass(frozen=True)
@@ -132,12 +139,15 @@ async def start(
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
     aside: Aside = contextlib.nullcontext,
-    around: _Around | None = None,
 ) -> Envelope:
     """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun.
 
     `aside` is entered while a person is asked something at the terminal, for whoever draws on it.
     """
+    return await _started(request, store, _Company(stop, on_change, environment, aside, None))
+
+
+async def _started(request: RunRequest, store: Store, company: _Company) -> Envelope:
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     admission = _admit(request, min(limits) if limits else 0)
     inputs = checked_inputs(request.workflow, request.inputs)
@@ -155,7 +165,6 @@ async def start(
         await asyncio.to_thread(store.runs.begin, new, this_process(), _now())
     except RunTaken:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
-    company = _Company(stop, on_change, environment, aside, around)
     return await _carry_out(request, inputs, admission, store, {}, company)
 
 
@@ -167,9 +176,12 @@ async def resume(
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
     aside: Aside = contextlib.nullcontext,
-    around: _Around | None = None,
 ) -> Envelope:
     """Go on with a run whose process died, with the deadline it had. One that has ended answers as it did."""
+    return await _resumed(run_id, store, _Company(stop, on_change, environment, aside, None))
+
+
+async def _resumed(run_id: str, store: Store, company: _Company) -> Envelope:
     try:
         run = await asyncio.to_thread(store.runs.take_up, run_id, this_process(), is_alive)
     except RunTaken as taken:
@@ -185,7 +197,6 @@ async def resume(
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
     admission = _admit(request, left_ms, TraceContext(run.trace_id))
     known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
-    company = _Company(stop, on_change, environment, aside, around)
     began_ns = monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS
     return await _carry_out(request, run.inputs, admission, store, known, company, began_ns)
 
@@ -255,7 +266,7 @@ async def _carry_out(
                     stack.push_async_callback(provider.close)
             else:
                 runtime, kinds = around.runtime, dict(around.providers)
-            inside = _Around(request.run_id, files, runtime, kinds, store, everything)
+            inside = _Around(request.run_id, files, runtime, kinds, store, everything, company.on_change)
             kinds["workflow"] = WorkflowProvider(inside.run)
             steps = Steps(
                 request.workflow,
@@ -276,12 +287,23 @@ async def _carry_out(
                 known=known,
                 began_ns=began_ns,
             )
-            stopped = await _until_done(running, company.stop)
-            outputs = {} if stopped else await _outputs(request.workflow, steps, running)
+            ended_by: str | Exception | None
+            outputs: dict[str, Any] = {}
+            try:
+                ended_by = await _until_done(running, company.stop)
+                if ended_by is None:
+                    outputs = await _outputs(request.workflow, steps, running)
+            except Exception as error:  # the store could not be used any more, or a bug
+                ended_by = error
     finally:
         current_scope.reset(token)
-    envelope = answer(admission, _outcome(request, admission, running, outputs, stopped))
-    await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+    outcome = _outcome(request, admission, running, outputs, ended_by)
+    outcome.warnings = tuple(redaction.value(note) for note in running.notes)
+    envelope = answer(admission, outcome)
+    try:
+        await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+    except Failure as failure:
+        envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
     return envelope
 
 
@@ -310,13 +332,18 @@ async def _outputs(workflow: WorkflowFile, steps: Steps, running: Running) -> di
             made[name] = await steps.rendered(template, running.scope_for(name))
         except StepFailed as failed:
             made[name] = None
-            running.notes.append(f"output {name}: {failed}")
+            running.notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
     return made
 
 
 def _outcome(
-    request: RunRequest, admission: Admission, running: Running, outputs: dict[str, Any], stopped: str | None
+    request: RunRequest,
+    admission: Admission,
+    running: Running,
+    outputs: dict[str, Any],
+    ended_by: str | Exception | None,
 ) -> Outcome:
+    """`ended_by` is the signal or the error that ended it before its steps did."""
     states = running.states
     bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
     data: dict[str, object] = {
@@ -329,8 +356,10 @@ def _outcome(
     }
     if outputs:
         data["outputs"] = outputs
-    if stopped is not None:
-        return Outcome(Ending.KILLED, stopped_by(stopped), {**data, "partial": True})
+    if isinstance(ended_by, str):
+        return Outcome(Ending.KILLED, stopped_by(ended_by), {**data, "partial": True})
+    if ended_by is not None:
+        return Outcome(Ending.KILLED, raised(ended_by).problem, {**data, "partial": True})
     if not bad:
         return Outcome(Ending.FINISHED, data=data)
     if fired := _run_fired(admission, [states[name] for name in bad]):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..core.envelope import warning
+from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
 from ..core.graph import needs
 from ..enforce.clock import monotonic_ns
@@ -75,6 +75,8 @@ class Running:
         """What starts as soon as there is a place for it."""
         self._placeless: list[str] = []
         """What starts and needs no place."""
+        self._starting: list[str] = []
+        """What starts when that is written down."""
         self._under_way: set[str] = set()
         """Decided on, and not ended."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -84,7 +86,7 @@ class Running:
         self._over: deque[str] = deque()
         """Ended or skipped, and what that means for others is not decided yet."""
         self._is_stopping = False
-        self.notes: list[str] = []
+        self.notes: list[Warning_] = []
         """What went wrong beside the steps."""
         for name, state in (known or {}).items():
             if name in self.states:
@@ -100,9 +102,9 @@ class Running:
                 self._consider(name)
             self._follow_up()
             while self._under_way and not self._is_stopping:
-                starting = self._take_places()
+                self._take_places()
                 await self._write()
-                self._begin(starting)
+                self._begin()
                 await self._news.wait()  # bounded by the clocks of the steps
                 self._news.clear()
         finally:
@@ -131,13 +133,13 @@ class Running:
                     self._on_change(state)
                 except Exception as error:  # whoever watches does not stop what it watches
                     self._on_change = None
-                    self.notes.append(f"changes are not told any more: {error}")
+                    self.notes.append(warning("NOT_TOLD", f"of changes after that of {state.id}: {error}"))
 
     async def _write_what_can_be(self) -> None:
         try:
             await self._write()
         except Failure as failure:
-            self.notes.append(f"not everything is written down: {failure}")
+            self.notes.append(warning("NOT_WRITTEN_DOWN", f"the last changes of steps: {failure}"))
 
     # --- deciding -----------------------------------------------------------------------------------------
 
@@ -180,25 +182,22 @@ class Running:
 
     # --- running ------------------------------------------------------------------------------------------
 
-    def _take_places(self) -> list[str]:
+    def _take_places(self) -> None:
         """Those that start now, which is not true before it is written down."""
-        starting, self._placeless = self._placeless, []
+        self._starting, self._placeless = self._placeless, []
         while self._ready and self._places > 0:
             self._places -= 1
-            starting.append(self._ready.popleft())
+            self._starting.append(self._ready.popleft())
         now_ms = (monotonic_ns() - self._started_ns) // NS_PER_MS
-        for name in starting:
+        for name in self._starting:
             state = self.states[name]
             state.status, state.started_ms = Status.RUNNING, now_ms
             self._unwritten.append(state)
-        return starting
 
-    def _begin(self, starting: Sequence[str]) -> None:
-        for name in starting:
-            if self._is_stopping:  # meanwhile
-                self.states[name].status = Status.PENDING
-            else:
-                self._tasks[name] = asyncio.get_running_loop().create_task(self._step(name))
+    def _begin(self) -> None:
+        while self._starting and not self._is_stopping:
+            name = self._starting.pop(0)
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._step(name))
 
     async def _step(self, name: str) -> None:
         state, began_ns = self.states[name], monotonic_ns()
@@ -284,6 +283,8 @@ class Running:
 
     def _settle_rest(self) -> None:
         """Nothing runs any more, so what still waits never will."""
+        for name in self._starting:  # written down at the most
+            self.states[name].status, self.states[name].started_ms = Status.PENDING, None
         for state in self.states.values():
             if state.status.is_final:
                 continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import traceback
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from typing import Any
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
+from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..providers.provider import Provider, StepCall, StepResult
 from . import templates
 from .kinds import KINDS, duration_ms
-from .plan import delay_ms, retry_of, step_timeout_ms
+from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
 from .secrets import Redaction, filled_in
 from .shell import Unsafe, with_references
@@ -30,6 +33,8 @@ TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
 ITEMS_AT_ONCE = 8
 # How many a step may have.
 MOST_ITEMS = 10_000
+# Frames of a traceback of our own.
+TRACEBACK_KEPT = 20
 # Of what a command that failed said on stderr: the end of it, where the reason mostly is.
 STDERR_KEPT = 2_000
 # The keys of each kind that are its provider's. The others are the engine's own and never templates.
@@ -103,45 +108,69 @@ class Steps:
             if step.if_ is not None and not await self._condition(step.if_, scope):
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
                 return
-            items = await self._items(step, scope)
+            items, source = await self._items(step, scope)
             # Its status is final only when nothing more can change it: others look at it meanwhile.
             if items is None:
                 verdict = await self._tries(name, step, state, scope)
             else:
-                verdict = await self._each(name, step, state, scope, items)
+                verdict = await self._each(name, step, state, scope, items, source)
             if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
             state.status = verdict
         except StepFailed as failed:
             state.status, state.error = Status.FAILED, failed.error
+        except Exception as error:  # ours: the step fails, and whoever waits for it is told
+            bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
+            context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_KEPT))}
+            state.status = Status.FAILED
+            state.error = self._redaction.value(bug | {"phase": "execution", "context": context})
 
     # --- items --------------------------------------------------------------------------------------------
 
-    async def _items(self, step: AnyStep, scope: dict[str, Any]) -> list[Any] | None:
-        if step.for_each is None or isinstance(step.for_each, bool):
-            return None
+    async def _items(self, step: AnyStep, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+        """None is no items but one go; and the step whose output they are, if they are not the step's own."""
         items: Any = step.for_each
+        if items is None or isinstance(items, bool):
+            return self._items_of_others(step, scope)
         if isinstance(items, str):
             items = await self._value(items, scope)
             if isinstance(items, str):
                 items = templates.as_value(items)
         if not isinstance(items, list):
             raise StepFailed("STEP_INVALID", f"for_each is a {type(items).__name__}, not a list", "step/for_each")
-        if len(items) > MOST_ITEMS:
-            raise StepFailed("STEP_INVALID", f"for_each has {len(items)} items; {MOST_ITEMS} at most", "step/for_each")
-        return items
+        return _few_enough(items), None
+
+    def _items_of_others(self, step: AnyStep, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+        sources = items_come_from(self._workflow, step)
+        for group in groups_of(step.depends_on) if sources else ():
+            # Of several that would do it is the one that did; none did where their failure is nobody's matter.
+            for name in sorted(group, key=lambda name: name not in scope["outputs"]):
+                if name in sources:
+                    return _few_enough(scope["outputs"].get(name, [])), name
+                break
+        return None, None
 
     async def _each(
-        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], items: list[Any]
+        self,
+        name: str,
+        step: AnyStep,
+        state: StepState,
+        scope: dict[str, Any],
+        items: list[Any],
+        source: str | None,
     ) -> Status:
-        places = asyncio.Semaphore(ITEMS_AT_ONCE)
+        places = asyncio.Semaphore(min(ITEMS_AT_ONCE, self._workflow.max_parallelism))
         parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
 
         async def one(number: int, item: Any) -> None:
+            here = {**scope, "item": item, "index": number}
+            if source is not None:  # the one output that is meant is this item's
+                here["outputs"] = ChainMap({source: item}, scope["outputs"])
             async with places:
-                parts[number].status = await self._tries(
-                    name, step, parts[number], {**scope, "item": item, "index": number}
-                )
+                try:
+                    parts[number].status = await self._tries(name, step, parts[number], here)
+                except StepFailed as failed:
+                    parts[number].status, parts[number].error = Status.FAILED, failed.error
 
         async with asyncio.TaskGroup() as group:
             for number, item in enumerate(items):
@@ -323,6 +352,16 @@ class Steps:
             problem = _schema_problem(step.output_schema, state.output)
             if problem is not None:
                 raise StepFailed("OUTPUT_INVALID", f"its output does not fit output_schema: {problem}", "step/output")
+        if step.for_each is True and not isinstance(state.output, list):
+            kind = "text" if isinstance(state.output, str) else f"a {type(state.output).__name__}"
+            message = f"`for_each: true` wants a list for those who wait for it, and its output is {kind}"
+            raise StepFailed("OUTPUT_INVALID", message, "step/for_each")
+
+
+def _few_enough(items: list[Any]) -> list[Any]:
+    if len(items) > MOST_ITEMS:
+        raise StepFailed("STEP_INVALID", f"for_each has {len(items)} items; {MOST_ITEMS} at most", "step/for_each")
+    return items
 
 
 def _looked_up(name: str, scope: Mapping[str, Any]) -> Any:

@@ -1,0 +1,94 @@
+"""Steps that are done for every item: their own, or those of a step that gives its output away item by item."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+
+from .conftest import statuses, step
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+Run = Callable[..., Envelope]
+
+LIST = """list: {exec: 'echo ''[{"n": "x"}, {"n": "y z"}]''', for_each: true}"""
+
+
+def test_who_waits_for_a_list_that_is_given_away_is_done_for_each_item(run: Run) -> None:
+    envelope = run(
+        f"""
+        steps:
+          {LIST}
+          each: {{exec: 'printf "%s" "{{{{ item.n }}}}-{{{{ index }}}}-{{{{ outputs.list.n }}}}"', depends_on: list}}
+          whole: {{exec: 'printf "%s" "{{{{ steps.list.output[1].n }}}}"', depends_on: list, for_each: false}}
+          own: {{exec: 'printf "%s" "{{{{ item }}}}{{{{ outputs.list[0].n }}}}"', depends_on: list, for_each: [a, b]}}
+          behind: {{exec: 'echo "{{{{ outputs.each[1] }}}}"', depends_on: each}}
+        """
+    )
+    assert envelope.ok, envelope.error
+    assert step(envelope, "list")["output"] == [{"n": "x"}, {"n": "y z"}]
+    assert step(envelope, "each")["output"] == ["x-0-x", "y z-1-y z"] and step(envelope, "each")["attempts"] == 2
+    assert step(envelope, "whole")["output"] == "y z"
+    assert step(envelope, "own")["output"] == ["ax", "bx"]
+    assert step(envelope, "behind")["output"] == "y z-1-y z"
+
+
+def test_items_go_through_worker_templates_and_on_to_the_next(run: Run) -> None:
+    envelope = run(
+        f"""
+        steps:
+          {LIST}
+          upper:
+            exec: 'printf %s "{{{{ item.n | upper }}}}{{{{ outputs.list.n | length }}}}"'
+            depends_on: list
+            for_each: true
+          again: {{exec: 'printf %s "{{{{ item }}}}!"', depends_on: upper}}
+        """
+    )
+    assert envelope.ok, envelope.error
+    assert step(envelope, "upper")["output"] == ["X1", "Y Z3"]
+    assert step(envelope, "again")["output"] == ["X1!", "Y Z3!"]
+
+
+def test_an_output_that_is_no_list_cannot_be_given_away(run: Run) -> None:
+    envelope = run("steps: {a: {exec: echo hello, for_each: true}, b: {exec: 'true', depends_on: a}}")
+    assert statuses(envelope) == {"a": "failed", "b": "skipped"}
+    error = step(envelope, "a")["error"]
+    assert error["code"] == "OUTPUT_INVALID" and error["context"]["rule"] == "step/for_each"
+
+
+def test_no_items_are_no_work(run: Run) -> None:
+    envelope = run("steps: {a: {exec: 'echo []', for_each: true}, b: {exec: exit 1, depends_on: a}}")
+    assert envelope.ok and step(envelope, "b")["output"] == []
+    envelope = run(
+        "steps: {a: {exec: exit 1, for_each: true, continue_on_failure: true}, b: {exec: exit 1, depends_on: a}}"
+    )
+    assert envelope.ok and step(envelope, "b")["output"] == []
+
+
+def test_of_two_that_would_do_the_items_are_those_of_the_one_that_did(run: Run) -> None:
+    envelope = run(
+        """
+        steps:
+          bad: {exec: exit 1, for_each: true}
+          good: {exec: "echo '[1, 2]'", for_each: true}
+          plain: {exec: echo 5}
+          either: {exec: 'echo {{ item }}', depends_on: bad|good}
+          once: {exec: 'echo {{ outputs.plain }}', depends_on: bad|plain}
+        """
+    )
+    assert step(envelope, "either")["output"] == [1, 2]
+    assert step(envelope, "once")["output"] == 5
+
+
+def test_an_item_whose_template_fails_fails_the_step_and_says_why(run: Run) -> None:
+    envelope = run("steps: {a: {exec: 'echo {{ item.b }}', for_each: [{b: 1}, {c: 2}]}}")
+    assert statuses(envelope) == {"a": "failed"} and step(envelope, "a")["error"]["code"] == "TEMPLATE_FAILED"
+    assert step(envelope, "a")["output"] == [1, None]
+
+
+def test_no_more_items_at_a_time_than_steps(run: Run, tmp_path: Path) -> None:
+    body = "echo start >> log; sleep 0.1; echo end >> log"
+    assert run(f"max_parallelism: 1\nsteps: {{a: {{exec: '{body}', for_each: [1, 2, 3]}}}}").ok
+    assert (tmp_path / "log").read_text().split() == ["start", "end"] * 3

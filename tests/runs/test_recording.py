@@ -1,0 +1,107 @@
+"""What a run does when the store is in use by others, or gone."""
+
+import asyncio
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+from shotclock.core.walltime import WallTime
+from shotclock.store import Store
+from shotclock.store.failures import StoreBusy
+from shotclock.store.runs import StepRecord
+
+from .conftest import statuses, step
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+Run = Callable[..., Envelope]
+
+_NOW = WallTime(1)
+HELD_S = 1.2
+STARTED_WITHIN_S = 20.0  # the first step, on a loaded machine
+
+
+def test_a_store_that_others_use_delays_a_run_and_not_its_loop(run: Run, store: Store, tmp_path: Path) -> None:
+    """Another process writes for a while: simulated by a connection of its own, which is all that a process has."""
+    (database,) = (tmp_path / "home").glob("*.db")
+
+    def hold() -> None:
+        give_up = time.monotonic() + STARTED_WITHIN_S
+        while not (tmp_path / "a").exists() and time.monotonic() < give_up:
+            time.sleep(0.005)
+        other = sqlite3.connect(database, isolation_level=None, timeout=5)
+        other.execute("BEGIN IMMEDIATE")
+        (tmp_path / "held").touch()
+        time.sleep(HELD_S)
+        other.execute("COMMIT")
+        other.close()
+
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - before)
+
+    beating: list[asyncio.Task[None]] = []
+
+    def watch(state: object) -> None:
+        if not beating:
+            beating.append(asyncio.get_running_loop().create_task(beat()))
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    try:
+        envelope = run(
+            "steps: {a: {exec: 'touch a; while [ ! -e held ]; do sleep 0.01; done'}, b: {exec: 'true', depends_on: a}}",
+            on_change=watch,
+        )
+    finally:
+        holding.join(STARTED_WITHIN_S + 5)
+    assert envelope.ok and step(envelope, "b")["started_ms"] is not None
+    assert envelope.meta["duration_ms"] >= HELD_S * 1000
+    assert max(gaps) < HELD_S / 2, "the loop went on meanwhile"
+
+
+def test_writing_that_must_not_wait_says_so_at_once(store: Store, tmp_path: Path, run: Run) -> None:
+    run("steps: {a: {exec: 'true'}}", run_id="r")
+    (database,) = (tmp_path / "home").glob("*.db")
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    with pytest.raises(StoreBusy):
+        store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
+    assert time.monotonic() - began < 1
+    other.execute("COMMIT")
+    other.close()
+    store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
+
+
+def test_a_run_whose_store_is_taken_away_stops_and_says_so(run: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    def take_away(state: object) -> None:
+        shutil.rmtree(home, ignore_errors=True)
+
+    began = time.monotonic()
+    envelope = run(
+        """
+        steps:
+          a: {exec: sleep 0.3}
+          long: {exec: sleep 600, grace: 0s}
+          b: {exec: 'touch b', depends_on: a}
+        """,
+        on_change=take_away,
+    )
+    assert time.monotonic() - began < 30
+    assert envelope.code == "STORE_UNUSABLE" and not envelope.ok
+    assert envelope.meta["side_effects"] == "unknown" and envelope.error["retryable"] is False
+    assert statuses(envelope)["a"] == "succeeded" and statuses(envelope)["long"] == "cancelled"
+    assert statuses(envelope)["b"] == "skipped" and not (tmp_path / "b").exists(), "not written down, so not begun"
+    assert {notice["code"] for notice in envelope.warnings} == {"NOT_WRITTEN_DOWN"}
