@@ -60,12 +60,24 @@ def test_on_a_terminal_with_a_display_the_page_is_opened_and_nobody_waits(
 
 
 @pytest.mark.slow
-def test_where_no_browser_can_be_the_page_is_named(
+def test_a_browser_that_is_named_needs_no_display(
     home: Path, browser: Path, on_terminal: Callable[..., Seen], tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "xdg-open").rename(tmp_path / "bin" / "remote")
+    env = {"BROWSER": "no-such-browser:remote"}
+    seen = on_terminal("report", "../x y", "--open", streams=("stdout", "stderr"), within_s=LIMIT_S, env=env)
+    assert seen.code == 0 and "opened " in seen.screen
+    wait_for(browser.exists, "the browser")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [{}, {"BROWSER": "/no/such/browser"}])
+def test_where_no_browser_can_be_the_page_is_named(
+    env: dict[str, str], home: Path, browser: Path, on_terminal: Callable[..., Seen], tmp_path: Path
 ) -> None:
     page = tmp_path / "here.html"
     words = ("report", "../x y", "--open", "--html", str(page))
-    seen = on_terminal(*words, streams=("stdout", "stderr"), within_s=LIMIT_S)
+    seen = on_terminal(*words, streams=("stdout", "stderr"), within_s=LIMIT_S, env=env)
     assert seen.code == 0
     assert f"the page, for a browser: {page}" in seen.screen.replace("\n", " ")
     assert page.exists() and not browser.exists()

@@ -35,7 +35,8 @@ def _opener(environment: Mapping[str, str]) -> str | None:
     search = environment.get("PATH")
     if sys.platform == "darwin":
         return shutil.which("open", path=search)
-    named = environment.get("BROWSER", "")
-    if not named and not environment.get("DISPLAY") and not environment.get("WAYLAND_DISPLAY"):
+    names = environment.get("BROWSER", "").split(os.pathsep)
+    named = next((found for name in names if name and (found := shutil.which(name, path=search))), None)
+    if named is None and not environment.get("DISPLAY") and not environment.get("WAYLAND_DISPLAY"):
         return None
-    return shutil.which("xdg-open", path=search) or shutil.which(named, path=search)
+    return named or shutil.which("xdg-open", path=search)
