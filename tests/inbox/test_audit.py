@@ -164,6 +164,14 @@ def test_what_is_changed_in_the_store_is_named_as_well(home: Path, file: Path, s
     assert any(expected in problem for problem in found), found
 
 
+def test_an_end_that_was_taken_from_file_and_store_alike_is_missed_by_the_proposal_it_was_about(home: Path, file: Path):
+    file.write_bytes(b"".join(lines_of(file)[:-1]))
+    tampered(home, "DELETE FROM audit WHERE seq = 8")
+    tampered(home, "UPDATE audit_filed SET seq = 7")
+    (problem,) = verified(home)
+    assert "is not what its entries say" in problem
+
+
 def test_a_decision_that_was_forged_with_its_entry_left_out_is_named(home: Path, file: Path):
     tampered(
         home, "UPDATE proposals SET status = 'approved', decided_by = 'ann', decided_at = 1, "

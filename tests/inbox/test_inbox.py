@@ -336,6 +336,7 @@ def test_waiting_ends_in_time_when_the_store_breaks_meanwhile(home: Path):
             made = await inbox.propose(operation(), AGENT)
             waiting = asyncio.create_task(inbox.wait(made.id, 400))
             await until(lambda: inbox._watcher._thread is not None)
+            await inbox.get(made.id)  # behind its reading
             (home / "shotclock.db").rename(home / "moved.db")
             began = time.monotonic()
             seen = await asyncio.wait_for(waiting, WITHIN_S)
