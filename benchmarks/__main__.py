@@ -13,7 +13,19 @@ from .isolated import Failed, GaveUp, run_isolated
 from .page import page
 from .table import Table
 
-TOPICS = ["calls", "workers", "fresh", "startup", "overshoot", "memory", "trees", "flood", "mcp", "scoreboard"]
+TOPICS = [
+    "calls",
+    "workers",
+    "fresh",
+    "startup",
+    "overshoot",
+    "memory",
+    "trees",
+    "flood",
+    "mcp",
+    "workflows",
+    "scoreboard",
+]
 
 
 def measure(topic: str, quick: bool) -> Table:
