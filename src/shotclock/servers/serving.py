@@ -31,7 +31,6 @@ from ..enforce.clock import wall_ns
 from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
 from ..enforce.values import users_code_kept_out
-from ..inbox import Inbox
 from ..store import Store
 from .calls import Gate
 from .complaints import Complaints, unblocking_stderr
@@ -243,18 +242,19 @@ class _Serving:
                 if catalogue is None:
                     return 128 + self._signal
                 desk = Desk(catalogue, self._runtime, program=self._program)
-                for spec in catalogue.commands:
-                    self._runtime.register(spec.operation())
-                await self._unless_told(self._runtime.warm_up(WARM_UP_S))
-                server = McpServer(desk, self._options.operation_timeout_ms)
-                for line in server.warnings:
-                    complaints.write(f"shotclock: {line}\n")
-                if sock is not None:
-                    host, port = sock.getsockname()[:2]
-                    complaints.write(f"shotclock: serving {catalogue.name} on {url_of((host, port), MCP_PATH)}\n")
-                    await self._serve_http(server, sock, complaints)
-                else:
-                    await self._serve_stdio(server, *wire)
+                async with desk:
+                    for spec in catalogue.commands:
+                        self._runtime.register(spec.operation())
+                    await self._unless_told(self._runtime.warm_up(WARM_UP_S))
+                    server = McpServer(desk, self._options.operation_timeout_ms)
+                    for line in server.warnings:
+                        complaints.write(f"shotclock: {line}\n")
+                    if sock is not None:
+                        host, port = sock.getsockname()[:2]
+                        complaints.write(f"shotclock: serving {catalogue.name} on {url_of((host, port), MCP_PATH)}\n")
+                        await self._serve_http(server, sock, complaints)
+                    else:
+                        await self._serve_stdio(server, *wire)
         return 128 + self._signal if self._signal else 0
 
     async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
@@ -273,28 +273,17 @@ class _Serving:
             wire.close()
 
     async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: Complaints) -> None:
-        store = server.desk.store
-        opened: list[Inbox] = []
-
-        def inbox() -> Inbox:
-            if not opened:
-                opened.append(Inbox(store()))
-            return opened[0]
-
         def say(link: str) -> None:
             complaints.write(f"shotclock: operators decide at {link}\n")
 
-        http = HttpServer(server.sdk, sock, server.health, store=store, inbox=inbox, say=say)
+        desk = server.desk
+        http = HttpServer(server.sdk, sock, server.health, store=desk.store, inbox=desk.inbox, say=say)
         serving = asyncio.ensure_future(http.run_until_left())
-        try:
-            await self._until_told(server, serving)
-            http.leave()
-            await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
-            serving.cancel()
-            _complain_about(serving)
-        finally:
-            for each in opened:
-                await each.close()
+        await self._until_told(server, serving)
+        http.leave()
+        await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+        serving.cancel()
+        _complain_about(serving)
 
     async def _until_told(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
         told = asyncio.ensure_future(self._told.wait())

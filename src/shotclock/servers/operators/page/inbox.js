@@ -135,8 +135,8 @@ function put(map, summary) {
 function listed() {
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (p) => {
-    const said = [p.title, p.asked_by, p.operation, p.path, p.decided_by, p.notes, p.id].filter(Boolean).join(" ").toLowerCase();
-    return words.every((word) => said.includes(word));
+    const said = [p.title, p.asked_by, p.operation, p.path, p.decided_by, p.notes].filter(Boolean).join(" ").toLowerCase();
+    return words.every((word) => said.includes(word) || (word.startsWith("p-") && p.id.startsWith(word)));
   };
   if (state.tab === "waiting") {
     return [...waiting.values()].filter(fits).sort((a, b) => Date.parse(a.created_at) - Date.parse(b.created_at) || (a.id < b.id ? -1 : 1));
@@ -237,6 +237,8 @@ async function follow() {
     if (wanted !== state.wanted) return;
     view.show(proposal);
     changed(proposal);
+    if (state.then?.id === id) view.open(state.then.mode);
+    state.then = null;
   } catch (refusal) {
     if (wanted !== state.wanted) return;
     view.clear(el("div", { class: "blank" }, el("h2", {}, "It cannot be shown"), el("p", {}, visible(refusal.message)), el("p", {}, el("a", { href: "#/" }, "Back to what waits"))));
@@ -366,9 +368,15 @@ $("rows").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", follow);
 
+/** Open a form for the proposal that is chosen, which may still be on its way: never for the one shown before it. */
+function act(mode) {
+  if (view.proposal && view.proposal.id === state.open) view.open(mode);
+  else state.then = { id: state.open, mode };
+}
+
 const KEYS = {
   j: () => step(1), k: () => step(-1), w: () => go(null, "waiting"), h: () => go(null, "history"),
-  a: () => view.open("approve"), m: () => view.open("modify"), r: () => view.open("reject"), e: () => view.open("extend"),
+  a: () => act("approve"), m: () => act("modify"), r: () => act("reject"), e: () => act("extend"),
   "/": () => $("search").focus(), "?": () => $("help").showModal(),
 };
 

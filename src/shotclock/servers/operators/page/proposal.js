@@ -262,6 +262,7 @@ export class ProposalView {
       try {
         const { proposal } = await ask("GET", `/${p.id}`);
         this.onChange(proposal, { lost: true });
+        if (this.#proposal?.id === p.id) this.#showBody(); // the news may have come before the refusal; the notes were held back
         return;
       } catch { /* then at least say what we know */ }
     }
