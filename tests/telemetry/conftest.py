@@ -86,13 +86,15 @@ class Collector:
     def children_of(self, parent: Seen) -> list[Seen]:
         return [span for span in self.spans if span.parent_id == parent.span_id]
 
-    def wait_for(self, name: str) -> Seen:
+    def wait_for(self, is_it: Callable[[Seen], bool]) -> Seen:
         give_up = time.monotonic() + SPANS_WITHIN_S
         while time.monotonic() < give_up:
-            if any(span.name == name for span in self.spans):
-                return self.one(name)
+            found = [span for span in self.spans if is_it(span)]
+            if found:
+                assert len(found) == 1, found
+                return found[0]
             time.sleep(0.01)
-        raise AssertionError(f"no span {name!r}: {[span.name for span in self.spans]}")
+        raise AssertionError(f"it did not come; there are {[span.name for span in self.spans]}")
 
 
 def _plain(attributes: Any) -> dict[str, Any]:

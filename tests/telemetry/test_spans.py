@@ -1,7 +1,10 @@
 """Spans of real runs, as a real collector would get them: their parents, their clocks and how they ended."""
 
+import asyncio
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client, StdioServerParameters
 
 from shotclock.enforce.telemetry import FLUSH_LIMIT_S
 
@@ -118,7 +122,7 @@ def test_what_fails_says_its_code_and_what_is_stopped_says_whose_clock_it_was(
     assert "step after" not in [span.name for span in collector.spans]  # it never began
 
 
-def test_a_workflow_in_a_step_is_below_its_step_and_git_below_its_try(run: Any, write: Write, collector: Collector):
+def test_a_workflow_in_a_step_is_below_its_step(run: Any, write: Write, collector: Collector):
     write("inner.yaml", "name: inner\nsteps: {deep: {exec: 'echo $TRACEPARENT', timeout: 10s}}")
     flow = write("flow.yaml", "name: outer\nsteps: {inner: {type: workflow, workflow: inner.yaml, timeout: 30}}")
 
@@ -181,9 +185,6 @@ if __name__ == "__main__":
 def test_a_call_that_calls_is_above_what_it_calls_although_it_runs_in_another_process(
     collector: Collector, write: Write, tmp_path: Path, shotclock: Any
 ):
-    import os
-    import subprocess
-
     file = write("tool.py", APP)
     env = {**os.environ, **collector.env, "TRACEPARENT": TRACEPARENT, "SHOTCLOCK_HOME": str(tmp_path / "home")}
 
@@ -241,9 +242,6 @@ run()
 
 
 def test_without_configuration_nothing_of_opentelemetry_is_imported(tmp_path: Path, write: Write):
-    import os
-    import subprocess
-
     flow = write("flow.yaml", "steps: {say: {exec: echo hello, timeout: 10s}}")
     env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     env["SHOTCLOCK_HOME"] = str(tmp_path / "home")
@@ -251,3 +249,92 @@ def test_without_configuration_nothing_of_opentelemetry_is_imported(tmp_path: Pa
         done = subprocess.run([sys.executable, "-c", LOADED, *words], env=env, capture_output=True, timeout=30)
         assert done.returncode == 0, done
         assert b"loaded: []" in done.stderr, done.stderr
+
+
+# --- other surfaces ---------------------------------------------------------------------------------------
+
+
+def test_a_job_is_below_the_call_that_waits_for_it(collector: Collector, write: Write, tmp_path: Path):
+    file = write(
+        "jobs.py",
+        """
+        from shotclock import App
+
+        app = App("long")
+
+        @app.command(interruption=True)
+        def work() -> dict:
+            return {"done": True}
+
+        if __name__ == "__main__":
+            app()
+        """,
+    )
+    env = {**os.environ, **collector.env, "SHOTCLOCK_HOME": str(tmp_path / "home")}
+
+    done = subprocess.run([sys.executable, str(file), "work"], env=env, capture_output=True, timeout=60)
+
+    assert done.returncode == 0, done
+    works = collector.wait_for(lambda span: span.name == "work" and bool(span.parent_id))
+    waits = collector.wait_for(lambda span: span.span_id == works.parent_id)
+    assert (waits.name, waits.parent_id, waits.trace_id) == ("work", "", works.trace_id)
+    assert waits.started_ns < works.started_ns < works.ended_ns < waits.ended_ns
+
+
+def test_a_served_tool_is_below_the_request_and_is_told_of_when_the_server_leaves(collector: Collector, write: Write):
+    file = write("tool.py", APP)
+    environment = {**os.environ, **{name: value for name, value in collector.env.items() if value}}
+    parameters = StdioServerParameters(
+        command=sys.executable, args=["-m", "shotclock", "serve", f"{file}:app"], env=environment
+    )
+
+    async def scenario() -> None:
+        async with Client(parameters) as client:
+            await client.call_tool("outer", {}, meta={"traceparent": TRACEPARENT})
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+    outer = collector.wait_for(lambda span: span.name == "outer")
+    inner = collector.wait_for(lambda span: span.name == "inner")
+    assert (outer.trace_id, outer.parent_id, inner.parent_id) == (TRACE_ID, SPAN_ID, outer.span_id)
+
+
+def test_steps_that_are_functions_or_checkouts_have_what_they_start_below_them(
+    run: Any, write: Write, collector: Collector, tmp_path: Path
+):
+    write("tool.py", APP)
+    repository = tmp_path / "there"
+    for words in (["init", "-q", str(repository)], ["-C", str(repository), "commit", "-q", "--allow-empty", "-m", "x"]):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+        subprocess.run(["git", *identity, *words], check=True, timeout=20, capture_output=True)
+    flow = write(
+        "flow.yaml",
+        f"""
+        name: kinds
+        steps:
+          call: {{type: function, target: "tool.py:app", command: outer, timeout: 30s}}
+          clone: {{type: git-checkout, repository: {repository}, path: clone, clone_timeout_ms: 30000}}
+        """,
+    )
+
+    run(flow)
+
+    assert collector.one("outer").parent_id == collector.one("step call").span_id
+    assert collector.one("inner").parent_id == collector.one("outer").span_id
+    tries = [span for span in collector.spans if span.name == "try clone"]
+    (whole,) = [span for span in tries if span.parent_id == collector.one("step clone").span_id]
+    assert len(tries) > 2 and {span.parent_id for span in tries if span is not whole} == {whole.span_id}
+
+
+def test_many_spans_at_once_all_arrive(run: Any, write: Write, collector: Collector):
+    steps = "".join(
+        f"  s{number}: {{type: function, target: 'tool.py:app', command: inner}}\n" for number in range(700)
+    )
+    write("tool.py", APP)
+
+    run(write("flow.yaml", f"name: many\ntimeout: 60s\nmax_parallelism: 50\nsteps:\n{steps}"))
+
+    many = collector.one("run many")
+    assert len(collector.children_of(many)) == 700
+    assert len([span for span in collector.spans if span.name == "inner"]) == 700
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans)

@@ -77,6 +77,12 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _state(tracestate))
 
 
+def span_id_of(request_id: str) -> str:
+    """The span of a call. Unique as its request id is: the process's 48 random bits above, its number added below."""
+    token, _, number = request_id.partition("-")
+    return f"{((int(token, 16) << 16) + int(number, 16)) % (1 << 64):016x}"
+
+
 def trace_from_variables(environment: Mapping[str, str]) -> TraceContext | None:
     return parse_trace(environment.get(TRACEPARENT_VARIABLE), environment.get(TRACESTATE_VARIABLE))
 

@@ -358,7 +358,7 @@ class Desk:
             problem = await asyncio.to_thread(reused, self.store(), scope, idempotency_key, invocation.key())
             if problem is not None:
                 return answer(admission, Outcome(Ending.NOT_STARTED, problem))
-        job = await asyncio.to_thread(front.start_or_attach, invocation)
+        job = await asyncio.to_thread(front.start_or_attach, invocation, admission.trace)
         until_ns, waits_ms = front.patience(admission, budget_ms)
         waiting = asyncio.ensure_future(
             front.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)

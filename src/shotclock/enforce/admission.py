@@ -18,7 +18,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
 from ..core.errors import error_entry
 from ..core.records import record, value
-from ..core.trace import TraceContext, trace_from_variables
+from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from . import clock, spans
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
@@ -49,7 +49,7 @@ class Admission:
     @property
     def trace(self) -> TraceContext:
         """This call as the parent of what it starts. Derived when asked for: most calls are never asked."""
-        return self.caller.below(_span_id_of(self.request_id))
+        return self.caller.below(span_id_of(self.request_id))
 
     @property
     def no_time_left(self) -> bool:
@@ -128,15 +128,9 @@ def new_request_id() -> str:
     return f"{_process_token}-{_calls:x}"
 
 
-def _span_id_of(request_id: str) -> str:
-    """Unique as the request id is: the process's 48 random bits above, the number of the call added below."""
-    token, _, number = request_id.partition("-")
-    return f"{((int(token, 16) << 16) + int(number, 16)) % (1 << 64):016x}"
-
-
 def new_span_id() -> str:
     """For what is no call, but has calls below it."""
-    return _span_id_of(new_request_id())
+    return span_id_of(new_request_id())
 
 
 def new_trace() -> TraceContext:

@@ -337,7 +337,7 @@ class Runtime:
             defaults=defaults,
             parent=scope.deadline if scope is not None else self.inherited,
             parent_owner=scope.name if scope is not None else "caller",
-            caller=scope.span.trace if scope is not None else self.trace,
+            caller=scope.span.trace if scope is not None else spans.active() or self.trace,
             mutates=known.mutates if known is not None else True,
             idempotent=known.idempotent if known is not None else False,
             notes=self._inherited_warnings() if self._inherited_notes else (),

@@ -99,6 +99,7 @@ class Context:
         is_stopping: Callable[[], bool],
         on_step: Callable[[str], None],
         on_ask: Callable[[str, object], Any],
+        trace: Traced,
         skipped_steps: tuple[str, ...] = (),
     ) -> None:
         self.name = name
@@ -110,7 +111,13 @@ class Context:
         self._is_stopping = is_stopping
         self._on_step = on_step
         self._on_ask = on_ask
+        self._trace = trace
         self._skipped_steps = skipped_steps
+
+    @property
+    def traceparent(self) -> str:
+        """This call as the parent of what it starts elsewhere: the header and variable of W3C Trace Context."""
+        return self._trace.trace.traceparent
 
     @property
     def stopping(self) -> bool:

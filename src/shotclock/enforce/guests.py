@@ -117,7 +117,7 @@ class Guest:
     def message(self) -> tuple[object, ...]:
         """What its host is told."""
         admission = self.admission
-        bell = admission.bound.bell
+        bell, caller = admission.bound.bell, admission.caller
         return (
             "run",
             self.number,
@@ -128,6 +128,7 @@ class Guest:
             bell.at_ns if bell is not None else 0,
             self.depth,
             self.attendant.skipped_steps,
+            (caller.trace_id, caller.sampled, caller.state),
         )
 
     # --- clocks -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ..core.records import as_dict
 from . import kernel, wire
 from .clock import monotonic_ns
 from .context import Context
-from .worker import Reply, bind, reply_to_error, reply_to_result
+from .worker import Place, Reply, bind, reply_to_error, reply_to_result
 
 # The memory a host shares with the runtime, in words of eight bytes. It can be read when nothing here answers.
 SHARED_SIZE = 4096
@@ -199,12 +199,16 @@ class _Call:
         bell_ns: int,
         depth: int,
         skipped_steps: tuple[str, ...],
+        caller: tuple[str, bool, str],
     ) -> None:
         words = self._host.words
         # In this order: whoever closes sets its word first and looks at ours then, so one of us sees the other's.
         words[BEGUN] = self.number
         if words[CLOSED]:
             return
+
+        trace = Place(caller, request_id)
+        trace.stand()
 
         def context(_: Callable[..., Any]) -> Context:
             return Context(
@@ -217,6 +221,7 @@ class _Call:
                 is_stopping=self._is_stopping,
                 on_step=self._step,
                 on_ask=self._ask,
+                trace=trace,
                 skipped_steps=skipped_steps,
             )
 

@@ -21,6 +21,7 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending
 from ..core.envelope import Problem, warning
 from ..core.operation import Guard, Operation
+from . import spans
 from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
@@ -276,6 +277,8 @@ class HostedCall(Ticket):
         operation = self._operation
         try:
             current_scope.set(self._scope)
+            if spans.recorder is not None:
+                spans.stand_at(self._admission.trace)
             result = await run_guards(self._guards, operation, self._arguments) if self._guards else None
             if result is None and self._guards_only:
                 result = Outcome(Ending.FINISHED)
@@ -314,6 +317,7 @@ class HostedCall(Ticket):
             is_stopping=lambda: self.stopping,
             on_step=lambda name: self._bells.mailbox.post(self._began_step, name),
             on_ask=self._ask,
+            trace=self._admission,
             skipped_steps=self._attendant.skipped_steps,
         )
 

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
 from .. import __version__
 from ..core.trace import TraceContext
-from .spans import Span
+from .spans import Span, span_context
 
 # What it says about a collector that is away is our note; stderr may be somebody's data.
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
@@ -47,7 +47,7 @@ class Writer:
         self._ids.following = ended.trace
         context = Context()
         if ended.parent_id:
-            parent = api.NonRecordingSpan(span_context(ended.trace.below(ended.parent_id)))
+            parent = api.NonRecordingSpan(span_context(api, ended.trace.below(ended.parent_id)))
             context = api.set_span_in_context(parent, context)
         span = self._tracer.start_span(
             ended.name, context, attributes=dict(ended.attributes), start_time=ended.started_ns
@@ -58,12 +58,6 @@ class Writer:
             span.set_attribute("error.type", ended.code)
             span.set_status(api.StatusCode.ERROR, ended.message or ended.code)
         span.end(ended.ended_ns)
-
-
-def span_context(trace: TraceContext) -> api.SpanContext:
-    state = api.TraceState.from_header([trace.state]) if trace.state else None
-    flags = api.TraceFlags(int(trace.sampled))
-    return api.SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags, state)
 
 
 class _Ids(RandomIdGenerator):

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Callable, Mapping
 
 from ..core.records import value
+from ..core.trace import TraceContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..core.trace import TraceContext
+    from types import ModuleType
+    from typing import Any
+
     from .admission import Admission, Outcome
 
 Attribute = str | int | bool
@@ -60,6 +63,38 @@ def has_own_provider() -> bool:
     if sdk is None or api is None or not hasattr(sdk, "TracerProvider"):
         return False
     return isinstance(api.get_tracer_provider(), sdk.TracerProvider)
+
+
+def active() -> TraceContext | None:
+    """Where the program itself stands just now, if it uses OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or not hasattr(api, "get_current_span"):
+        return None
+    try:
+        found = api.get_current_span().get_span_context()
+        if not found.is_valid:
+            return None
+        state = found.trace_state.to_header() if found.trace_state else ""
+        return TraceContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", bool(found.trace_flags.sampled), state)
+    except Exception:  # somebody's own kind of span; a call must not fail for it
+        return None
+
+
+def stand_at(trace: TraceContext) -> None:
+    """Spans that the program makes in this context from here on are below this one, if it uses OpenTelemetry."""
+    api, contexts = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
+    if api is None or contexts is None or not hasattr(contexts, "attach") or not hasattr(api, "NonRecordingSpan"):
+        return
+    try:
+        contexts.attach(api.set_span_in_context(api.NonRecordingSpan(span_context(api, trace))))
+    except Exception:  # as above
+        pass
+
+
+def span_context(api: ModuleType, trace: TraceContext) -> Any:
+    state = api.TraceState.from_header([trace.state]) if trace.state else None
+    flags = api.TraceFlags(int(trace.sampled))
+    return api.SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags, state)
 
 
 def _is_configured(environment: Mapping[str, str]) -> bool:

@@ -26,7 +26,8 @@ from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.records import as_dict
-from . import kernel, values, wire
+from ..core.trace import TraceContext, span_id_of
+from . import kernel, spans, values, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
 
@@ -177,6 +178,28 @@ class _Lull:
         self._came_quickly = monotonic_ns() - began_ns < AWAKE_NS
 
 
+class Place:
+    """The call's own place in its trace, written out only where somebody looks: most calls are short.
+
+    It is not put into the environment: a worker lives long, and C libraries never free the old values of a variable.
+    """
+
+    __slots__ = ("_caller", "_request_id")
+
+    def __init__(self, caller: tuple[str, bool, str], request_id: str) -> None:
+        self._caller, self._request_id = caller, request_id
+
+    @property
+    def trace(self) -> TraceContext:
+        trace_id, sampled, state = self._caller
+        return TraceContext(trace_id, span_id_of(self._request_id), sampled, state)
+
+    def stand(self) -> None:
+        """Spans that its code makes itself are below it."""
+        if "opentelemetry.trace" in sys.modules:
+            spans.stand_at(self.trace)
+
+
 def _take_token(tokens: int) -> bool:
     try:
         return bool(os.read(tokens, 1))
@@ -202,7 +225,11 @@ def _perform(
     depth: int,
     skipped_steps: tuple[str, ...],
     stdin_path: str | None,
+    caller: tuple[str, bool, str],
 ) -> Reply:
+    trace = Place(caller, request_id)
+    trace.stand()
+
     def context(function: Callable[..., Any]) -> Context:
         is_async = inspect.iscoroutinefunction(function)
         return Context(
@@ -215,6 +242,7 @@ def _perform(
             is_stopping=call.is_stopping,
             on_step=call.step,
             on_ask=_awaited(call.ask) if is_async else call.ask,
+            trace=trace,
             skipped_steps=skipped_steps,
         )
 

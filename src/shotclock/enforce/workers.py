@@ -81,7 +81,7 @@ class Task:
     def pack(self) -> bytes:
         """What the worker is told. Raises what pickle raises: such arguments never leave, and cost no worker."""
         admission, handler = self.admission, self.handler
-        bell = admission.bound.bell
+        bell, caller = admission.bound.bell, admission.caller
         return wire.frame(
             (
                 "run",
@@ -93,6 +93,7 @@ class Task:
                 self.depth,
                 self.attendant.skipped_steps,
                 self.attendant.stdin_path,
+                (caller.trace_id, caller.sampled, caller.state),
             )
         )
 

@@ -20,7 +20,9 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..core.walltime import WallTime
+from ..enforce import spans
 from ..enforce.admission import Admission, Outcome, admit, answer
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.context import Progress
@@ -92,8 +94,9 @@ class Front:
 
     # --- starting -----------------------------------------------------------------------------------------
 
-    def start_or_attach(self, invocation: Invocation) -> Job:
-        """The job that does this work: one that runs already, one that has ended untold, or a new one."""
+    def start_or_attach(self, invocation: Invocation, trace: TraceContext) -> Job:
+        """The job that does this work: one that runs already, one that has ended untold, or a new one, below the
+        caller's place in its trace."""
         self._forget_old()
         job_id = secrets.token_hex(8)
         log = self._store.folder("jobs") / f"{job_id}.log"
@@ -102,22 +105,24 @@ class Front:
             if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
                 os.close(private_file(Path(job.stdin_path)))
                 shutil.copyfile(invocation.stdin.path, job.stdin_path)
-            self._start_keeper(job)
+            self._start_keeper(job, trace)
         return job
 
     def is_under_way(self, invocation: Invocation) -> bool:
         """Whether this work needs no start: a job does it, or has done it and told nobody."""
         return self._store.jobs.answering(invocation.as_new_job("", "unstarted", now()), now(), is_alive) is not None
 
-    def _start_keeper(self, job: Job) -> None:
+    def _start_keeper(self, job: Job, trace: TraceContext) -> None:
         assert job.log_path is not None
+        environment = {name: value for name, value in os.environ.items() if name != TRACESTATE_VARIABLE}
+        environment |= trace.as_variables()
         try:
             output = private_file(Path(job.log_path))
         except FileExistsError:  # a further attempt writes on
             output = os.open(job.log_path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             start_detached(
-                "shotclock.jobs.keeper", [str(self._store.home), job.id], output_fd=output, environment=os.environ
+                "shotclock.jobs.keeper", [str(self._store.home), job.id], output_fd=output, environment=environment
             )
         except OSError as error:
             problem = Problem("SPAWN_FAILED", f"the job's keeper could not be started: {error}")
@@ -153,7 +158,9 @@ class Front:
             if current is None:
                 return answer(admission, _not_found(job.id))
             if not current.is_active:
-                return await asyncio.to_thread(self.delivered, current)
+                envelope = await asyncio.to_thread(self.delivered, current)
+                _tell_of(admission, envelope)
+                return envelope
             if current.progress is not None and current.progress != told and on_progress is not None:
                 told = current.progress
                 on_progress(told.done, told.total, told.unit)
@@ -274,6 +281,13 @@ def progress_of(job: Job) -> dict[str, object]:
         return {"done": 0}
     said = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _tell_of(admission: Admission, envelope: Envelope) -> None:
+    """The caller's part of a job has ended as well, with the keeper's envelope instead of one of its own."""
+    if spans.recorder is not None:
+        problem = None if envelope.ok else Problem(str(envelope.code), "")
+        spans.recorder.call_ended(admission, Outcome(Ending(envelope.ending), problem), monotonic_ns(), wall_ns())
 
 
 def _status(job: Job) -> str:

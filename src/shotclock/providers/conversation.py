@@ -32,6 +32,7 @@ from ..core.envelope import Problem
 from ..core.trace import TraceContext
 from ..enforce.clock import monotonic_ns
 from ..enforce.opened import Opened
+from ..enforce.spans import stand_at
 
 REMAINING = "shotclock.dev/remainingMs"
 # One message. Reading a larger one would hold up everybody else on the loop.
@@ -80,6 +81,7 @@ class Conversation:
 
     async def hold(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
         """From the first word to the last. What goes wrong is told by `settled`; only a cancellation is raised."""
+        stand_at(self._trace)  # the SDK makes spans where there is a provider, and tells the server of those
         try:
             async with transport as (incoming, outgoing), self._session(incoming, outgoing) as session:
                 try:

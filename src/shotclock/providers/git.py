@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..core.records import changed
 from ..enforce.admission import Admission, Outcome, admit, answer, no_time_left
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
+from ..enforce.context import Scope
 from ..enforce.hosted import current_scope
 from ..enforce.outcomes import stalled_problem
 from .git_place import InTheWay, Place
@@ -95,7 +96,13 @@ class GitProvider:
             problem = Problem("STEP_INVALID", str(error), "validation")
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "git-checkout/failed")
         git = Git(runtime, admission, call.env)
-        outcome, rule = await _carried_out(git, asked, admission)
+        # Its clocks are counted by Git itself, from the step's own; only the trace says that the processes are below.
+        around = scope or Scope(runtime.inherited, -1, "caller", admission)
+        token = current_scope.set(replace(around, span=admission))
+        try:
+            outcome, rule = await _carried_out(git, asked, admission)
+        finally:
+            current_scope.reset(token)
         outcome.warnings += tuple(git.warnings)
         return StepResult(answer(admission, outcome), outcome.data if outcome.problem is None else None, rule)
 

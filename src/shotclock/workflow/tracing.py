@@ -1,5 +1,12 @@
-"""The span of a step: above the calls of its tries, below its run. Its ids are made in any case, because the calls
-below tell theirs to what they start."""
+"""The span of a step: above the calls of its tries, below its run.
+
+    run nightly ─┬─ step fetch ─── try fetch ─── what the server does
+                 ├─ step build ─┬─ try build
+                 │              └─ try build ─── exec ─── …
+                 └─ step audit ─── run audit ─── step scan ─── try scan
+
+Its ids are made in any case, because the calls below it tell theirs to what they start.
+"""
 
 from __future__ import annotations
 
