@@ -21,19 +21,27 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.core.deadlines import Deadline
+from shotclock.core.proposals import Decision, Proposal, ProposalStatus
 from shotclock.core.trace import TraceContext
 from shotclock.enforce.call import Runtime
 from shotclock.enforce.clock import monotonic_ns
 from shotclock.enforce.context import Scope
 from shotclock.enforce.hosted import current_scope
 from shotclock.enforce.preloaded import Program
+from shotclock.inbox import Inbox, Principal
 from shotclock.providers.human import HumanProvider
 from shotclock.providers.provider import StepCall, StepResult
+from shotclock.store import Store
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "home")
 
 SHOWN_WITHIN_S = 20.0  # an interpreter and rich, while others use the two cores
 LATE_S = 0.5
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
 
 
 class Terminal:
@@ -82,24 +90,32 @@ def ask(
     """One question, while `conduct` plays the person."""
 
     async def main() -> StepResult:
+        store = Store.open()
         stdin = terminal.ours if terminal is not None else os.open(os.devnull, os.O_RDONLY)
-        provider = HumanProvider(stdin)
+        inbox = Inbox(store)
+        provider = HumanProvider(lambda: inbox, stdin)
         async with Runtime(program=Program(), workers=1) as runtime:
             if run_ms is not None:
                 current_scope.set(
                     Scope(Deadline.after_ms(monotonic_ns(), run_ms), -1, "run test", TraceContext("f" * 32))
                 )
-            call = StepCall("it", {"prompt": "Ship it?", **settings}, Clocks.of(timeout), {}, Path("/"))
+            call = StepCall("it", {"prompt": "Ship it?", **settings}, Clocks.of(timeout), {}, Path("/"), "run1/it.1")
             asking = asyncio.ensure_future(provider.run(call, runtime))
             try:
                 if conduct is not None:
-                    await conduct()
+                    await (conduct() if terminal is not None else conduct(inbox))
                 return await asyncio.wait_for(asking, SHOWN_WITHIN_S)
             finally:
                 if not asking.done():
                     asking.cancel()
+                await inbox.close()
+                store.close()
 
     return asyncio.run(main())
+
+
+def nobody() -> Inbox:
+    raise AssertionError("there is a terminal to ask on")
 
 
 def answering(terminal: Terminal, *typed: str, prompt: str = "Ship it?") -> Any:
@@ -233,7 +249,7 @@ def test_a_terminal_that_hangs_up_is_gone(terminal: Terminal) -> None:
 
 def test_two_questions_are_asked_one_after_the_other(terminal: Terminal) -> None:
     async def main() -> tuple[StepResult, StepResult]:
-        provider = HumanProvider(terminal.ours)
+        provider = HumanProvider(nobody, terminal.ours)
         async with Runtime(program=Program(), workers=1) as runtime:
 
             def question(word: str, timeout: str) -> asyncio.Future[StepResult]:
@@ -257,7 +273,7 @@ def test_two_questions_are_asked_one_after_the_other(terminal: Terminal) -> None
 
 def test_a_cancelled_question_lets_the_next_one_be_asked(terminal: Terminal) -> None:
     async def main() -> StepResult:
-        provider = HumanProvider(terminal.ours)
+        provider = HumanProvider(nobody, terminal.ours)
         async with Runtime(program=Program(), workers=1) as runtime:
 
             def question(word: str) -> asyncio.Future[StepResult]:
@@ -288,22 +304,53 @@ def test_the_terminal_of_the_shell_stays_as_it_was(terminal: Terminal) -> None:
 # --- off a terminal -------------------------------------------------------------------------------
 
 
-def test_off_a_terminal_the_default_is_the_answer_at_once_and_says_so() -> None:
-    began = time.monotonic()
-    result = ask(None, default="no")
+def deciding(decision: Decision, seen: list[Proposal] | None = None) -> Any:
+    """The operator's side, in the inbox."""
 
-    assert time.monotonic() - began < 2
+    async def conduct(inbox: Inbox) -> None:
+        give_up_at = time.monotonic() + SHOWN_WITHIN_S
+        while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+            assert time.monotonic() < give_up_at
+            await asyncio.sleep(0.005)
+        if seen is not None:
+            seen.extend(found)
+        await inbox.decide(found[0].id, decision, Principal.local())
+
+    return conduct
+
+
+def test_off_a_terminal_the_question_is_in_the_inbox_and_its_answer_counts() -> None:
+    seen: list[Proposal] = []
+    result = ask(None, deciding(Decision(ProposalStatus.APPROVED, answer="west"), seen), choices=["east", "west"])
+
+    assert result.envelope.ok and result.output == "west"
+    assert seen[0].ask.title == "Ship it?" and seen[0].ask.choices == ("east", "west")
+    assert "run run1" in seen[0].ask.justification
+
+
+def test_off_a_terminal_the_default_is_the_answer_when_the_time_is_over_and_says_so() -> None:
+    result = ask(None, default="no", timeout="300ms")
+
     assert result.output == "no"
     assert [warned["code"] for warned in result.envelope.warnings] == ["HUMAN_DEFAULTED"]
 
 
-def test_off_a_terminal_and_without_a_default_an_answer_is_missing() -> None:
-    result = ask(None)
+def test_off_a_terminal_and_without_a_default_it_times_out() -> None:
+    result = ask(None, timeout="300ms")
 
-    assert result.envelope.code == "INPUT_REQUIRED"
-    assert "Ship it?" in result.envelope.error["message"]
-    assert result.rule == "human-input/required"
-    assert result.envelope.meta["ending"] == "not_started"
+    assert (result.envelope.code, result.rule) == ("TIMEOUT", "human-input/timeout")
+
+
+def test_an_operator_who_refuses_to_answer_fails_the_step() -> None:
+    result = ask(None, deciding(Decision(ProposalStatus.REJECTED, "ask somebody else")), default="no")
+
+    assert (result.envelope.code, result.rule) == ("PROPOSAL_REJECTED", "human-input/rejected")
+
+
+def test_only_one_of_the_choices_will_do_on_a_terminal(terminal: Terminal) -> None:
+    result = ask(terminal, answering(terminal, "north\n", "west\n"), choices=["east", "west"])
+
+    assert result.output == "west" and "one of east, west is needed" in terminal.look()
 
 
 # --- through the command line ---------------------------------------------------------------------
@@ -395,7 +442,7 @@ def test_in_the_background_of_a_terminal_nobody_is_asked(tmp_path: Path, termina
         sys.exit(child.wait(30))
         """
     )
-    (tmp_path / "flow.yaml").write_text("steps: {ask: {type: human-input, prompt: Which?, timeout: 20, default: west}}")
+    (tmp_path / "flow.yaml").write_text("steps: {ask: {type: human-input, prompt: Which?, timeout: 1, default: west}}")
     with open(tmp_path / "out", "wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-c", program],

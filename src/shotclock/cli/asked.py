@@ -19,3 +19,5 @@ class RunAsked:
     output: str | None = None
     """What is written of the run, besides what a person sees: json, markdown or junit."""
     output_file: str | None = None
+    budget_ms: int | None = None
+    """How long a person is waited for; 0 is for as long as it takes."""

@@ -21,6 +21,7 @@ from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.clock import wall_ns
 from ..enforce.handlers import raised
+from ..inbox import response_budget_ms
 from ..store import Store
 from ..workflow.lint import lint
 from ..workflow.report import MARKS, brief, one_line, unstarted, why_failed
@@ -62,9 +63,10 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     _findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
+    budget_ms = _budget_ms(asked)
     with Store.open() as store, _Events(asked.events) as events:
         if asked.resume is not None:
-            return asyncio.run(_resumed(asked.resume, store, events, as_json))
+            return asyncio.run(_resumed(asked.resume, store, events, as_json, budget_ms))
         assert asked.flow is not None
         loaded = flow.load(asked.flow)
         if isinstance(loaded, Outcome):
@@ -78,22 +80,35 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
             loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
-        return asyncio.run(_started(request, store, events, as_json))
+        return asyncio.run(_started(request, store, events, as_json, budget_ms))
 
 
-async def _started(request: RunRequest, store: Store, events: _Events, as_json: bool) -> Envelope:
+def _budget_ms(asked: RunAsked) -> int | None:
+    """How long a person is waited for. Whoever sits at a terminal is that person. Raises Failure."""
+    if asked.budget_ms is not None:
+        return asked.budget_ms or None
+    return None if is_terminal(sys.stdin) else response_budget_ms()
+
+
+async def _started(
+    request: RunRequest, store: Store, events: _Events, as_json: bool, budget_ms: int | None
+) -> Envelope:
     with signals.told() as stop:
         async with _watched(store, request.run_id, request.name, request.workflow, events, as_json) as watch:
-            return await start(request, store, stop=stop, on_change=watch.on_change, aside=watch.aside)
+            return await start(
+                request, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
+            )
 
 
-async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool) -> Envelope:
+async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool, budget_ms: int | None) -> Envelope:
     run = store.runs.get(run_id)
     workflow = None if run is None or run.ended_at is not None else WorkflowFile.model_validate(run.workflow)
     name = "" if run is None else run.name
     with signals.told() as stop:
         async with _watched(store, run_id, name, workflow, events, as_json) as watch:
-            return await resume(run_id, store, stop=stop, on_change=watch.on_change, aside=watch.aside)
+            return await resume(
+                run_id, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
+            )
 
 
 class _Watch(NamedTuple):
@@ -210,6 +225,9 @@ def _closing(envelope: Envelope, data: dict[str, Any]) -> str:
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
+    if envelope.code == "INCOMPLETE":
+        asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in data["waiting"])
+        return f"◌ {one_line(data['name'], 40)} waits for a person:{asks}\n  {data['continue_command']}"
     return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open"
 
 

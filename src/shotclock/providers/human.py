@@ -1,14 +1,15 @@
-"""`human-input`: a question to a person at the terminal, with a clock of its own.
+"""`human-input`: a question to a person, with a clock of its own: at the terminal where there is one, in the inbox
+otherwise.
 
-Off a terminal nobody can be asked yet (the inbox will change that): a question with a `default` is answered by it, with
-a warning, and one without ends as INPUT_REQUIRED. While a person is waited for, the step still holds its place of
-`max_parallelism`, and the clock of the run goes on.
+In the inbox it waits under a key of its run and step, so a process that goes on with the run finds it again, and what
+was answered meanwhile. The clock of the run goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import termios
 from collections.abc import Callable
@@ -18,15 +19,24 @@ from typing import Any
 from ..core.clocks import ClockKind
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
+from ..core.errors import Failure
+from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
 from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
+from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
+from ..inbox import Inbox, Principal, outcome_of
 from .provider import StepCall, StepResult, admitted
 
 # What somebody can have typed, with everything pasted; what feeds us more is no person.
 ANSWER_LIMIT = 1_000_000
 END_OF_ANSWER = "."
+# A question without a clock is waited for in pieces of this; only how often we look for ourselves depends on it.
+LONGEST_LOOK_MS = 3_600_000
+# What the inbox takes as a title, and as what stands below it.
+TITLE_LENGTH = 200
+TEXT_LENGTH = 20_000
 
 Aside = Callable[[], AbstractContextManager[Any]]
 
@@ -36,25 +46,21 @@ class Gone(Exception):
 
 
 class HumanProvider:
-    """The rule of a failure is `human-input/timeout`, `human-input/required` or `human-input/too_long`."""
+    """The rule of a failure is `human-input/timeout`, `human-input/required`, `human-input/rejected` or
+    `human-input/withdrawn`."""
 
-    def __init__(self, stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
+    def __init__(self, inbox: Callable[[], Inbox], stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
         """`aside` is entered while a question is open, for whoever else draws on the terminal."""
+        self._inbox = inbox
         self._stdin = stdin
         self._aside = aside
         self._turn = asyncio.Lock()
         """One question at a time: two on one terminal would be answered by each other's words."""
 
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        settings = call.settings
-        default = settings.get("default")
         terminal = _opened_terminal(self._stdin)
         if terminal is None:
-            admission = admitted(call, runtime, mutates=False)
-            if default is None:
-                message = f"nobody can be asked here: {settings['prompt']}"
-                return _failed(admission, Problem("INPUT_REQUIRED", message), "required")
-            return _answered(admission, str(default), [_defaulted("there is no terminal to ask on", default)])
+            return await self._asked_in_the_inbox(call, runtime)
         try:
             if not await self._turn_came():
                 admission = admitted(call, runtime, mutates=False)
@@ -93,17 +99,63 @@ class HumanProvider:
             with contextlib.suppress(termios.error):
                 termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would be the beginning of the next answer
             await question.say("\n")
-            fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-            seconds = f"{admission.bound.limit_ms / 1000:g} seconds"
-            if default is not None and fired.owner == admission.name:  # the run's end is no reason to go on
-                return _answered(admission, str(default), [_defaulted(f"no answer within {seconds}", default)])
-            problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
-            return _failed(admission, problem, "timeout", Ending.CANCELLED)
+            return _unanswered(admission, default)
         except Gone as gone:
             if default is not None:
                 return _answered(admission, str(default), [_defaulted(str(gone), default)])
             return _failed(admission, Problem("INPUT_REQUIRED", str(gone)), "required")
         return _answered(admission, said)
+
+    async def _asked_in_the_inbox(self, call: StepCall, runtime: Runtime) -> StepResult:
+        settings, admission = call.settings, admitted(call, runtime, mutates=False)
+        if admission.no_time_left:
+            return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
+        try:
+            inbox = self._inbox()
+            proposal = await inbox.propose(_ask(call, admission), Principal.local(), key=call.key or None)
+            with call.waits(call.key, proposal):
+                proposal = await _waited_for(inbox, proposal, admission)
+        except Failure as failure:
+            return StepResult(answer(admission, raised(failure)), None, "human-input/required")
+        default = settings.get("default")
+        match proposal.status:
+            case ProposalStatus.APPROVED | ProposalStatus.MODIFIED:
+                said = None if proposal.decision is None else proposal.decision.answer
+                return _answered(admission, said if isinstance(said, str) else json.dumps(said))
+            case ProposalStatus.PENDING | ProposalStatus.EXPIRED:
+                return _unanswered(admission, default)
+        outcome = outcome_of(proposal, 0, 0)
+        return StepResult(answer(admission, outcome), None, f"human-input/{proposal.status}")
+
+
+async def _waited_for(inbox: Inbox, proposal: Proposal, admission: Admission) -> Proposal:
+    """Until it is decided, has expired, or the step's time is over."""
+    bell = admission.bound.bell
+    while proposal.is_open:
+        left_ms = LONGEST_LOOK_MS if bell is None else bell.remaining_ms(monotonic_ns())
+        if left_ms <= 0:
+            break
+        proposal = await inbox.wait(proposal.id, min(left_ms, LONGEST_LOOK_MS))
+    return proposal
+
+
+def _ask(call: StepCall, admission: Admission) -> Ask:
+    prompt = " ".join(str(call.settings["prompt"]).split())
+    title = prompt if len(prompt) <= TITLE_LENGTH else prompt[: TITLE_LENGTH - 1] + "…"
+    said = [] if title == prompt else [str(call.settings["prompt"])]
+    said.append(f"{call.name} of run {call.key.partition('/')[0]} waits for this answer.")
+    default = call.settings.get("default")
+    if default is not None:
+        said.append(f"Without one it is {str(default)!r}.")
+    ttl_ms = admission.bound.bell.remaining_ms(monotonic_ns()) if admission.bound.bell else Policy().ttl_ms
+    return Ask(
+        Kind.QUESTION,
+        title or "(no question)",
+        "\n\n".join(said)[:TEXT_LENGTH],
+        choices=tuple(str(choice) for choice in call.settings.get("choices") or ()),
+        default=default,
+        policy=Policy(ttl_ms=max(1, ttl_ms), when_expired="expire" if default is None else "default"),
+    )
 
 
 class Question:
@@ -116,6 +168,7 @@ class Question:
         self._placeholder = settings.get("placeholder")
         self._may_be_empty = bool(settings.get("allow_empty"))
         self._is_multiline = bool(settings.get("multiline"))
+        self._choices = [str(choice) for choice in settings.get("choices") or ()]
         self._typed = b""
 
     async def answered(self) -> str:
@@ -123,6 +176,9 @@ class Question:
         await self.say(self._shown())
         while True:
             said, is_end = await (self._lines() if self._is_multiline else self._line())
+            if said and self._choices and said not in self._choices and not is_end:
+                await self.say(f"one of {', '.join(map(_printable, self._choices))} is needed\n> ")
+                continue
             if said or self._may_be_empty:
                 return said
             if self._default is not None:
@@ -133,6 +189,8 @@ class Question:
 
     def _shown(self) -> str:
         parts = [self._prompt]
+        if self._choices:
+            parts.append(f"({' | '.join(map(_printable, self._choices))})")
         if self._placeholder:
             parts.append(f"({_printable(str(self._placeholder))})")
         if self._default is not None:
@@ -223,6 +281,16 @@ def _set(ready: asyncio.Future[None]) -> None:
 def _printable(text: str) -> str:
     """Prompts are made of what other steps said; a terminal would obey what is in there."""
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
+
+
+def _unanswered(admission: Admission, default: object) -> StepResult:
+    """Nobody answered in time."""
+    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    seconds = f"{admission.bound.limit_ms / 1000:g} seconds"
+    if default is not None and fired.owner == admission.name:  # the run's end is no reason to go on
+        return _answered(admission, str(default), [_defaulted(f"no answer within {seconds}", default)])
+    problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
+    return _failed(admission, problem, "timeout", Ending.CANCELLED)
 
 
 def _defaulted(why: str, default: object) -> Warning_:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
+from ..core.proposals import Proposal
 from ..enforce.admission import Admission, admit
 from ..enforce.call import Runtime
 from ..enforce.hosted import current_scope
+
+Waits = Callable[[str, Proposal], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,10 @@ class StepCall:
     """All that a child may see of the environment."""
     folder: Path
     """Where relative paths start: the step's `cwd`, else the directory of the file."""
+    key: str = ""
+    """Names this one try of this run's step, also to a process that goes on with the run."""
+    waits: Waits = field(default=lambda key, proposal: nullcontext())
+    """Entered while a person is waited for."""
     values: Mapping[str, str] = field(default_factory=dict)
     """Variables that hold what was interpolated into a shell command."""
 

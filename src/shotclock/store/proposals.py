@@ -153,6 +153,15 @@ class Proposals:
 
     # --- looking --------------------------------------------------------------------------------------------
 
+    def was_used(self, asked_by: str, key: str) -> bool:
+        """Whether anything was dispatched with an approval that was asked for under this key."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM proposals WHERE asked_by = ? AND key = ? AND used_at IS NOT NULL",
+                (c.text_in(asked_by), c.text_in(key)),
+            ).fetchone()
+        return found is not None
+
     def get(self, id: str) -> Proposal | None:
         """As it was written: one past its end may still be pending."""
         with self._database.read() as connection:

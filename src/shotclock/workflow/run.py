@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets as tokens
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
+from ..core.proposals import result_of
 from ..core.trace import TraceContext
 from ..core.walltime import WallTime
 from ..desk import stopped_by
@@ -28,6 +29,7 @@ from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..enforce.identity import is_alive, this_process
 from ..enforce.preloaded import Program
+from ..inbox import Inbox, Principal
 from ..providers.command import CommandProvider
 from ..providers.function import FunctionProvider
 from ..providers.git import GitProvider
@@ -40,10 +42,12 @@ from ..store import Store
 from ..store.failures import StoreBusy
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from . import templates
+from .attention import Attention
+from .gates import key_of
 from .inner import identity, inner_workflow
 from .plan import retry_of, run_timeout_ms
 from .running import OnChange, Running
-from .schema import WorkflowFile
+from .schema import AnyStep, WorkflowFile
 from .secrets import Redaction, visible
 from .states import Status, StepState
 from .steps import StepFailed, Steps
@@ -65,7 +69,7 @@ class RunRequest:
         return self.workflow.name or Path(self.file).stem
 
 
-def providers(aside: Aside = contextlib.nullcontext) -> dict[str, Provider]:
+def providers(inbox: Callable[[], Inbox], aside: Aside = contextlib.nullcontext) -> dict[str, Provider]:
     """What runs the steps of a run and of all that are inside it. `workflow` is each run's own, see _Around."""
     return {
         "command": CommandProvider(),
@@ -73,7 +77,7 @@ def providers(aside: Aside = contextlib.nullcontext) -> dict[str, Provider]:
         "function": FunctionProvider(),
         "http_client": HttpProvider(),
         "git-checkout": GitProvider(),
-        "human-input": HumanProvider(aside=aside),
+        "human-input": HumanProvider(inbox, aside=aside),
         "mcp": McpProvider(),
     }
 
@@ -90,6 +94,8 @@ class _Around:
     store: Store
     environment: Mapping[str, str]
     on_change: OnChange | None
+    inbox: Callable[[], Inbox]
+    attention: Attention
     begun: dict[str, int] = field(default_factory=dict)
 
     async def run(self, inner: Inner) -> Envelope:
@@ -104,7 +110,7 @@ class _Around:
             request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
             known = await asyncio.to_thread(self.store.runs.get, run_id)
             told = self._told(run_id.removeprefix(f"{self.run_id}."))
-            company = _Company(inner.stop, told, environment, contextlib.nullcontext, self)
+            company = _Company(inner.stop, told, environment, contextlib.nullcontext, self, None)
             try:
                 if known is None:
                     return await _started(request, self.store, company)
@@ -129,6 +135,7 @@ class _Company:
     environment: Mapping[str, str] | None
     aside: Aside
     around: _Around | None
+    budget_ms: int | None
 
 
 async def start(
@@ -139,12 +146,14 @@ async def start(
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
     aside: Aside = contextlib.nullcontext,
+    budget_ms: int | None = None,
 ) -> Envelope:
     """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun.
 
-    `aside` is entered while a person is asked something at the terminal, for whoever draws on it.
+    `aside` is entered while a person is asked something at the terminal, for whoever draws on it. `budget_ms` is how
+    long the caller waits once there is nothing left to do without a person; None is for as long as it takes.
     """
-    return await _started(request, store, _Company(stop, on_change, environment, aside, None))
+    return await _started(request, store, _Company(stop, on_change, environment, aside, None, budget_ms))
 
 
 async def _started(request: RunRequest, store: Store, company: _Company) -> Envelope:
@@ -176,9 +185,11 @@ async def resume(
     on_change: OnChange | None = None,
     environment: Mapping[str, str] | None = None,
     aside: Aside = contextlib.nullcontext,
+    budget_ms: int | None = None,
 ) -> Envelope:
-    """Go on with a run whose process died, with the deadline it had. One that has ended answers as it did."""
-    return await _resumed(run_id, store, _Company(stop, on_change, environment, aside, None))
+    """Go on with a run that is parked or whose process died, with the deadline it had. One that has ended answers as it
+    did."""
+    return await _resumed(run_id, store, _Company(stop, on_change, environment, aside, None, budget_ms))
 
 
 async def _resumed(run_id: str, store: Store, company: _Company) -> Envelope:
@@ -208,7 +219,12 @@ def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepSt
         state = StepState.from_record(record.record)
         if state.status is Status.RUNNING:
             step = workflow.steps[step_id]
-            if step.idempotent or retry_of(workflow, step) is not None:
+            # A question is asked again under its key; a run inside this one knows by itself how far it was.
+            harmless = (
+                step.idempotent or retry_of(workflow, step) is not None or step.type in ("human-input", "workflow")
+            )
+            asker, key = Principal.local().name, key_of(run.id, state)
+            if harmless or (step.approval and not step.for_each and not store.proposals.was_used(asker, key)):
                 state = state.fresh()
             else:
                 state.status = Status.INTERRUPTED
@@ -218,6 +234,13 @@ def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepSt
             state = state.fresh()
         known[step_id] = state
     return known
+
+
+def _is_not_begun(step: AnyStep, run_id: str, state: StepState, store: Store) -> bool:
+    """Whether it was still waiting to be approved. What several items were asked for is not looked into."""
+    if not step.approval or step.for_each:
+        return False
+    return not store.proposals.was_used(Principal.local().name, key_of(run_id, state))
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Admission:
@@ -261,12 +284,19 @@ async def _carry_out(
         async with contextlib.AsyncExitStack() as stack:
             if around is None:
                 runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
-                kinds = providers(company.aside)
+                opened = _Opened(store)
+                stack.push_async_callback(opened.close)
+                inbox: Callable[[], Inbox] = opened
+                attention = Attention(company.budget_ms)
+                kinds = providers(inbox, company.aside)
                 for provider in kinds.values():
                     stack.push_async_callback(provider.close)
             else:
                 runtime, kinds = around.runtime, dict(around.providers)
-            inside = _Around(request.run_id, files, runtime, kinds, store, everything, company.on_change)
+                inbox, attention = around.inbox, around.attention
+            inside = _Around(
+                request.run_id, files, runtime, kinds, store, everything, company.on_change, inbox, attention
+            )
             kinds["workflow"] = WorkflowProvider(inside.run)
             steps = Steps(
                 request.workflow,
@@ -277,6 +307,9 @@ async def _carry_out(
                 redaction=redaction,
                 folder=request.folder,
                 deadline=admission.bound.bell,
+                run_id=request.run_id,
+                attention=attention,
+                inbox=inbox,
             )
             running = Running(
                 request.workflow,
@@ -290,13 +323,15 @@ async def _carry_out(
             ended_by: str | Exception | None
             outputs: dict[str, Any] = {}
             try:
-                ended_by = await _until_done(running, company.stop)
-                if ended_by is None:
+                ended_by = await _until_done(running, company.stop, attention, is_outermost=around is None)
+                if ended_by is None and not running.is_parked:
                     outputs = await _outputs(request.workflow, steps, running)
             except Exception as error:  # the store could not be used any more, or a bug
                 ended_by = error
     finally:
         current_scope.reset(token)
+    if running.is_parked:
+        return answer(admission, _parked(request, running, attention))
     outcome = _outcome(request, admission, running, outputs, ended_by)
     outcome.warnings = tuple(redaction.value(note) for note in running.notes)
     envelope = answer(admission, outcome)
@@ -307,22 +342,73 @@ async def _carry_out(
     return envelope
 
 
-async def _until_done(running: Running, stop: asyncio.Future[str] | None) -> str | None:
-    """The name of the signal that ended it early, if one did."""
+class _Opened:
+    """The inbox, once somebody is to be asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._inbox: Inbox | None = None
+
+    def __call__(self) -> Inbox:
+        if self._inbox is None:
+            self._inbox = Inbox(self._store)
+        return self._inbox
+
+    async def close(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.close()
+
+
+async def _until_done(
+    running: Running, stop: asyncio.Future[str] | None, attention: Attention, *, is_outermost: bool
+) -> str | None:
+    """The name of the signal that ended it early, if one did. The outermost run parks itself and those inside it."""
     working = asyncio.ensure_future(running.run())
     try:
-        waits: list[asyncio.Future[Any]] = [working] if stop is None else [working, stop]
+        waits: list[asyncio.Future[Any]] = [working]
+        waits += [attention.parked] if is_outermost else []
+        waits += [] if stop is None else [stop]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the clocks of the steps
         if working.done():
             working.result()
             return None
     finally:
         if not working.done():
-            working.cancel()
+            if attention.parked.done():
+                running.park()
+            else:
+                working.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await working
-    assert stop is not None
-    return stop.result()
+    return stop.result() if stop is not None and stop.done() and not running.is_parked else None
+
+
+def _parked(request: RunRequest, running: Running, attention: Attention) -> Outcome:
+    """Not over: it lies in the store, and its questions in the inbox."""
+    states, budget_ms = running.states, attention.budget_ms or 0
+    asked = list(attention.asked.values())
+    ids = ", ".join(proposal.id for proposal in asked)
+    data: dict[str, object] = {
+        "run_id": request.run_id,
+        "name": request.name,
+        "steps": {name: state.shown() for name, state in states.items()},
+        "completed": [name for name, state in states.items() if state.status is Status.SUCCEEDED],
+        "failed": [name for name, state in states.items() if state.status.is_bad and not state.continues],
+        "skipped": [name for name, state in states.items() if state.status is Status.SKIPPED],
+        "waiting": [result_of(proposal) for proposal in asked],
+        "state": "paused",
+        "job_id": request.run_id,
+        "progress": {
+            "done": sum(state.status.is_final for state in states.values()),
+            "total": len(states),
+            "unit": "steps",
+        },
+        "continue_command": f"shotclock run --resume {request.run_id}",
+        "cancel_command": f"shotclock inbox withdraw {asked[0].id}" if asked else "",
+    }
+    message = f"run {request.run_id} waits for a person ({ids}); it goes on with data.continue_command"
+    fired = Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 
 async def _outputs(workflow: WorkflowFile, steps: Steps, running: Running) -> dict[str, Any]:

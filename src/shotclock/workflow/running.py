@@ -86,6 +86,8 @@ class Running:
         self._over: deque[str] = deque()
         """Ended or skipped, and what that means for others is not decided yet."""
         self._is_stopping = False
+        self.is_parked = False
+        """All that was left to do needs a person, and nobody waits any longer. What waits is not over."""
         self.notes: list[Warning_] = []
         """What went wrong beside the steps."""
         for name, state in (known or {}).items():
@@ -111,8 +113,14 @@ class Running:
             self._is_stopping = True
             await self._write_what_can_be()  # before anybody is waited for, who may need all of his grace
             await self._stop_tasks()
-            self._settle_rest()
+            if not self.is_parked:
+                self._settle_rest()
             await self._write_what_can_be()
+
+    def park(self) -> None:
+        """Only while nothing but people is waited for."""
+        self.is_parked = self._is_stopping = True
+        self._news.set()
 
     def scope_for(self, name: str) -> dict[str, Any]:
         """What its templates can see."""
@@ -204,6 +212,11 @@ class Running:
         try:
             await self._execute(name, self._workflow.steps[name], state, self.scope_for(name))
         except asyncio.CancelledError:
+            if self.is_parked:
+                self.states[name] = state.fresh()
+                self._unwritten.append(self.states[name])
+                del self._tasks[name]
+                return
             _cancel(state)
         state.duration_ms = (monotonic_ns() - began_ns) // NS_PER_MS
         if KINDS[state.type].needs_place:
@@ -265,6 +278,7 @@ class Running:
             self._met[other] = 0
             if self.states[other].status.is_final and other not in self._under_way:
                 self.states[other] = self.states[other].fresh()
+                self.states[other].visit += 1
                 self._unwritten.append(self.states[other])  # or a run that is cut off now would not come back to it
         if name in self._on_demand:
             self.states[name].is_called = True

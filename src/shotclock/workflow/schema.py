@@ -99,6 +99,17 @@ class Reaction(Part):
     goto: str | None = None
 
 
+class Approval(Part):
+    """That an operator has to say yes first, and how."""
+
+    ttl: Seconds = "24h"
+    remind: Seconds | None = None
+    when_expired: Literal["reject", "default"] = "reject"
+    """What happens when nobody decides: it fails, or it goes on as if it had been approved."""
+    deciders: Names = []
+    destructive: bool = False
+
+
 class StepPart(Part):
     """What every step may say."""
 
@@ -124,6 +135,7 @@ class StepPart(Part):
     tags: Names = []
     idempotent: bool = False
     overtime: dict[str, Any] | bool | None = None
+    approval: Approval | bool = False
     description: str | None = None
 
     @field_validator("timeout", "soft", "idle", "grace", "connect_timeout", mode="before", check_fields=False)
@@ -198,6 +210,8 @@ class HumanStep(StepPart):
     placeholder: str | None = None
     allow_empty: bool = False
     multiline: bool = False
+    choices: list[str] = []
+    """The only answers that will do."""
 
 
 class FunctionStep(StepPart):

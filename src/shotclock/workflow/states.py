@@ -61,6 +61,8 @@ class StepState:
     warnings: list[Warning_] = field(default_factory=list)
     continues: bool = False
     """Its failure does not stop those who wait for it."""
+    visit: int = 0
+    """How often it was begun anew."""
     is_called: bool = False
     """A `run` of another step has called for it."""
 
@@ -75,6 +77,7 @@ class StepState:
             self.type,
             timeout_ms=self.timeout_ms,
             loops=self.loops,
+            visit=self.visit,
             continues=self.continues,
             is_called=self.is_called,
         )
@@ -96,7 +99,7 @@ class StepState:
 
 
 _FIELDS = tuple(field.name for field in fields(StepState))
-_SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "is_called"))
+_SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "visit", "is_called"))
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import traceback
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
+from ..inbox import Inbox
 from ..providers.provider import Provider, StepCall, StepResult
 from . import templates
+from .attention import Attention
+from .gates import StepGate, key_of
 from .kinds import KINDS, duration_ms
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
@@ -62,6 +66,10 @@ _EVALUATE = Operation(
 _MENTIONED = re.compile(r"\b(?:outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
 
 
+Settings = tuple[dict[str, Any], dict[str, str]]
+"""A step's own keys, rendered, and the variables that hold what was interpolated into its shell command."""
+
+
 class StepFailed(Exception):
     """A step that could not even be tried, with the error its state shows."""
 
@@ -90,8 +98,14 @@ class Steps:
         redaction: Redaction,
         folder: Path,
         deadline: Deadline | None,
+        run_id: str,
+        attention: Attention,
+        inbox: Callable[[], Inbox],
     ) -> None:
         """`environment` is everything there is, `base_env` what children see without asking."""
+        self._run_id = run_id
+        self._attention = attention
+        self._inbox = inbox
         self._workflow = workflow
         self._runtime = runtime
         self._providers = providers
@@ -104,6 +118,11 @@ class Steps:
 
     async def execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         """Leaves the state final. A cancellation is passed on."""
+        # A run inside this one says by itself whether it works.
+        with contextlib.nullcontext() if step.type == "workflow" else self._attention.at_work():
+            await self._execute(name, step, state, scope)
+
+    async def _execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         try:
             if step.if_ is not None and not await self._condition(step.if_, scope):
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
@@ -188,9 +207,15 @@ class Steps:
     async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
+        approved: Settings | None = None
+        if step.approval:
+            passed = await self._approved(step, state, scope)
+            if isinstance(passed, StepResult):
+                return self._noted(state, passed)
+            approved = passed
         while True:
             state.attempts += 1
-            result = await self._try(name, step, scope)
+            result = await self._try(name, step, state, scope, approved)
             verdict = self._noted(state, result)
             if verdict is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
                 verdict = Status.FAILED
@@ -233,11 +258,23 @@ class Steps:
         state.error = self._redaction.value(error)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
-    async def _try(self, name: str, step: AnyStep, scope: dict[str, Any]) -> StepResult:
-        settings, values = await self._settings(step, scope)
+    async def _try(
+        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: Settings | None
+    ) -> StepResult:
+        settings, values = approved or await self._settings(step, scope)
         env, folder = await self._surroundings(step, scope)
-        call = StepCall(name, settings, self._clocks(step), env, folder, values)
+        key = f"{key_of(self._run_id, state)}.{state.attempts}"
+        call = StepCall(name, settings, self._clocks(step), env, folder, key, self._attention.waits, values)
         return await self._providers[step.type].run(call, self._runtime)
+
+    async def _approved(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Settings | StepResult:
+        """What to run it with, once an operator has said yes to exactly that; or how that came to nothing."""
+        settings, values = await self._settings(step, scope)
+        gate = StepGate(self._inbox(), key_of(self._run_id, state), self._attention.waits)
+        passed = await gate.passed(state.id, step, self._redaction.value(settings), values, self._deadline)
+        if isinstance(passed, StepResult):
+            return passed
+        return {**settings, **passed}, values
 
     def _clocks(self, step: AnyStep) -> Clocks:
         unit, defaults = KINDS[step.type].unit, self._workflow.defaults
@@ -258,7 +295,7 @@ class Steps:
 
     # --- templates ----------------------------------------------------------------------------------------
 
-    async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> Settings:
         written = {key: getattr(step, key) for key in _PROVIDERS_KEYS[step.type]}
         values: dict[str, str] = {}
         if isinstance(step, ToolStep):

@@ -1,0 +1,65 @@
+"""Whether a run works or only waits for people, and for how long its caller waits with it.
+
+While anything works, waiting costs the caller nothing. Once all that is left to do needs a person, the caller waits for
+its budget; after that the run is *parked*: it lies in the store with its questions, and going on with it later picks up
+what was decided meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..core.proposals import Proposal
+
+
+class Attention:
+    """One for a run and all that are inside it."""
+
+    def __init__(self, budget_ms: int | None) -> None:
+        """No budget: the caller waits for as long as people take."""
+        self.budget_ms = budget_ms
+        self.waiting: dict[str, Proposal] = {}
+        """By the key that each was asked under."""
+        self.asked: dict[str, Proposal] = {}
+        """What was waited for when it was parked."""
+        self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._at_work = 0
+        self._bell: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._at_work += 1
+        self._look()
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+            self._look()
+
+    @contextmanager
+    def waits(self, key: str, proposal: Proposal) -> Iterator[None]:
+        """Inside `at_work`, which it is not any more until somebody has answered."""
+        self._at_work -= 1
+        self.waiting[key] = proposal
+        self._look()
+        try:
+            yield
+        finally:
+            self._at_work += 1
+            del self.waiting[key]
+            self._look()
+
+    def _look(self) -> None:
+        if self._at_work or not self.waiting:
+            if self._bell is not None:
+                self._bell.cancel()
+                self._bell = None
+        elif self._bell is None and self.budget_ms is not None:
+            self._bell = asyncio.get_running_loop().call_later(self.budget_ms / 1000, self._park)
+
+    def _park(self) -> None:
+        if not self.parked.done():
+            self.asked = dict(self.waiting)
+            self.parked.set_result(None)

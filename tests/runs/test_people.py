@@ -1,0 +1,237 @@
+"""Runs that need a person: they wait for a while, are parked in the store, and go on with what was decided."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from shotclock.core.proposals import Decision, Proposal, ProposalStatus
+from shotclock.inbox import Inbox, Principal
+from shotclock.store import Store
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+WITHIN_S = 30.0
+INCOMPLETE = json.loads((Path(__file__).parents[1] / "spec" / "incomplete-data.derived.json").read_text("utf-8"))
+YES = Decision(ProposalStatus.APPROVED, "fine")
+NO = Decision(ProposalStatus.REJECTED, "not today")
+
+
+class Runs:
+    """`shotclock run` off a terminal, in a folder and with a store of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "SHOTCLOCK_HOME": str(folder / "home"), "SHOTCLOCK_RESPONSE_TIMEOUT": "500ms"}
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "shotclock", "run", *words],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __call__(self, *words: str, code: int) -> Any:
+        process = self.start(*words)
+        out, _ = process.communicate(timeout=WITHIN_S)
+        envelope = json.loads(out)
+        assert process.returncode == code, envelope
+        return envelope
+
+    def flow(self, text: str, name: str = "flow.yaml") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def done(self) -> list[str]:
+        file = self.folder / "done"
+        return file.read_text().split() if file.exists() else []
+
+    def decide(self, decision: Decision | Callable[[Proposal], Decision]) -> Proposal:
+        """The one question that is open, once there is one."""
+
+        async def work() -> Proposal:
+            with Store.open(self.folder / "home") as store:
+                inbox = Inbox(store)
+                give_up_at = time.monotonic() + WITHIN_S
+                while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+                    assert time.monotonic() < give_up_at, "nobody asks anything"
+                    await asyncio.sleep(0.02)
+                [proposal] = found
+                said = decision(proposal) if callable(decision) else decision
+                decided = await inbox.decide(proposal.id, said, Principal.local())
+                await inbox.close()
+                return decided
+
+        return asyncio.run(asyncio.wait_for(work(), WITHIN_S))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+QUESTION = """
+steps:
+  before: {exec: echo before >> done}
+  ask: {type: human-input, prompt: Which way?, depends_on: before}
+  after: {exec: 'echo {{ outputs.ask }} >> done', depends_on: ask}
+  beside: {exec: sleep 1; echo beside >> done}
+"""
+
+
+def test_a_run_that_only_waits_for_a_person_is_parked_and_goes_on_later(runs: Runs, validate_envelope: Any) -> None:
+    parked = validate_envelope(runs(runs.flow(QUESTION), "--run-id", "r1", code=14))
+    jsonschema.validate(parked["data"], INCOMPLETE)
+    statuses = {name: step["status"] for name, step in parked["data"]["steps"].items()}
+    # The caller waits for what works, however small its budget for people is.
+    assert statuses == {"before": "succeeded", "ask": "pending", "after": "pending", "beside": "succeeded"}
+    assert parked["data"]["continue_command"] == "shotclock run --resume r1"
+    assert [waits["title"] for waits in parked["data"]["waiting"]] == ["Which way?"]
+
+    still = runs("--resume", "r1", code=14)
+    assert still["data"]["waiting"][0]["proposal_id"] == parked["data"]["waiting"][0]["proposal_id"]
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="west"))
+    ended = validate_envelope(runs("--resume", "r1", code=0))
+    assert ended["data"]["steps"]["ask"]["output"] == "west"
+    assert sorted(runs.done()) == ["before", "beside", "west"]
+
+
+def test_what_is_answered_within_the_budget_needs_no_parking(runs: Runs) -> None:
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "25s"
+    process = runs.start(runs.flow(QUESTION))
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="east"))
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0 and "east" in runs.done()
+
+
+def test_a_killed_run_finds_its_question_again(runs: Runs) -> None:
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "25s"
+    process = runs.start(runs.flow(QUESTION), "--run-id", "r1")
+    asked = runs.decide(lambda _: Decision(ProposalStatus.APPROVED, answer="west")).id
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=WITHIN_S)
+    # Whether it had heard the answer or not: it counts, and nobody is asked twice.
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "5s"
+    resumed = runs.start("--resume", "r1")
+    out, _ = resumed.communicate(timeout=WITHIN_S)
+    envelope = json.loads(out)
+    if envelope["data"]["steps"]["beside"]["status"] != "interrupted":
+        assert resumed.returncode == 0, envelope
+    assert envelope["data"]["steps"]["ask"]["output"] == "west"
+    with Store.open(runs.folder / "home") as store:
+        assert [proposal.id for proposal in store.proposals.list()] == [asked]
+
+
+def test_a_run_inside_another_is_parked_with_it(runs: Runs) -> None:
+    runs.flow(QUESTION, "inner.yaml")
+    outer = """
+steps:
+  first: {exec: echo first >> done}
+  inside: {type: workflow, workflow: inner.yaml, depends_on: first}
+  last: {exec: echo last >> done, depends_on: inside}
+"""
+    parked = runs(runs.flow(outer), "--run-id", "r1", code=14)
+    assert parked["data"]["steps"]["inside"]["status"] == "pending"
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="west"))
+    assert runs("--resume", "r1", code=0)["data"]["steps"]["last"]["status"] == "succeeded"
+    assert sorted(runs.done()) == ["before", "beside", "first", "last", "west"]
+
+
+GATED = """
+steps:
+  build: {exec: echo build >> done}
+  ship:
+    exec: 'echo ship {{ outputs.build }}$EXTRA >> done'
+    depends_on: build
+    description: Ship it
+    approval: {ttl: 1h}
+  tell: {exec: echo tell >> done, depends_on: ship}
+"""
+
+
+def test_a_step_with_approval_is_shown_as_it_would_run_and_runs_once_after_a_yes(runs: Runs) -> None:
+    parked = runs(runs.flow(GATED), "--run-id", "r1", code=14)
+    assert parked["data"]["steps"]["ship"]["status"] == "pending" and runs.done() == ["build"]
+    proposal = runs.decide(YES)
+    assert proposal.ask.title == "ship: Ship it" and "echo ship" in (proposal.ask.arguments or {})["exec"]
+    runs("--resume", "r1", code=0)
+    assert runs.done() == ["build", "ship", "tell"]
+    runs("--resume", "r1", code=0)
+    assert runs.done() == ["build", "ship", "tell"]
+
+
+def test_a_step_runs_with_what_the_operator_made_of_it(runs: Runs) -> None:
+    runs(runs.flow(GATED), "--run-id", "r1", code=14)
+
+    def changed(proposal: Proposal) -> Decision:
+        arguments = {**(proposal.ask.arguments or {}), "exec": "echo harmless >> done"}
+        return Decision(ProposalStatus.MODIFIED, arguments=arguments)
+
+    runs.decide(changed)
+    runs("--resume", "r1", code=0)
+    assert runs.done() == ["build", "harmless", "tell"]
+
+
+def test_what_an_operator_made_wrong_of_a_step_does_not_run(runs: Runs) -> None:
+    runs(runs.flow(GATED), "--run-id", "r1", code=14)
+    runs.decide(
+        lambda proposal: Decision(ProposalStatus.MODIFIED, arguments={**(proposal.ask.arguments or {}), "exec": ""})
+    )
+    ended = runs("--resume", "r1", code=3)
+    assert ended["data"]["steps"]["ship"]["error"]["code"] == "ARG_ERROR" and runs.done() == ["build"]
+
+
+def test_a_rejected_step_fails_and_skips_what_depends_on_it(runs: Runs) -> None:
+    runs(runs.flow(GATED), "--run-id", "r1", code=14)
+    runs.decide(NO)
+    ended = runs("--resume", "r1", code=3)
+    ship, tell = ended["data"]["steps"]["ship"], ended["data"]["steps"]["tell"]
+    assert ship["status"] == "failed" and ship["error"]["code"] == "PROPOSAL_REJECTED"
+    assert ship["error"]["context"]["rule"] == "approval/rejected" and "not today" in ship["error"]["message"]
+    assert (tell["status"], tell["reason"], tell["cause"]) == ("skipped", "dependency_failed", "ship")
+    assert runs.done() == ["build"]
+
+
+def test_an_unattended_run_goes_on_by_default_where_its_policy_says_so(runs: Runs) -> None:
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "20s"
+    text = GATED.replace("{ttl: 1h}", "{ttl: 300ms, when_expired: default}")
+    runs(runs.flow(text), code=0)
+    assert runs.done() == ["build", "ship", "tell"]
+
+
+def test_a_run_killed_before_it_was_approved_has_not_begun_the_step(runs: Runs) -> None:
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "25s"
+    process = runs.start(runs.flow(GATED), "--run-id", "r1")
+
+    async def asked() -> None:
+        with Store.open(runs.folder / "home") as store:
+            give_up_at = time.monotonic() + WITHIN_S
+            while not store.proposals.list():
+                assert time.monotonic() < give_up_at
+                await asyncio.sleep(0.02)
+
+    asyncio.run(asked())
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=WITHIN_S)
+    runs.decide(YES)
+    runs("--resume", "r1", code=0)
+    assert runs.done() == ["build", "ship", "tell"]
+
+
+def test_a_budget_that_is_none_is_refused_before_anything_runs(runs: Runs) -> None:
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "later"
+    refused = runs(runs.flow(QUESTION), code=2)
+    assert "SHOTCLOCK_RESPONSE_TIMEOUT" in refused["error"]["message"] and runs.done() == []
+    assert runs(runs.flow(QUESTION), "--budget", "sometime", code=2)["error"]["errors"][0]["field"] == "budget"
