@@ -30,7 +30,9 @@ from .output import emit, emit_help, say_line, summary_line, wants_json, write_q
 from .parsing import Mistakes, parse, print_help
 from .serve import Serve
 
-SUBCOMMANDS = ("exec", "run", "check", "plan", "schema", "report", "serve", "job", "errors", "doctor", "help")
+SUBCOMMANDS = (
+    "exec", "run", "check", "plan", "schema", "report", "serve", "job", "inbox", "token", "errors", "doctor", "help",
+)  # fmt: skip
 DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
@@ -94,10 +96,8 @@ def _main(words: list[str], as_json: bool) -> int:
         return _refuse("shotclock", [{"field": "subcommand", "message": f"none given; {_listed()}"}], as_json)
     if words[0] not in (*SUBCOMMANDS, "-h", "--help", "--version"):
         return _refuse("shotclock", [_unknown(words)], as_json, suggestion=_nearest(words[0]))
-    if words[0] == "job":
-        from .job import main as job_main
-
-        return job_main(words[1:], app=None, command=["shotclock"])
+    if words[0] in _ELSEWHERE:
+        return _ELSEWHERE[words[0]](words[1:])
     name = words[0] if words[0] in SUBCOMMANDS else "shotclock"
     understood, mistakes = _understand(words)
     clocks = Clocks()
@@ -316,6 +316,18 @@ def _job() -> Help:
     return Help("job")  # only listed here, like exec
 
 
+@app.command(name="inbox")
+def _inbox() -> Help:
+    """Decide what agents propose, or propose something: a person's yes or no, waited for but never for long."""
+    return Help("inbox")  # like job
+
+
+@app.command(name="token")
+def _token() -> Help:
+    """Make, list and revoke the tokens with which agents and operators come over the network."""
+    return Help("token")  # like job
+
+
 @app.command
 def serve(
     target: str,
@@ -479,6 +491,28 @@ def _perform(work: Work, clocks: Clocks, as_json: bool) -> int:
     return _deliver(answer(admission, outcome), as_json, work.render)
 
 
+def _job_main(words: list[str]) -> int:
+    from .job import main
+
+    return main(words, app=None, command=["shotclock"])
+
+
+def _inbox_main(words: list[str]) -> int:
+    from .inbox import main
+
+    return main(words)
+
+
+def _token_main(words: list[str]) -> int:
+    from .token import main
+
+    return main(words)
+
+
+# Subcommands with verbs of their own, which they understand themselves.
+_ELSEWHERE: dict[str, Callable[[list[str]], int]] = {"job": _job_main, "inbox": _inbox_main, "token": _token_main}
+
+
 def _serve(asked: Serve, as_json: bool) -> int:
     from .serve import run
 
@@ -529,10 +563,8 @@ def _print_help(subcommand: str | None) -> None:
 
         emit_help(HELP)
         return
-    if subcommand == "job":
-        from .job import main as job_main
-
-        job_main(["--help"], app=None, command=["shotclock"])
+    if subcommand in _ELSEWHERE:
+        _ELSEWHERE[subcommand](["--help"])
         return
     print_help(app, [] if subcommand is None else [subcommand])
 

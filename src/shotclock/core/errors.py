@@ -98,6 +98,10 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "repeat it with the confirmation that error.context names"),
         ErrorEntry("NOT_ALLOWED", 7, 403, False, NONE, "This is not for the one who asks to do.",
                    "agents propose, operators decide; see error.message for who may"),
+        ErrorEntry("AUDIT_BROKEN", 1, 500, False, NONE, "The audit trail is not whole: somebody has changed it.",
+                   "data.problems names each entry; compare with a copy of audit.jsonl"),
+        ErrorEntry("TOKEN_NOT_FOUND", 5, 404, False, NONE, "There is no such token, or it was revoked before.",
+                   "run `shotclock token list` for all of them"),
         # At the door of a server. Nothing was read, nothing was done.
         ErrorEntry("TOKEN_INVALID", 8, 401, False, NONE, "The token is missing, not known, revoked or expired.",
                    "send `Authorization: Bearer TOKEN` with one that an operator has issued"),

@@ -1,0 +1,456 @@
+"""`shotclock inbox`: what waits for a person, for the person who decides and for agents that have no MCP.
+
+What looks or decides runs in a child that can be killed, like other subcommands. What waits runs here, so that whoever
+interrupts it is told which proposal stays queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from rich.console import Console
+
+from ..core.clocks import Clocks
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import DurationError, parse_duration_ms
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, warning
+from ..core.errors import Failure
+from ..core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile, must_be_open
+from ..core.proposals import may_decide as must_be_decider
+from ..core.records import changed
+from ..core.walltime import WallTime
+from ..desk import stopped_by
+from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.forked import carry_out
+from ..enforce.handlers import raised
+from ..inbox import Inbox, Principal, Role, outcome_of, response_budget_ms
+from ..jobs.front import Front
+from ..servers.operators.shown import summary, whole
+from ..store import Store
+from ..store.audit import Entry
+from ..workflow.report import visible
+from . import inbox_shown as shown
+from . import person, signals
+from .inbox_editing import Edit, modified, read_text
+from .inbox_words import VERBS, parser_of
+from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
+from .parsing import Mistakes, parse, print_help
+
+# Looking and deciding take a moment; the store's own waits are shorter than this.
+TIMEOUT_MS = 30_000
+# Reading all of a trail of years, entry by entry.
+VERIFY_TIMEOUT_MS = 600_000
+# What making the proposal and telling how it stands may take beyond the waiting. A stuck disk would run this out.
+STORE_LIMIT_S = 30.0
+MOST_LISTED = 10_000
+# Names as tokens have them, so that a proposal's asker is never something to be escaped or mistaken for another.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
+_MUTATING = frozenset(("approve", "modify", "reject", "extend", "propose", "withdraw"))
+# Those that have a clock of their own: a person's patience, or the time that was asked for.
+_WITHOUT_CLOCK = frozenset(("modify", "watch", "propose", "check"))
+_WITHOUT_ID = frozenset(("list", "watch", "audit", "propose"))
+
+
+def main(words: list[str]) -> int:
+    as_json = wants_json("--json" in words)
+    parser = parser_of()
+    if not words or words[0] in ("-h", "--help", "help"):
+        print_help(parser, [])
+        return 0 if words else _refuse([{"field": "verb", "message": f"one of {', '.join(VERBS)}"}], as_json)
+    verb = words[0]
+    if verb not in VERBS:
+        return _refuse([{"field": "verb", "message": f"{verb!r} is none of {', '.join(VERBS)}"}], as_json)
+    parsed, mistakes = parse(parser, words, help_hint=f"shotclock inbox {verb} --help")
+    if parsed is not None and parsed.wants_help:
+        print_help(parser, [verb])
+        return 0
+    # What is not given has no entry, and its default is in the signature.
+    said: dict[str, Any] = {}
+    if parsed is not None:
+        parsed.bound.apply_defaults()
+        said = dict(parsed.bound.arguments)
+        if verb not in _WITHOUT_ID and not said["proposal_id"]:
+            mistakes.append({"field": "proposal-id", "message": "which one? `shotclock inbox list` lists them"})
+        _understand_durations(said, mistakes)
+        _understand_others(verb, said, mistakes)
+    if parsed is None or mistakes:
+        return _refuse(mistakes, as_json)
+    signals.raise_when_told()
+    inherited = inherited_deadline(os.environ, monotonic_ns())
+    timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
+    admission = admit(
+        f"inbox {verb}",
+        Clocks(timeout_ms=timeout_ms),
+        parent=inherited.deadline,
+        mutates=verb in _MUTATING,
+        idempotent=verb == "propose",
+        notes=tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings),
+    )
+    return _deliver(verb, _answered(verb, said, admission, as_json), as_json)
+
+
+def _understand_durations(said: dict[str, Any], mistakes: Mistakes) -> None:
+    names = {"by": "by", "for_": "for", "ttl": "ttl", "remind": "remind", "wait": "wait"}
+    for name, field in names.items():
+        if said.get(name) is not None:
+            try:
+                said[name] = parse_duration_ms(said[name])
+            except DurationError as error:
+                mistakes.append({"field": field, "message": str(error)})
+
+
+def _understand_others(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
+    if verb == "extend" and said["by"] is None:
+        mistakes.append({"field": "by", "message": "by how long? As in `shotclock inbox extend ID 2h`"})
+    if said.get("as_") is not None and not _NAME.fullmatch(said["as_"]):
+        mistakes.append({"field": "as", "message": "must be 1 to 64 letters, digits or ._@+-"})
+    if not 1 <= said.get("limit", 1) <= MOST_LISTED:
+        mistakes.append({"field": "limit", "message": f"must be 1 to {MOST_LISTED}"})
+    if verb == "list" and said["all"] and said["status"] is not None:
+        mistakes.append({"field": "status", "message": "--all and --status exclude each other"})
+    if verb == "audit" and said["verify"] and said["proposal_id"] is not None:
+        mistakes.append({"field": "verify", "message": "the trail is one chain: it is verified as a whole"})
+    if verb == "propose":
+        if said["title"] is None:
+            mistakes.append({"field": "title", "message": "what is proposed? --title says it in one line"})
+        if said["current"] is not None and said["file"] is None:
+            mistakes.append({"field": "current", "message": "is what --file is compared with"})
+        if said["choice"] and said["file"] is not None:
+            mistakes.append({"field": "choice", "message": "a proposed file is approved, modified or rejected"})
+
+
+def _answered(verb: str, said: dict[str, Any], admission: Admission, as_json: bool) -> Envelope:
+    try:
+        if admission.no_time_left:
+            return answer(admission, no_time_left(admission))
+        if verb in ("propose", "check"):
+            return _waited(verb, said, admission)
+        if verb == "watch":
+            from .inbox_watching import watched
+
+            return watched(said["for_"], admission, as_json)
+        outcome = _done(verb, said, admission)
+    except signals.Signalled as signalled:
+        outcome = Outcome(Ending.NOT_STARTED, stopped_by(signalled.name))
+    except Failure as failure:
+        outcome = failed(failure)
+    return answer(admission, outcome)
+
+
+def failed(failure: Failure) -> Outcome:
+    """Nothing has changed where the inbox refuses."""
+    outcome = raised(failure)
+    outcome.ending = Ending.NOT_STARTED
+    errors = failure.context.get("errors")
+    if failure.code == "ARG_ERROR" and isinstance(errors, list) and isinstance(outcome.problem, Problem):
+        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=None)
+    return outcome
+
+
+# --- looking and deciding -------------------------------------------------------------------------------------
+
+
+def _done(verb: str, said: dict[str, Any], admission: Admission) -> Outcome:
+    me = Principal.local()
+    id: str = said.get("proposal_id") or ""
+    match verb:
+        case "list":
+            status = None if said["all"] else ProposalStatus(said["status"] or "pending")
+            return _inside(admission, lambda inbox: _listed(inbox, me, status, said["limit"]))
+        case "audit":
+            return carry_out(admission, lambda: _audited(id, verify=said["verify"], limit=said["limit"]))
+        case "extend":
+            return _inside(admission, lambda inbox: _told(inbox.extend(id, said["by"], me), me))
+        case "withdraw":
+            asker = Principal(said["as_"] or me.name, Role.AGENT)
+            return _inside(admission, lambda inbox: _told(inbox.withdraw(id, asker), me))
+        case "reject":
+            return _decided(admission, id, Decision(ProposalStatus.REJECTED, said["notes"]), me)
+    found = _inside(admission, lambda inbox: _found(inbox, id, me))
+    if found.problem is not None:
+        return found
+    proposal = cast(Proposal, found.value)
+    data = cast(dict[str, Any], found.data)
+    if verb == "show":
+        data["diff"] = shown.difference(proposal)
+        return Outcome(Ending.FINISHED, data=data)
+    must_be_decider(proposal, me.name)
+    must_be_open(proposal)
+    if verb == "modify":
+        return _modified(admission, proposal, data, said, me)
+    decision = Decision(ProposalStatus.APPROVED, said["notes"], answer=_answer_to(proposal.ask, said["answer"]))
+    confirmation = _confirmed(proposal, data)
+    return _decided(admission, id, decision, me, proposal.action_hash, confirmation)
+
+
+def _answer_to(ask: Ask, said: str | None) -> str | None:
+    """To say yes to a question is an answer, where nobody wants another."""
+    return "yes" if said is None and ask.kind is Kind.QUESTION and not ask.choices else said
+
+
+def _modified(
+    admission: Admission, proposal: Proposal, data: dict[str, Any], said: dict[str, Any], me: Principal
+) -> Outcome:
+    with modified(proposal, said["file"], said["notes"]) as edit:
+        confirmation = _confirmed(proposal, data)
+        outcome = _decided(admission, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
+        edit.is_done = outcome.problem is None
+    return _with_kept(outcome, edit)
+
+
+def _with_kept(outcome: Outcome, edit: Edit) -> Outcome:
+    """Whoever decided first does not cost us what was written."""
+    if isinstance(outcome.problem, Problem) and edit.kept is not None:
+        context = {**(outcome.problem.context or {}), "edit": edit.kept}
+        message = f"{outcome.problem.message}; what you wrote is in {edit.kept}"
+        outcome.problem = changed(outcome.problem, message=message, context=context)
+    return outcome
+
+
+def _confirmed(proposal: Proposal, data: dict[str, Any]) -> str | None:
+    """What the person typed; raises Failure where there is none, or no agreement."""
+    if not proposal.ask.policy.destructive:
+        return None
+    if is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        data["diff"] = shown.difference(proposal)
+        _print(lambda console: shown.render_whole(data, console, now()), to_stderr=True)
+    problem = person.ask(proposal.id, proposal.ask.confirmation)
+    if problem is not None:
+        raise Failure(problem.code, problem.message, context=problem.context)
+    return proposal.ask.confirmation
+
+
+def _decided(
+    admission: Admission,
+    id: str,
+    decision: Decision,
+    me: Principal,
+    action_hash: str | None = None,
+    confirmation: str | None = None,
+) -> Outcome:
+    return _inside(
+        admission,
+        lambda inbox: _told(
+            inbox.decide(id, decision, me, action_hash=action_hash, confirmation=confirmation),
+            me,
+        ),
+    )
+
+
+def _inside(admission: Admission, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
+    """In a child, on the clock. A refusal is the outcome."""
+
+    async def perform() -> Outcome:
+        with Store.open() as store:
+            inbox = Inbox(store)
+            try:
+                return await work(inbox)
+            finally:
+                await inbox.close()
+
+    def body() -> Outcome:
+        try:
+            return asyncio.run(perform())
+        except Failure as failure:
+            return failed(failure)
+
+    return carry_out(admission, body)
+
+
+async def _told(changing: Awaitable[Proposal], me: Principal) -> Outcome:
+    return Outcome(Ending.FINISHED, data=summary(await changing, me))
+
+
+async def _found(inbox: Inbox, id: str, me: Principal) -> Outcome:
+    proposal = await inbox.get(id)
+    if proposal is None:
+        raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
+    history = [_entry(entry) for entry in await inbox.history(id)]
+    return Outcome(Ending.FINISHED, data={**whole(proposal, me), "diff": None, "history": history}, value=proposal)
+
+
+async def _listed(inbox: Inbox, me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
+    found: list[Proposal] = []
+    before: int | None = None
+    while len(found) <= limit:  # long texts come in pieces
+        page = await inbox.list(status=status, limit=limit + 1 - len(found), before_seq=before)
+        if not page:
+            break
+        found += page
+        before = page[-1].seq
+    proposals = [summary(proposal, me) for proposal in found[:limit]]
+    said = None if status is None else status.value
+    return Outcome(Ending.FINISHED, data={"status": said, "proposals": proposals, "more": len(found) > limit})
+
+
+def _audited(id: str, *, verify: bool, limit: int) -> Outcome:
+    try:
+        with Store.open() as store:
+            if verify:
+                return asyncio.run(_verified(store))
+            entries = _last_entries(store, limit) if not id else store.audit.of(id)[-limit:]
+            if id and not entries:
+                raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
+    except Failure as failure:
+        return failed(failure)
+    return Outcome(Ending.FINISHED, data={"entries": [_entry(entry) for entry in entries]})
+
+
+def _last_entries(store: Store, limit: int) -> list[Entry]:
+    """Their numbers have no gaps, but for those that somebody took out."""
+    last: list[Entry] = []
+    after = max(0, store.audit.filed() - limit)
+    while entries := store.audit.entries(after):
+        last = (last + entries)[-limit:]
+        after = entries[-1].seq
+    return last
+
+
+async def _verified(store: Store) -> Outcome:
+    inbox = Inbox(store)
+    try:
+        found = await inbox.verify_audit()
+    finally:
+        await inbox.close()
+    problems = [{"place": p.place, "message": p.message, "seq": p.seq, "line": p.line} for p in found]
+    data: dict[str, object] = {"whole": not problems, "problems": problems}
+    if not problems:
+        return Outcome(Ending.FINISHED, data=data)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return Outcome(Ending.FINISHED, Problem("AUDIT_BROKEN", f"{found[0]}{more}"), data)
+
+
+def _entry(entry: Entry) -> dict[str, object]:
+    shown = entry.content()
+    del shown["previous"]
+    return {**shown, "hash": entry.hash}
+
+
+def now() -> WallTime:
+    return WallTime.of_ns(wall_ns())
+
+
+# --- asking, and waiting --------------------------------------------------------------------------------------
+
+
+def _waited(verb: str, said: dict[str, Any], admission: Admission) -> Envelope:
+    budget_ms = response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
+    _, wait_ms = Front.patience(admission, budget_ms if said["wait"] is None else said["wait"])
+    asker = Principal(said.get("as_") or Principal.local().name, Role.AGENT)
+    ask = _ask(said) if verb == "propose" else None
+
+    async def begin(inbox: Inbox) -> Proposal:
+        if ask is not None:
+            return await inbox.propose(ask, asker, key=said["idempotency_key"])
+        return await inbox.wait(said["proposal_id"], 0)
+
+    with Store.open() as store:
+        envelope = asyncio.run(_until_decided(store, begin, admission, wait_ms))
+    envelope.meta["budget_ms"] = wait_ms
+    return envelope
+
+
+def _ask(said: dict[str, Any]) -> Ask:
+    policy = Policy(destructive=said["destructive"], remind_ms=said["remind"] or 0)
+    if said["ttl"] is not None:
+        policy = Policy(said["ttl"], policy.remind_ms, destructive=policy.destructive)
+    if said["file"] is None:
+        choices = tuple(said["choice"] or ())
+        return Ask(Kind.QUESTION, said["title"], said["justification"], choices=choices, policy=policy)
+    current = None if said["current"] is None else read_text(said["current"], "current")
+    path = os.path.abspath(said["current"] or said["file"])
+    file = ProposedFile(path, read_text(said["file"], "file"), current)
+    return Ask(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
+
+
+async def _until_decided(
+    store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Admission, wait_ms: int
+) -> Envelope:
+    inbox = Inbox(store)
+    known: Proposal | None = None
+
+    async def waiting() -> Proposal:
+        nonlocal known
+        known = await begin(inbox)
+        if known.is_open and wait_ms and is_terminal(sys.stderr):
+            say_line(f"{known.id} waits for a decision, for up to {shown.about(wait_ms)} here")
+        spent_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+        return await inbox.wait(known.id, wait_ms - spent_ms) if known.is_open else known
+
+    with signals.told() as stop:
+        working = asyncio.ensure_future(waiting())
+        both: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if working.done():
+                waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+                return answer(admission, outcome_of(working.result(), waited_ms, wait_ms))
+            working.cancel()
+            return answer(admission, _left(known, stop.result() if stop.done() else None, wait_ms))
+        except Failure as failure:
+            return answer(admission, failed(failure))
+        finally:
+            await inbox.close()
+
+
+def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
+    """Whoever stops waiting takes nothing back."""
+    problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stopped_by(signal)
+    if known is None:
+        message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
+        return Outcome(Ending.CANCELLED, changed(problem, message=message))
+    data = outcome_of(known, 0, wait_ms).data
+    assert isinstance(data, dict)
+    message = f"{problem.message}; {known.id} remains queued"
+    return Outcome(Ending.CANCELLED, changed(problem, message=message), {**data, "partial": True})
+
+
+# --- the answer -----------------------------------------------------------------------------------------------
+
+
+def _refuse(mistakes: Mistakes, as_json: bool) -> int:
+    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
+    return _deliver("", answer(admit("inbox", Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
+
+
+def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:
+    signals.only_note()
+    if as_json:
+        return emit(envelope, signals.heard)
+    data: Any = envelope.data
+    if isinstance(data, dict):
+        _print(lambda console: _render(verb, data, console))
+    is_told = verb == "watch" and envelope.code == "CANCELLED"  # by the one who sits there
+    if (envelope.error is not None or envelope.warnings) and not is_told:
+        say_line(visible(summary_line(envelope)), heard=signals.heard)
+    return envelope.exit_code
+
+
+def _render(verb: str, data: dict[str, Any], console: Console) -> None:
+    match verb:
+        case "list":
+            shown.render_list(data, console, now())
+        case "show" if "history" in data:
+            shown.render_whole(data, console, now())
+        case "audit":
+            shown.render_audit(data, console)
+        case "propose" | "check":
+            shown.render_result(data, console)
+        case "approve" | "modify" | "reject" | "extend" | "withdraw" if "title" in data:
+            console.print(shown.line_of({"type": "proposal", "proposal": data}, now()))
+
+
+def _print(render: Callable[[Console], None], *, to_stderr: bool = False) -> None:
+    """All at once, and without waiting for a terminal that takes nothing."""
+    console = Console(highlight=False, stderr=to_stderr)
+    with console.capture() as captured:
+        render(console)
+    write_quietly(sys.stderr if to_stderr else sys.stdout, captured.get(), signals.heard)

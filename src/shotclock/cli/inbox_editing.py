@@ -1,0 +1,240 @@
+"""What an operator makes of a proposal: from a file, or in their own editor. What they wrote is never lost.
+
+edit ── look it over ──┬── nothing wrong ── decide ── the copy is removed
+ ↑                     │                       └──── somebody was first: the copy stays, and is named
+ └── told what is wrong┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shlex
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..core.asks import ARGUMENTS_LIMIT, FILE_LIMIT
+from ..core.deadlines import NS_PER_MS
+from ..core.envelope import Problem
+from ..core.errors import Failure
+from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, problems_with_decision
+from ..core.walltime import WallTime
+from ..desk import stopped_by
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.commands import signal_name
+from ..enforce.editor import Edited, edit
+from ..store import Store
+from ..store.home import private_file
+from ..workflow.report import visible
+from .output import is_terminal, say_line, write_quietly
+from .person import ANSWER_LIMIT_S
+
+# Where nobody says which: the one that POSIX has everywhere.
+DEFAULT_EDITOR = "vi"
+# What a person may be shown of what is wrong, at once.
+MISTAKES_SHOWN = 10
+# Of an edited file: indented JSON is longer than what counts, and a longer file is told to be too long.
+READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)
+
+
+@dataclass
+class Edit:
+    decision: Decision
+    kept: str | None
+    """Where what was written is, for as long as it is not decided."""
+    is_done: bool = False
+
+
+class _Mistaken(Exception):
+    """`str()` says what is wrong with what was written."""
+
+
+@contextlib.contextmanager
+def modified(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
+    """The decision for what the operator wrote, checked. Raises Failure. The copy is removed once it `is_done`."""
+    _must_be_modifiable(proposal)
+    if file is not None:
+        try:
+            yield Edit(_decision(proposal, read_text(file, "file"), notes), None)
+        except _Mistaken as mistaken:
+            _refuse("file", str(mistaken))
+        return
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout) and is_terminal(sys.stderr)):
+        message = "there is no terminal for an editor here: pass what it is to be with --file"
+        raise Failure("INPUT_REQUIRED", message, suggestion=f"shotclock inbox modify {proposal.id} --file FILE")
+    copy = _new_copy(proposal)
+    try:
+        made = Edit(_edited(proposal, copy, notes), str(copy))
+    except Failure as failure:
+        if not _was_touched(proposal, copy):
+            copy.unlink(missing_ok=True)
+            raise
+        message = f"{failure}; what you wrote is in {copy}"
+        hint = f"shotclock inbox modify {proposal.id} --file {shlex.quote(str(copy))}"
+        raise Failure(failure.code, message, context={**failure.context, "edit": str(copy)}, suggestion=hint) from None
+    yield made
+    if made.is_done:
+        copy.unlink(missing_ok=True)
+
+
+def read_text(path: str, field: str) -> str:
+    """A regular file's text. Raises Failure; never waits for a pipe that nobody writes to, nor reads without end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Failure("FILE_NOT_FOUND", f"--{field}: there is no file {path!r}") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {why}") from None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Failure("FILE_UNREADABLE", f"--{field} {path!r} is no regular file")
+        try:
+            content = file.read(READ_LIMIT + 1)
+        except OSError as error:
+            raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {error.strerror}") from None
+    if len(content) > READ_LIMIT:
+        _refuse(field, f"{path!r} is too long: {FILE_LIMIT} bytes at most")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        _refuse(field, f"{path!r} is not text in UTF-8: byte {error.start}")
+
+
+def _must_be_modifiable(proposal: Proposal) -> None:
+    if proposal.ask.kind is Kind.QUESTION:
+        _refuse("proposal-id", f"{proposal.id} is a question: `approve {proposal.id} --answer TEXT` answers it")
+    if proposal.ask.kind is Kind.OPERATION and proposal.ask.arguments is None:
+        _refuse("proposal-id", f"{proposal.id} has no arguments that could be modified: approve or reject it")
+
+
+def _proposed_text(proposal: Proposal) -> str:
+    if proposal.ask.file is not None:
+        return proposal.ask.file.proposed
+    return json.dumps(dict(proposal.ask.arguments or {}), indent=2, ensure_ascii=False) + "\n"
+
+
+def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
+    """Raises _Mistaken."""
+    if proposal.ask.file is not None:
+        decision = Decision(ProposalStatus.MODIFIED, notes, file_text=text)
+        same = text == proposal.ask.file.proposed
+    else:
+        arguments = _arguments(text)
+        decision = Decision(ProposalStatus.MODIFIED, notes, arguments=arguments)
+        same = arguments == proposal.ask.arguments
+    if same:
+        raise _Mistaken(f"this is what was proposed: `shotclock inbox approve {proposal.id}` takes it as it is")
+    if problems := problems_with_decision(proposal, decision):
+        lines = [f"{each['field']}: {each['message']}" for each in problems]
+        more = [f"and {len(lines) - MISTAKES_SHOWN} more"] if len(lines) > MISTAKES_SHOWN else []
+        raise _Mistaken("; ".join(lines[:MISTAKES_SHOWN] + more))
+    return decision
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        said = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise _Mistaken(f"this is no JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise _Mistaken("the arguments are a JSON object: names and values in { }")
+    return said
+
+
+# --- in the editor --------------------------------------------------------------------------------------------
+
+
+def _edited(proposal: Proposal, copy: Path, notes: str) -> Decision:
+    """Again and again, until it can be decided or the person has had enough. Raises Failure."""
+    while True:
+        _run_editor(proposal, copy)
+        try:
+            text = read_text(str(copy), "file")
+            if not _was_touched(proposal, copy):
+                text = _proposed_text(proposal)
+            return _decision(proposal, text, notes)
+        except _Mistaken as mistaken:
+            if not _was_touched(proposal, copy):
+                _refuse("file", str(mistaken))
+            wrong = str(mistaken)
+        except Failure as failure:
+            wrong = str(failure)
+        say_line(visible(f"✗ {wrong}"))
+        if not _wants_to_go_on():
+            _refuse("file", wrong)
+
+
+def _was_touched(proposal: Proposal, copy: Path) -> bool:
+    """Many editors end the last line, which nobody asked them to."""
+    proposed = _proposed_text(proposal).encode("utf-8", "surrogatepass")
+    try:
+        written = copy.read_bytes()
+    except OSError:
+        return False
+    return written not in (proposed, proposed + b"\n")
+
+
+def _run_editor(proposal: Proposal, copy: Path) -> None:
+    """The one clock of a person who edits is the proposal's own end. Raises Failure unless it ended well."""
+    command = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or DEFAULT_EDITOR
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        _refuse("EDITOR", f"{command!r} cannot be used: {error}")
+    left_ms = proposal.expires_at - WallTime.of_ns(wall_ns())
+    edited = edit([*words, str(copy)], until_ns=monotonic_ns() + max(0, left_ms) * NS_PER_MS)
+    if not edited.is_well:
+        raise _not_well(edited, words[0], proposal)
+
+
+def _not_well(edited: Edited, editor: str, proposal: Proposal) -> Failure:
+    if edited.why_not is not None:
+        missing = isinstance(edited.why_not, FileNotFoundError | NotADirectoryError)
+        code = "COMMAND_NOT_FOUND" if missing else "COMMAND_NOT_EXECUTABLE"
+        message = f"the editor {editor!r} cannot be started: {edited.why_not.strerror}"
+        return Failure(code, message, suggestion="set VISUAL or EDITOR, or use --file")
+    if edited.signal is not None:
+        problem: Problem = stopped_by(edited.signal)
+        return Failure(problem.code, f"{problem.message}; nothing was decided", context=problem.context)
+    if edited.overdue:
+        return Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at} while it was edited")
+    status = edited.status or 0
+    how = f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+    return Failure("COMMAND_FAILED", f"the editor {how}; nothing was decided")
+
+
+def _wants_to_go_on() -> bool:
+    write_quietly(sys.stderr, "Enter opens the editor again, q leaves it: ")
+    if not select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0]:
+        return False
+    said = sys.stdin.readline()
+    return said.endswith("\n") and not said.strip().lower().startswith("q")
+
+
+def _new_copy(proposal: Proposal) -> Path:
+    """Where others cannot read it, with an ending that tells the editor what it is."""
+    ending = re.search(r"\.[A-Za-z0-9]{1,10}$", proposal.ask.file.path) if proposal.ask.file is not None else None
+    suffix = ".json" if proposal.ask.file is None else ending[0] if ending else ".txt"
+    with Store.open() as store:
+        copy = store.folder("edits") / f"{proposal.id}-{os.getpid()}{suffix}"
+    copy.unlink(missing_ok=True)  # of a process that had our number before us
+    descriptor = private_file(copy)
+    with open(descriptor, "wb") as file:
+        file.write(_proposed_text(proposal).encode("utf-8", "surrogatepass"))
+    return copy
+
+
+def _refuse(field: str, message: str) -> NoReturn:
+    problem = {"field": field, "message": message}
+    raise Failure("ARG_ERROR", f"{field}: {message}", context={"errors": [problem]})

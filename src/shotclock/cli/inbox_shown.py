@@ -1,0 +1,248 @@
+"""Proposals for a person at a terminal. Every text in them is somebody else's: nothing of it reaches the terminal as a
+control character, and nothing is taken for markup."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..core.proposals import Proposal
+from ..core.walltime import WallTime
+from ..enforce.clock import monotonic_ns
+from ..enforce.forked import Unfinished
+from ..enforce.forked import run as run_forked
+from ..workflow.report import one_line, visible
+
+# What comparing two files may take. Texts of many thousand lines that have little in common run this out.
+DIFF_LIMIT_NS = 5_000_000_000
+TOO_DIFFERENT = "the texts are too different to compare"
+# Of what a terminal shows of one text. All of it is in the envelope.
+LINES_SHOWN = 2_000
+
+COLOURS = {
+    "pending": "yellow",
+    "approved": "green",
+    "modified": "green",
+    "rejected": "red",
+    "expired": "magenta",
+    "withdrawn": "bright_black",
+}
+
+
+def difference(proposal: Proposal) -> str | None:
+    """What would change in the file, as a unified diff. None: there is no file, or it takes too long."""
+    file = proposal.ask.file
+    if file is None:
+        return None
+
+    def compared() -> str:
+        before = [] if file.current is None else _lines(file.current)
+        name = file.path.replace("\n", " ")
+        old = "/dev/null" if file.current is None else name
+        return "\n".join(difflib.unified_diff(before, _lines(file.proposed), old, name, lineterm=""))
+
+    try:
+        return run_forked(compared, until_ns=monotonic_ns() + DIFF_LIMIT_NS)
+    except Unfinished:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    """With a mark where the last one has no end, as diff(1) does."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        return lines[:-1]
+    return [*lines[:-1], f"{lines[-1]}\n\\ No newline at end of file"]
+
+
+# --- a list -----------------------------------------------------------------------------------------------------
+
+
+def render_list(data: Any, console: Console, now: WallTime) -> None:
+    proposals = data["proposals"]
+    if not proposals:
+        console.print("nothing waits for a decision" if data["status"] == "pending" else "there are none")
+        return
+    mixed = data["status"] is None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("id", no_wrap=True)
+    table.add_column("title", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("asked by", no_wrap=True, overflow="ellipsis", max_width=20)
+    table.add_column("age", no_wrap=True, justify="right")
+    table.add_column("status" if mixed or data["status"] != "pending" else "expires in", no_wrap=True)
+    for each in proposals:
+        last = Text(each["status"], style=COLOURS[each["status"]])
+        if each["status"] == "pending":
+            left = time_left(each["expires_at"], now)
+            last = Text(f"pending, {left}" if mixed else left, style=COLOURS["pending"])
+        title = Text(one_line(each["title"]))
+        if each["destructive"]:
+            title = Text("destructive ", style="bold red") + title
+        asker = Text(one_line(each["asked_by"]))
+        table.add_row(Text(each["id"], style="bold"), title, each["kind"], asker, age(each["created_at"], now), last)
+    console.print(table)
+    if data["more"]:
+        console.print(Text("there are more: --limit", style="dim"))
+
+
+def line_of(event: dict[str, Any], now: WallTime) -> Text:
+    """A change, for whoever watches."""
+    each = event["proposal"]
+    status = each["status"]
+    text = Text.assemble((each["id"], "bold"), "  ", (f"{status:<9}", COLOURS[status]), "  ", one_line(each["title"]))
+    if event["type"] == "reminder":
+        text.append(f"  expires in {time_left(each['expires_at'], now)}", style="bold red")
+    elif status == "pending":
+        text.append(f"  {one_line(each['asked_by'], 40)}, {time_left(each['expires_at'], now)} left", style="dim")
+    elif each["decided_by"] is not None:
+        text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
+    return text
+
+
+# --- one --------------------------------------------------------------------------------------------------------
+
+
+def render_whole(data: Any, console: Console, now: WallTime) -> None:
+    status = data["status"]
+    console.print(Text.assemble((data["id"], "bold"), "  ", (status, COLOURS[status]), "  ", one_line(data["title"])))
+    asked = f"{data['kind']} asked by {one_line(data['asked_by'], 80)} {age(data['created_at'], now)} ago"
+    if status == "pending":
+        asked += f", expires in {time_left(data['expires_at'], now)}"
+    console.print(Text(f"  {asked}", style="dim"))
+    if data["policy"]["deciders"]:
+        console.print(Text(f"  for {', '.join(one_line(name, 80) for name in data['policy']['deciders'])} to decide"))
+    if data["destructive"]:
+        console.print(Text(f"  destructive: approving asks to type {one_line(data['confirmation'])}", style="bold red"))
+    if data["justification"]:
+        console.print()
+        _print_text(console, data["justification"])
+    if data["operation"] is not None:
+        console.print()
+        console.print(Text.assemble("would run ", (one_line(data["operation"], 4_096), "bold")))
+    if data["arguments"] is not None:
+        _print_text(console, json.dumps(data["arguments"], indent=2, ensure_ascii=False))
+    if data["choices"]:
+        console.print(Text(f"\nchoices: {', '.join(one_line(choice) for choice in data['choices'])}"))
+    if data["file"] is not None:
+        console.print()
+        _print_difference(console, data)
+    if data["decision"] is not None:
+        console.print()
+        _print_decision(console, data)
+    console.print()
+    for entry in data["history"]:
+        render_entry(entry, console)
+
+
+def _print_difference(console: Console, data: Any) -> None:
+    if data["diff"] is None:
+        console.print(Text(f"{one_line(data['file']['path'], 4_096)}: {TOO_DIFFERENT}; proposed is"))
+        _print_text(console, data["file"]["proposed"])
+    elif not data["diff"]:
+        console.print(Text(f"{one_line(data['file']['path'], 4_096)}: nothing would change"))
+    for line in _shown_lines(data["diff"] or "", console):
+        styles = {"+++": "bold", "---": "bold", "@@ ": "cyan"}
+        style = styles.get(line[:3]) or {"+": "green", "-": "red", "\\": "dim"}.get(line[:1], "")
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
+def _print_decision(console: Console, data: Any) -> None:
+    decision = data["decision"]
+    console.print(Text(f"{data['status']} by {one_line(data['decided_by'], 80)} at {data['decided_at']}"))
+    if decision["answer"] is not None:
+        _print_text(console, f"answer: {decision['answer']}")
+    if decision["notes"]:
+        _print_text(console, decision["notes"])
+    if decision["arguments"] is not None:
+        _print_text(console, json.dumps(decision["arguments"], indent=2, ensure_ascii=False))
+    if decision["file_text"] is not None:
+        _print_text(console, decision["file_text"])
+
+
+def _print_text(console: Console, text: str) -> None:
+    for line in _shown_lines(text, console):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _shown_lines(text: str, console: Console) -> Iterator[str]:
+    """Each with everything in it to be seen. `visible` leaves line ends and tabs alone."""
+    lines = text.split("\n") if text else []
+    for line in lines[:LINES_SHOWN]:
+        yield visible(line).expandtabs(8)
+    if len(lines) > LINES_SHOWN:
+        console.print(Text(f"… {len(lines) - LINES_SHOWN} more lines: --json has them all", style="dim"))
+
+
+def render_result(data: Any, console: Console) -> None:
+    """What became of what was asked for."""
+    status = data["status"]
+    line = Text.assemble((data["proposal_id"], "bold"), "  ", (status, COLOURS[status]), "  ", one_line(data["title"]))
+    console.print(line)
+    if status == "pending":
+        console.print(Text(f"  goes on with: {data['continue_command']}", style="dim"))
+    else:
+        _print_text(console, data["notes"])
+    if data.get("answer") is not None:
+        _print_text(console, f"answer: {data['answer']}")
+
+
+# --- the audit trail --------------------------------------------------------------------------------------------
+
+
+def render_entry(entry: dict[str, Any], console: Console) -> None:
+    about = "" if entry["proposal"] is None else f"{entry['proposal']}  "
+    notes = entry["details"].get("notes") or entry["details"].get("name") or ""
+    text = Text.assemble(
+        (f"{entry['at'][:19].replace('T', ' ')}  ", "dim"), about, (f"{entry['action']:<13} ", "bold"),
+        one_line(entry["by"], 80), ("  " + one_line(str(notes), 200) if notes else "", "dim"),
+    )  # fmt: skip
+    console.print(text)
+
+
+def render_audit(data: Any, console: Console) -> None:
+    if "whole" in data:
+        if data["whole"]:
+            console.print(Text("the audit trail is whole", style="green"))
+        for problem in data["problems"]:
+            console.print(Text(f"✗ {visible(problem['message'])}", style="red"))
+        return
+    for entry in data["entries"]:
+        render_entry(entry, console)
+    if not data["entries"]:
+        console.print("there are no entries")
+
+
+# --- how long ---------------------------------------------------------------------------------------------------
+
+
+def age(at: str, now: WallTime) -> str:
+    return about(now.ms - _ms_of(at))
+
+
+def time_left(at: str, now: WallTime) -> str:
+    return about(_ms_of(at) - now.ms)
+
+
+def about(ms: int) -> str:
+    """A duration in the two largest units that say something: 45s, 12m, 3h10m, 2d4h."""
+    seconds = max(0, ms) // 1000
+    if seconds < 60:
+        return f"{seconds}s"
+    for unit_s, unit, smaller_s, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 60, "")):
+        if seconds >= unit_s:
+            rest = seconds % unit_s // smaller_s if smaller else 0
+            return f"{seconds // unit_s}{unit}" + (f"{rest}{smaller}" if rest else "")
+    raise AssertionError
+
+
+def _ms_of(iso: str) -> int:
+    from datetime import datetime
+
+    return round(datetime.fromisoformat(iso).timestamp() * 1000)
