@@ -13,6 +13,7 @@ from shotclock.store import Store
 from shotclock.workflow.loading import load_text
 from shotclock.workflow.run import RunRequest, start
 from shotclock.workflow.running import OnChange
+from shotclock.workflow.schema import WorkflowFile
 
 RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out
 
@@ -24,21 +25,20 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any]], Any]) -> Callable[..., Envelope]:
-    """A function that runs the text of a workflow and returns its valid envelope."""
+    """A function that runs a workflow, given as it is written, and returns its valid envelope."""
 
     def run(
-        text: str,
+        text: str | WorkflowFile,
         *,
         environment: dict[str, str] | None = None,
         stop_after: float | None = None,
         on_change: OnChange | None = None,
         **more: Any,
     ) -> Envelope:
-        loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", tmp_path)
-        assert loaded.workflow is not None, loaded.findings
+        workflow = text if isinstance(text, WorkflowFile) else _loaded(text, tmp_path)
 
         async def main() -> Envelope:
-            request = RunRequest(loaded.workflow, str(tmp_path / "flow.yaml"), tmp_path, **more)
+            request = RunRequest(workflow, str(tmp_path / "flow.yaml"), tmp_path, **more)
             stop = None
             if stop_after is not None:
                 stop = asyncio.get_running_loop().create_future()
@@ -51,6 +51,12 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
         return envelope
 
     return run
+
+
+def _loaded(text: str, folder: Path) -> WorkflowFile:
+    loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", folder)
+    assert loaded.workflow is not None, loaded.findings
+    return loaded.workflow
 
 
 def statuses(envelope: Envelope) -> dict[str, str]:

@@ -77,8 +77,14 @@ class WorkflowProvider:
         data = envelope.data
         if envelope.error is not None and isinstance(data, dict) and "run_id" in data:
             known = envelope.error.get("context")
-            more = {"run_id": data["run_id"], "failed": data.get("failed", [])}
-            envelope.error["context"] = {**(known if isinstance(known, dict) else {}), **more}
+            context = dict(known) if isinstance(known, dict) else {}
+            clock = context.get("clock")
+            if isinstance(clock, dict) and clock.get("owner") == call.name:
+                # What the step may take is what the file says; that the run inside had a little less is our reserve.
+                limit_ms = admission.bound.limit_ms
+                envelope.error["message"] = f"Workflow timed out after {limit_ms / 1000:g} seconds"
+                context["clock"] = {**clock, "limit_ms": limit_ms}
+            envelope.error["context"] = {**context, "run_id": data["run_id"], "failed": data.get("failed", [])}
         return StepResult(envelope, _output(envelope), _rule(envelope))
 
     async def _until_ended(self, call: StepCall) -> Envelope:
