@@ -29,6 +29,7 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
+from ..core.errors import Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..desk import Desk
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_trace, new_request_id, new_trace
@@ -37,6 +38,7 @@ from ..enforce.context import Scope
 from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..inbox import Principal
+from .asking import ask_while_waiting, decider_at, input_required, may_answer, take_answers
 from .operators.access import principal_of
 from .progress import ProgressReports
 from .proposals import CHECK, PROPOSE, WITHDRAW, Proposing, mistakes_in
@@ -102,8 +104,16 @@ class Gate:
         self.counts.in_flight += 1
         terms = read_terms(meta)
         progress = ProgressReports(ctx.session.report_progress) if terms.wants_progress else None
+        caller = principal_of(ctx.request)
         try:
-            envelope = await self._envelope(name, params.get("arguments"), terms, progress, principal_of(ctx.request))
+            decider = decider_at(ctx, caller) if self._may_ask(name) else None
+            if decider is None:
+                envelope = await self._envelope(name, params.get("arguments"), terms, progress, caller)
+            else:
+                answered = await self._asked(ctx, name, params, terms, progress, caller, decider)
+                if not isinstance(answered, Envelope):
+                    return answered
+                envelope = answered
             if progress is not None:
                 await progress.finish()
         except asyncio.CancelledError:
@@ -123,6 +133,46 @@ class Gate:
         except (TypeError, ValueError, RecursionError) as error:
             problem = Problem("RESULT_NOT_SERIALIZABLE", f"the answer cannot be put into JSON: {error}")
             return shown(_refused(name, problem, Ending.FINISHED), server_info)
+
+    def _may_ask(self, name: str) -> bool:
+        """Whether a person may have to decide something about this call."""
+        spec = self._specs.get(name)
+        return spec.approval is not None if spec is not None else name == PROPOSE and name in self._ours
+
+    async def _asked(
+        self,
+        ctx: ServerRequestContext[Any, Any],
+        name: str,
+        params: Mapping[str, Any],
+        terms: Terms,
+        progress: ProgressReports | None,
+        caller: Principal,
+        decider: Principal,
+    ) -> Envelope | dict[str, Any]:
+        """A call of a client that can ask its own person. A mapping is what it has to ask before it calls again."""
+        arguments = params.get("arguments")
+        is_modern = ctx.protocol_version in MODERN
+        try:
+            inbox = self._desk.inbox()
+            responses = params.get("inputResponses")
+            answered = await take_answers(responses, inbox, caller, decider) if is_modern else set()
+            at_once = {**arguments, "wait_ms": 0} if name == PROPOSE and isinstance(arguments, dict) else arguments
+            envelope = await self._envelope(name, at_once, terms._replace(budget_ms=0), progress, caller)
+            if envelope.code != "INCOMPLETE":
+                return envelope
+            data = envelope.data if isinstance(envelope.data, dict) else {}
+            proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
+        except Failure as failure:  # the store cannot be used
+            return answer(admit(name, Clocks(), caller=_caller()), raised(failure))
+        if proposal is None or proposal.id in answered or not may_answer(proposal, decider):
+            return await self._envelope(name, arguments, terms, progress, caller)
+        if is_modern:
+            return {**input_required(proposal), "_meta": {SERVER_INFO_META_KEY: self._server_info}}
+        asking = asyncio.ensure_future(ask_while_waiting(ctx, proposal, inbox, decider))
+        try:
+            return await self._envelope(name, arguments, terms, progress, caller)
+        finally:
+            asking.cancel()
 
     def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
         """Where the request says its sender stands in a trace, else the server's own starter, else the beginning."""

@@ -1,0 +1,129 @@
+"""The person at the client: asked by the client itself, where it can ask and where its answer may count.
+
+A client of the 2026 revision gets `input_required` and repeats the call with the answer; an older one is asked while
+the call waits. Either way it is one more way to decide the proposal: whoever is first, there or in the inbox, decides.
+
+An agent must not approve what it asked for itself. So only two clients are asked: one that started this server as its
+own child (it runs as the same user, who may use the inbox anyway), and one that shows an operator's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from mcp.server.context import ServerRequestContext
+from mcp_types import ClientCapabilities, ElicitationCapability
+
+from ..core.errors import Failure
+from ..core.proposals import Decision, Kind, Proposal, ProposalStatus
+from ..inbox import Inbox, Principal, Role
+
+# What a client shows of a proposal; the inbox shows all of it.
+SHOWN_LENGTH = 4_000
+# A client that is asked while a call waits may take as long as the call does; this is for one that never answers.
+LONGEST_ASK_S = 3_600.0
+_ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
+
+
+def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Principal | None:
+    """Who decides if this client is asked; None where it cannot be, or where its answer would not count."""
+    if not ctx.session.check_client_capability(_ELICITS):
+        return None
+    if ctx.request is None:
+        return Principal.local()
+    return caller if caller.role is Role.OPERATOR else None
+
+
+def may_answer(proposal: Proposal, decider: Principal) -> bool:
+    return not proposal.ask.policy.deciders or decider.name in proposal.ask.policy.deciders
+
+
+def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+    """What the client is to show, and what it is to ask for."""
+    ask = proposal.ask
+    said = [ask.title]
+    if ask.justification:
+        said.append(f"Why: {ask.justification}")
+    if ask.file is not None:
+        said.append(f"{ask.file.path}:\n{ask.file.proposed}")
+    message = "\n\n".join(said)
+    if len(message) > SHOWN_LENGTH:
+        message = message[:SHOWN_LENGTH] + f"\n… (all of it: shotclock inbox show {proposal.id})"
+    properties: dict[str, Any] = {}
+    if ask.kind is Kind.QUESTION:
+        properties["answer"] = {"type": "string", "title": "Answer"}
+        if ask.choices:
+            properties["answer"]["enum"] = list(ask.choices)
+        required = ["answer"]
+    else:
+        properties["decision"] = {"type": "string", "title": "Decision", "enum": ["approve", "reject"]}
+        required = ["decision"]
+    properties["notes"] = {"type": "string", "title": "Notes"}
+    if ask.policy.destructive:
+        properties["confirmation"] = {"type": "string", "title": f"Type {ask.confirmation!r} to approve this"}
+    return message, {"type": "object", "properties": properties, "required": required}
+
+
+def input_required(proposal: Proposal) -> dict[str, Any]:
+    message, schema = form_for(proposal)
+    params = {"mode": "form", "message": message, "requestedSchema": schema}
+    return {
+        "resultType": "input_required",
+        "inputRequests": {proposal.id: {"method": "elicitation/create", "params": params}},
+    }
+
+
+async def take_answers(responses: object, inbox: Inbox, caller: Principal, decider: Principal) -> set[str]:
+    """Decide what the client was asked and has answered: the proposals it is not asked about again."""
+    answered: set[str] = set()
+    for proposal_id, response in responses.items() if isinstance(responses, Mapping) else ():
+        if not isinstance(proposal_id, str) or not isinstance(response, Mapping):
+            continue
+        answered.add(proposal_id)
+        proposal = await inbox.get(proposal_id)
+        if proposal is not None and proposal.asked_by == caller.name and may_answer(proposal, decider):
+            await _decide(proposal, response, inbox, decider)
+    return answered
+
+
+async def ask_while_waiting(
+    ctx: ServerRequestContext[Any, Any], proposal: Proposal, inbox: Inbox, decider: Principal
+) -> None:
+    """Ask an older client. What goes wrong with that leaves the question to the inbox."""
+    message, schema = form_for(proposal)
+    try:
+        async with asyncio.timeout(LONGEST_ASK_S):
+            result = await ctx.session.elicit_form(message, schema, ctx.request_id)
+        await _decide(proposal, {"action": result.action, "content": result.content}, inbox, decider)
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # no way back to the client, or it refused to ask
+        return
+
+
+async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox, decider: Principal) -> None:
+    content = response.get("content")
+    said: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
+    notes = str(said.get("notes") or "")
+    action = response.get("action")
+    if action == "decline" or (action == "accept" and said.get("decision") == "reject"):
+        decision = Decision(ProposalStatus.REJECTED, notes)
+    elif action == "accept" and proposal.ask.kind is Kind.QUESTION and "answer" in said:
+        decision = Decision(ProposalStatus.APPROVED, notes, answer=said["answer"])
+    elif action == "accept" and said.get("decision") == "approve":
+        decision = Decision(ProposalStatus.APPROVED, notes)
+    else:  # put off
+        return
+    confirmation = said.get("confirmation")
+    try:
+        await inbox.decide(
+            proposal.id,
+            decision,
+            decider,
+            action_hash=proposal.action_hash,
+            confirmation=confirmation if isinstance(confirmation, str) else None,
+        )
+    except Failure:  # somebody else was first, it has expired, or the confirmation is not what was asked for
+        return

@@ -1,0 +1,117 @@
+"""Clients that can ask their own person: that is one more way to decide, and never one to approve one's own wishes."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp_types import ElicitRequestParams, ElicitResult
+
+from shotclock.core.proposals import ProposalStatus
+from shotclock.store import Store
+from tests.app.conftest import Home, lines_of
+from tests.servers import client as mcp
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+TARGET = "tests.app.programs.guarded:app"
+
+
+@pytest.fixture(autouse=True)
+def budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", "1s")
+
+
+class Person:
+    """Answers what the client asks."""
+
+    def __init__(self, action: str, **content: Any) -> None:
+        self.result = ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]
+        self.asked: list[ElicitRequestParams] = []
+
+    async def __call__(self, context: Any, params: ElicitRequestParams) -> ElicitResult:
+        self.asked.append(params)
+        return self.result
+
+
+def call(person: Person, mode: str, tool: str, transport: str = "stdio", **arguments: Any) -> Any:
+    async def scenario() -> Any:
+        if transport == "http":
+            with mcp.http_server(target=TARGET) as (url, _):
+                async with Client(url, mode=mode, elicitation_callback=person) as client:
+                    return (await client.call_tool(tool, arguments)).structured_content
+        argv = mcp.command(TARGET)
+        parameters = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ), cwd=mcp.ROOT)
+        async with Client(parameters, mode=mode, elicitation_callback=person) as client:
+            return (await client.call_tool(tool, arguments)).structured_content
+
+    return asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def statuses(home: Home) -> list[str]:
+    with Store.open(home.path) as store:
+        return [proposal.status.value for proposal in store.proposals.list()]
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_the_person_at_the_client_approves_and_it_runs(mode: str, home: Home, tmp_path: Path) -> None:
+    person = Person("accept", decision="approve", notes="go on")
+    envelope = call(person, mode, "deploy", folder=str(tmp_path), service="web", justification="it is time")
+    assert envelope["ok"] and envelope["data"]["service"] == "web"
+    assert lines_of(tmp_path / "done") == ["deploy web 1"]
+    [asked] = person.asked
+    assert "guarded deploy" in asked.message and "it is time" in asked.message
+    with Store.open(home.path) as store:
+        [proposal] = store.proposals.list()
+        assert proposal.status is ProposalStatus.APPROVED and proposal.decision is not None
+        assert proposal.decision.notes == "go on" and proposal.decided_by != proposal.asked_by
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+@pytest.mark.parametrize("person", [Person("decline"), Person("accept", decision="reject", notes="no")])
+def test_the_person_at_the_client_says_no(person: Person, mode: str, home: Home, tmp_path: Path) -> None:
+    envelope = call(person, mode, "deploy", folder=str(tmp_path), service="web")
+    assert envelope["error"]["code"] == "PROPOSAL_REJECTED" and statuses(home) == ["rejected"]
+    assert lines_of(tmp_path / "done") == []
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_a_question_that_is_put_off_stays_in_the_inbox(mode: str, home: Home, tmp_path: Path) -> None:
+    person = Person("cancel")
+    envelope = call(person, mode, "deploy", folder=str(tmp_path), service="web")
+    assert envelope["data"]["status"] == "pending" and statuses(home) == ["pending"]
+    assert len(person.asked) == 1
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_a_question_is_answered_at_the_client(mode: str, home: Home) -> None:
+    person = Person("accept", answer="west")
+    envelope = call(person, mode, "propose", title="Which way?", justification="lost", choices=["east", "west"])
+    assert envelope["data"]["status"] == "approved" and envelope["data"]["answer"] == "west"
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_an_agent_that_comes_over_http_is_not_asked_about_its_own_wishes(mode: str, home: Home, tmp_path: Path) -> None:
+    person = Person("accept", decision="approve")
+    envelope = call(person, mode, "deploy", transport="http", folder=str(tmp_path), service="web")
+    assert envelope["data"]["status"] == "pending" and person.asked == []
+    assert lines_of(tmp_path / "done") == []
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_what_is_not_for_this_person_to_decide_is_not_asked(mode: str, home: Home, tmp_path: Path) -> None:
+    person = Person("accept", decision="approve")
+    envelope = call(person, mode, "slow", folder=str(tmp_path))  # only ada decides that
+    assert envelope["data"]["status"] == "pending" and person.asked == []
+
+
+@pytest.mark.parametrize(("typed", "status"), [("guarded/wipe", "approved"), ("yes", "pending"), (None, "pending")])
+def test_what_is_destructive_takes_the_typed_confirmation_here_too(
+    typed: str | None, status: str, home: Home, tmp_path: Path
+) -> None:
+    content = {"decision": "approve"} | ({} if typed is None else {"confirmation": typed})
+    call(Person("accept", **content), mcp.MODERN, "wipe", folder=str(tmp_path))
+    assert statuses(home) == [status]
+    assert lines_of(tmp_path / "done") == (["wipe"] if status == "approved" else [])
