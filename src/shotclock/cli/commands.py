@@ -152,6 +152,7 @@ def run(
     events: Annotated[str | None, Parameter(metavar="FILE")] = None,
     output: Annotated[Format | None, Parameter(metavar="FORMAT")] = None,
     output_file: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    budget: Annotated[str | None, Parameter(metavar="D")] = None,
     force: Annotated[bool, FLAG] = False,
     json: Annotated[bool, FLAG] = False,
 ) -> RunAsked:
@@ -168,13 +169,16 @@ def run(
     run_id
         The name of this run, instead of a made-up one.
     resume
-        Go on with a run whose process died. Finished steps are not run again.
+        Go on with a run that waits for a person, or whose process died. Finished steps are not run again.
     events
         Write a line of JSON to this file for every change.
     output
         What to print at the end: json (the envelope), markdown or junit.
     output_file
         Write that to this file instead.
+    budget
+        How long to wait once all that is left needs a person; then the run is parked and the exit code is 14 (0: for
+        as long as it takes, which is what happens on a terminal; otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s).
     force
         Run it even if its clocks cannot fit.
     json
@@ -193,9 +197,15 @@ def run(
         limit_ms = _run_timeout(timeout, "timeout")
     except _Mistaken as mistaken:
         raise _Mistaken(mistakes + mistaken.mistakes) from None
+    budget_ms = None
+    if budget is not None:
+        try:
+            budget_ms = parse_duration_ms(budget)
+        except DurationError as error:
+            mistakes.append({"field": "budget", "message": str(error)})
     if mistakes:
         raise _Mistaken(mistakes)
-    return RunAsked(flow, run_id, resume, limit_ms, inputs, force, events, output, output_file)
+    return RunAsked(flow, run_id, resume, limit_ms, inputs, force, events, output, output_file, budget_ms)
 
 
 @app.command
