@@ -1,8 +1,8 @@
-"""An App to serve: what is asked for here is asked over HTTP, so it needs no commands of interest."""
+"""An App to serve: agents ask for things over HTTP, or with its tool `propose`."""
 
 from shotclock import App
 
-app = App("shop", default_timeout="10s")
+app = App("shop", default_timeout="10s", proposals=True)
 
 
 @app.command(mutates=False)

@@ -93,6 +93,27 @@ def test_a_withdrawn_proposal_cannot_be_decided(served: Served, operator: str, a
     assert served.ask("POST", f"/api/inbox/{id}/decision", body, token=operator).code == "PROPOSAL_WITHDRAWN"
 
 
+def test_a_tool_call_over_mcp_is_made_by_whoever_has_the_token(served: Served, operator: str, agent: str) -> None:
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    arguments = {"title": "Over MCP?", "justification": "because", "wait_ms": 0}
+    params = {"name": "propose", "arguments": arguments, "_meta": meta}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "Mcp_Protocol_Version": "2026-07-28",
+        "Mcp_Method": "tools/call",
+        "Mcp_Name": "propose",
+    }
+    for token, name in ((agent, "agent-1"), (None, "(anonymous)")):
+        said = served.ask("POST", "/mcp", call, token=token, **headers)
+        assert b"pending" in said.content, said.content
+        found = served.ask("GET", "/api/inbox?status=pending", token=operator).data["proposals"]
+        assert name in {each["asked_by"] for each in found if each["title"] == "Over MCP?"}
+
+
 # --- deciding -------------------------------------------------------------------------------------
 
 

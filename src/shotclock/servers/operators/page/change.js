@@ -124,6 +124,8 @@ function valueOf(value) {
     if (value === "") return el("span", { class: "muted" }, "empty text");
     return el(value.includes("\n") || value.length > 200 ? "pre" : "span", { class: "text" }, longText(value));
   }
+  const short = JSON.stringify(value, null, 1).replace(/\s*\n\s*/g, " ");
+  if (short.length <= 80) return el("code", {}, visible(short));
   if (value !== null && typeof value === "object") return el("pre", { class: "text" }, longText(asText(value)));
   return el("code", {}, String(value));
 }

@@ -51,7 +51,7 @@ function setLink(link) {
 
 async function showLost() {
   const seconds = Math.max(0, Math.ceil((lostUntil - Date.now()) / 1000));
-  $("lost-text").textContent = `No connection to the server. What you see may be old; what you type is kept. ${seconds ? `Trying again in ${seconds} s.` : "Trying again…"}`;
+  $("lost-text").textContent = `No connection to the server. What you type is kept. ${seconds ? `Trying again in ${seconds} s.` : "Trying again…"}`;
   $("lost").hidden = document.body.dataset.link !== "lost" || document.body.dataset.state === "signin";
 }
 
