@@ -326,6 +326,22 @@ def test_secrets_reach_only_who_asks_and_are_written_down_nowhere(run: Run, stor
     assert "s3cr3t" not in json.dumps(envelope.to_dict())
 
 
+def test_a_child_is_kept_quiet_unless_the_file_says_otherwise(run: Run) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "PAGER": "less", "OURS": "kept"}
+    envelope = run(
+        """
+        steps:
+          quiet: {exec: 'echo "$PAGER $OURS"'}
+          asked: {exec: 'echo "$PAGER $OURS"', env: {PAGER: more}}
+          wrong: {exec: 'true', env: {BAD: "a\\0b"}}
+        """,
+        environment=environment,
+    )
+    assert step(envelope, "quiet")["output"] == "cat kept"
+    assert step(envelope, "asked")["output"] == "more kept"
+    assert step(envelope, "wrong")["error"]["code"] == "ARG_ERROR"
+
+
 def test_a_template_without_end_is_stopped(run: Run) -> None:
     began = time.monotonic()
     envelope = run(

@@ -23,13 +23,16 @@ class CommandProvider:
         self._kind = kind
 
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        script, env = call.settings["exec"], {**call.env, **call.values}
+        script = call.settings["exec"]
+        # Our own environment needs no looking through for each step, and gives way to what keeps a child quiet.
+        around, asked = ({}, call.env) if call.asked is None else (call.env, call.asked)
+        env = {**asked, **call.values}
         with _spooled(call.settings.get("stdin")) as stdin:
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
                 script = f'exec <"${STDIN_VARIABLE}"\n{script}'
             envelope = await runtime.run(
-                [SHELL, "-c", script], call.clocks, env=env, base_env={}, cwd=call.folder, name=call.name
+                [SHELL, "-c", script], call.clocks, env=env, base_env=around, cwd=call.folder, name=call.name
             )
         data = envelope.data if isinstance(envelope.data, dict) else {}
         return StepResult(envelope, data.get("stdout", ""), self._rule(envelope))

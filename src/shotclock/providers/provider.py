@@ -37,6 +37,9 @@ class StepCall:
     values: Mapping[str, str] = field(default_factory=dict)
     """Variables that hold what was interpolated into a shell command."""
 
+    asked: Mapping[str, str] | None = None
+    """What of `env` the file itself says; the rest is our own. None: nobody has told them apart."""
+
     @property
     def name(self) -> str:
         return f"step {self.step_id}"

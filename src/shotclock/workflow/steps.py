@@ -262,9 +262,10 @@ class Steps:
         self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: Settings | None
     ) -> StepResult:
         settings, values = approved or await self._settings(step, scope)
-        env, folder = await self._surroundings(step, scope)
+        asked, folder = await self._surroundings(step, scope)
+        env = {**self._base_env, **asked} if asked else self._base_env
         key = f"{key_of(self._run_id, state)}.{state.attempts}"
-        call = StepCall(name, settings, self._clocks(step), env, folder, key, self._attention.waits, values)
+        call = StepCall(name, settings, self._clocks(step), env, folder, key, self._attention.waits, values, asked)
         return await self._providers[step.type].run(call, self._runtime)
 
     async def _approved(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Settings | StepResult:
@@ -321,6 +322,7 @@ class Steps:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
     async def _surroundings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
+        """The variables that the file asks for, and where it is done."""
         asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
             asked = {**self._workflow.tools[step.tool].env, **asked}
@@ -331,7 +333,7 @@ class Steps:
         folder = self._folder
         if written is not None:
             folder = folder / (await self._text(written, scope)).text
-        return {**self._base_env, **filled}, folder
+        return filled, folder
 
     async def rendered(self, template: str, scope: dict[str, Any]) -> Any:
         """What came of the run, as its `outputs` say it. Raises StepFailed."""
