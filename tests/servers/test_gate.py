@@ -47,7 +47,7 @@ class StubbornDesk:
 
 
 def gate_of(desk: Any, operation_timeout_ms: int) -> Gate:
-    tools = tools_of(desk.catalogue, with_jobs=False)
+    tools = tools_of(desk.catalogue)
     return Gate(desk, tools, operation_timeout_ms=operation_timeout_ms, server_info={"name": "stubborn"})
 
 

@@ -62,6 +62,8 @@ class Report:
     unstartable: tuple[str, int] | None = None
     """Which step of starting failed ("exec", "cwd", "fork"), and its errno."""
     ended_ns: int = 0
+    spare_pid: int = 0
+    """The supervisor's own, where it waits for another command."""
 
     def pack(self) -> dict[str, object]:
         packed = as_dict(self)

@@ -108,8 +108,9 @@ class Running:
             if message[0] == "started":
                 self.started = True
             elif message[0] == "ended":
-                self.pid = message[2]
-                self.end(Report.unpack(message[1]))
+                report = Report.unpack(message[1])
+                self.pid = report.spare_pid
+                self.end(report)
 
 
 class NeverTold(OSError):

@@ -300,7 +300,8 @@ class Supervisor:
         if captured:
             *rest, report.stderr = captured
             report.stdout = rest[0] if rest else report.stdout
-        self._tell(("ended", report.pack(), os.getpid() if self._stays else 0))
+        report.spare_pid = os.getpid() if self._stays else 0
+        self._tell(("ended", report.pack()))
 
     def _poll_once(self) -> None:
         poller = select.poll()
