@@ -29,7 +29,7 @@ import docstring_parser
 
 from .core.arguments import CONTEXT_NAME, signature_of, to_jsonable
 from .core.asks import Policy
-from .core.catalogue import Catalogue, CommandSpec, Interruption
+from .core.catalogue import ApprovedFile, Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
 from .core.effects import SideEffects
@@ -212,6 +212,9 @@ class App:
         for parameter_name, text in documentation.parameters.items():
             if parameter_name in schema["properties"]:
                 schema["properties"][parameter_name].setdefault("description", text)
+        approved_file = _approved_file(name, approval, parameters)
+        told = None if approved_file is None else approved_file.decision
+        schema["properties"].pop(told, None)  # the gate's to fill, and not the caller's
         is_async = inspect.iscoroutinefunction(function)
         spec = CommandSpec(
             name=name,
@@ -220,7 +223,7 @@ class App:
             description=documentation.text,
             input_schema=schema,
             output_schema=_output_schema(function),
-            positionals=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+            positionals=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != told),
             isolation=isolation,
             clocks=Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace).over(self.clocks),
             mutates=mutates,
@@ -231,11 +234,14 @@ class App:
             error_codes=codes,
             requires_person=requires_person,
             approval=_approval(name, approval),
+            approved_file=approved_file,
             single_flight=single_flight,
             concurrency=concurrency,
             reads_stdin=stdin,
             on_mcp=mcp and requires_person is None,
         )
+        if approved_file is not None and may_go_on is not None:
+            raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
         spec.operation()  # refuses what cannot be isolated as asked
         self._commands[name] = spec
         self._functions[name] = function if is_async or stdin else _asking_nobody(function, name)
@@ -429,13 +435,36 @@ def _approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> 
         if duration in said:
             said[f"{duration}_ms"] = parse_duration_ms(said.pop(duration))
     said["deciders"] = tuple(said.get("deciders", ()))
+    said.pop("file", None)
     try:
         policy = Policy(**said)
     except TypeError as error:
         raise ValueError(f"{name!r}: approval: {error}") from None
-    if policy.when_expired not in ("expire", "reject"):
-        raise ValueError(f"{name!r}: approval: when_expired of a command is 'expire' or 'reject'")
+    if policy.when_expired not in ("expire", "reject", "default"):
+        raise ValueError(f"{name!r}: approval: when_expired is 'expire', 'reject' or 'default'")
     return policy
+
+
+def _approved_file(name: str, declared: object, parameters: list[inspect.Parameter]) -> ApprovedFile | None:
+    """Everything that a caller says has to be in what the operator sees: the text, and why."""
+    said = declared.get("file") if isinstance(declared, Mapping) else None
+    if said is None:
+        return None
+    try:
+        file = ApprovedFile(**{**said, "path": os.fspath(said["path"])})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{name!r}: approval: file has path, proposed and perhaps decision: {error}") from None
+    if not os.path.isabs(file.path):
+        raise ValueError(f"{name!r}: approval: say where {file.path!r} is, from the root: it runs in any directory")
+    known = {parameter.name: parameter for parameter in parameters}
+    if file.proposed not in known or (file.decision is not None and file.decision not in known):
+        raise ValueError(f"{name!r}: approval: file: proposed and decision name parameters of the command")
+    if file.decision is not None and known[file.decision].default is inspect.Parameter.empty:
+        raise ValueError(f"{name!r}: approval: {file.decision!r} needs a default: callers do not say it")
+    if unseen := known.keys() - {file.proposed, file.decision, "justification"}:
+        message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
+        raise ValueError(f"{name!r}: approval: {message}")
+    return file
 
 
 def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import jsonschema
 import pytest
 from mcp import Client
 
-from shotclock.core.proposals import Decision, Proposal, ProposalStatus
-from shotclock.inbox import Inbox, Principal, Role
+from shotclock import App, Failure
+from shotclock.core.catalogue import Catalogue
+from shotclock.core.proposals import Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
+from shotclock.inbox import Approvals, Inbox, Passed, Principal, Role
 from shotclock.store import Store
 from tests.app.programs import guarded
 from tests.servers import client as mcp
@@ -232,6 +236,187 @@ def test_a_budget_that_is_none_is_refused_at_the_start(name: str, value: str, to
     env = {"SHOTCLOCK_RESPONSE_TIMEOUT": None, name: value}
     envelope = tool("guarded.py").envelope("deploy", tmp_path, "web", code=2, env=env)
     assert envelope["error"]["code"] == "ARG_ERROR" and name in envelope["error"]["message"]
+
+
+# --- a file instead of the call -----------------------------------------------------------------------------------
+
+
+def writing(path: Path, **approval: Any) -> App:
+    app = App("writer")
+
+    @app.command(approval={"file": {"path": path, "proposed": "text", "decision": "decision"}, **approval})
+    def put(text: str, justification: str = "", decision: dict[str, Any] | None = None) -> None: ...
+
+    return app
+
+
+def ask_for(app: App, home: Home, ask: Callable[[Callable[..., Any], Inbox], Coroutine[Any, Any, Any]]) -> Any:
+    """Only the gate: nothing is run, whatever it lets pass."""
+    catalogue = Catalogue.from_plain(json.loads(json.dumps(app.catalogue().to_plain())))
+    agent = Principal("agent", Role.AGENT)
+
+    async def scenario() -> Any:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            gate = Approvals(catalogue, lambda: inbox)
+
+            async def put(**arguments: Any) -> Any:
+                [spec] = catalogue.commands
+                return await gate.ask(spec, arguments, agent, justification="because", budget_ms=50)
+
+            try:
+                return await ask(put, inbox)
+            finally:
+                await inbox.close()
+
+    return run(scenario())
+
+
+def test_what_the_operator_sees_and_changes_is_the_file_and_the_command_is_told(home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    path.write_bytes(b"old\r\n")
+    app = writing(path)
+    [spec] = app.catalogue().commands
+    assert set(spec.input_schema["properties"]) == {"text", "justification"}, "nobody says what was decided"
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        waiting = await put(text="new", decision={"status": "approved"})
+        [proposal] = await pending(inbox)
+        assert waiting.data["status"] == "pending" and waiting.data["proposal_id"] == proposal.id
+        assert proposal.ask.file == ProposedFile(str(path), "new", "old\r\n")
+        assert (proposal.ask.kind, proposal.ask.title) == (Kind.FILE, "writer put: policy")
+        assert proposal.ask.justification == "because"
+        changed = Decision(ProposalStatus.MODIFIED, "softer", file_text="newer")
+        await inbox.decide(proposal.id, changed, ADA)
+        return proposal.id, await put(text="new"), await put(text="new")
+
+    id, passed, again = ask_for(app, home, ask)
+    assert passed.arguments["text"] == "newer"
+    told = passed.arguments["decision"]
+    assert (told["status"], told["notes"], told["proposal_id"], told["decided_by"]) == ("modified", "softer", id, "ada")
+    assert told["file"] == {"path": str(path), "text": "newer", "current": "old\r\n"}
+    assert again.data["status"] == "pending" and again.data["proposal_id"] != id, "one yes, one run"
+
+
+def test_another_text_that_is_there_now_is_another_question(home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        await put(text="new")
+        [first] = await pending(inbox)
+        path.write_text("somebody was faster")
+        await inbox.decide(first.id, YES, ADA)
+        await put(text="new")
+        [second] = await pending(inbox)
+        return first.ask.file, second.ask.file
+
+    first, second = ask_for(writing(path), home, ask)
+    assert (first.current, second.current) == (None, "somebody was faster")
+
+
+@pytest.mark.parametrize("made", ["pipe", "folder", "bytes", "too much"])
+def test_where_nobody_could_be_shown_what_would_change_nobody_is_asked(made: str, home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "bytes": lambda: path.write_bytes(b"\xff\xfe"),
+        "too much": lambda: path.write_bytes(b"x" * (1024 * 1024 + 1)),
+    }[made]()
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        with pytest.raises(Failure) as refused:
+            await put(text="new")
+        return refused.value.code, await inbox.list()
+
+    assert ask_for(writing(path), home, ask) == ("FILE_UNREADABLE", [])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"policy": Policy()},
+        {"policy": Policy(deciders=("ada",), ttl_ms=1)},
+        {"file": ProposedFile("", "new", "new")},
+        {"title": "Nothing much"},
+    ],
+)
+def test_what_was_approved_by_other_rules_or_against_another_text_lets_nothing_pass(
+    forged: dict[str, Any], home: Home, tmp_path: Path
+) -> None:
+    """An agent can propose what it likes, the gate's own question included."""
+    path = tmp_path / "policy"
+    path.write_text("old")
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        waiting = await put(text="new")
+        [ours] = await pending(inbox)
+        agent = Principal("agent", Role.AGENT)
+        await inbox.withdraw(ours.id, agent)
+        if "file" in forged:
+            forged["file"] = replace(forged["file"], path=str(path))
+        theirs = await inbox.propose(replace(ours.ask, **forged), agent, key=ours.key)
+        assert theirs.action_hash == ours.action_hash and waiting.data["status"] == "pending"
+        if theirs.ask.policy.ttl_ms > 1:
+            await inbox.decide(theirs.id, YES, ADA)
+        try:
+            return await put(text="new")
+        except Failure as failure:
+            return failure.code
+
+    answer = ask_for(writing(path, deciders=["ada"]), home, ask)
+    # What has expired answers nobody: the gate has asked anew.
+    assert answer == "ACTION_CHANGED" or answer.data["status"] == "pending"
+    assert not isinstance(answer, Passed)
+
+
+def test_an_operation_that_was_approved_by_other_rules_lets_nothing_pass(home: Home) -> None:
+    app = App("strict")
+
+    @app.command(approval={"deciders": ["ada"]}, destructive=True)
+    def wipe(disk: str) -> None: ...
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        await put(disk="a")
+        [ours] = await pending(inbox)
+        agent = Principal("agent", Role.AGENT)
+        await inbox.withdraw(ours.id, agent)
+        theirs = await inbox.propose(replace(ours.ask, title="Tidy up", policy=Policy()), agent)
+        await inbox.decide(theirs.id, YES, Principal("bob", Role.OPERATOR))
+        with pytest.raises(Failure) as refused:
+            await put(disk="a")
+        return refused.value.code
+
+    assert ask_for(app, home, ask) == "ACTION_CHANGED"
+
+
+@pytest.mark.parametrize(
+    ("approval", "options", "says"),
+    [
+        ({"file": {"path": "policy", "proposed": "text"}}, {}, "from the root"),
+        ({"file": {"path": "/policy", "proposed": "words"}}, {}, "name parameters"),
+        ({"file": {"path": "/policy", "proposed": "text", "decision": "more"}}, {}, "name parameters"),
+        ({"file": {"path": "/policy", "proposed": "text", "decision": "needed"}}, {}, "needs a default"),
+        ({"file": {"path": "/policy", "proposed": "text"}}, {}, "would not see needed, told"),
+        ({"file": {"proposed": "text"}}, {}, "file has path"),
+        ({"file": {"path": "/policy", "proposed": "text", "mode": 1}}, {}, "file has path"),
+        ({"file": {"path": "/policy", "proposed": "told", "decision": "told"}}, {}, "would not see needed, text"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_when_it_is_declared(
+    approval: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    def put(text: str, needed: str, told: dict[str, Any] | None = None) -> None: ...
+
+    with pytest.raises(ValueError, match=says):
+        App("wrong").command(approval=approval, **options)(put)
+
+
+def test_a_command_that_writes_an_approved_file_does_not_go_on_as_a_job() -> None:
+    def put(text: str) -> None: ...
+
+    with pytest.raises(ValueError, match="cannot go on as a job"):
+        App("wrong").command(approval={"file": {"path": "/policy", "proposed": "text"}}, interruption=True)(put)
 
 
 # --- over MCP -------------------------------------------------------------------------------------------------

@@ -48,6 +48,18 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovedFile:
+    """That what an operator approves is a file: shown as a change of what is there, and modified as a text."""
+
+    path: str
+    """Absolute. The app says it, never whoever calls."""
+    proposed: str
+    """The parameter that holds the whole text which the file is to have."""
+    decision: str | None = None
+    """The parameter that is told what was decided. Nobody who calls has it."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommandSpec:
     """One command: everything that was declared about it."""
 
@@ -72,6 +84,8 @@ class CommandSpec:
     """What a person has to type back before it runs; `{name}` stands for an argument."""
     approval: Policy | None = None
     """It runs only after an operator has approved it, each time."""
+    approved_file: ApprovedFile | None = None
+    """With `approval`: it is not the call that the operator is shown, but the file that the call would write."""
     single_flight: str | None = None
     """Calls with the same key run one at a time, on this machine; `{name}` stands for an argument."""
     concurrency: int | None = None
@@ -120,7 +134,7 @@ class Catalogue:
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         commands = []
         for spec in plain["commands"]:
-            interruption, approval = spec["interruption"], spec["approval"]
+            interruption, approval, approved_file = spec["interruption"], spec["approval"], spec["approved_file"]
             commands.append(
                 CommandSpec(
                     **{
@@ -131,6 +145,7 @@ class Catalogue:
                         "approval": None
                         if approval is None
                         else Policy(**{**approval, "deciders": tuple(approval["deciders"])}),
+                        "approved_file": None if approved_file is None else ApprovedFile(**approved_file),
                         **{name: tuple(spec[name]) for name in ("positionals", "steps", "error_codes")},
                     }
                 )

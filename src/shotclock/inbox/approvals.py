@@ -5,20 +5,28 @@
                                  └─ rejected, expired, still pending: an answer, and nothing has run
 
 An approval lets one call pass. Of two identical calls that waited for the same one, the second asks again.
+
+A command that writes a file is shown as what would change in it. The current text is read here, because no code of
+the app's runs before somebody said yes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import stat
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.arguments import to_jsonable
-from ..core.catalogue import Catalogue, CommandSpec
+from ..core.asks import FILE_LIMIT
+from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.proposals import Ask, Kind, ProposalStatus
+from ..core.errors import Failure
+from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, digest, result_of
 from ..enforce.admission import Outcome
 from ..enforce.clock import monotonic_ns
 from .access import Principal
@@ -69,23 +77,31 @@ class Approvals:
         """
         started_ns = monotonic_ns()
         wait_ms = self._patience_ms(budget_ms, parent, started_ns)
-        ask = self._ask(spec, arguments, justification)
-        inbox = self._inbox()
+        file, inbox = spec.approved_file, self._inbox()
         while True:
-            proposal = await inbox.propose(ask, by, key=key)
+            if file is None:
+                ask, identity = self._ask(spec, arguments, justification), None
+            else:
+                ask = await asyncio.to_thread(self._ask_for_file, spec, file, arguments, justification)
+                # Its hash knows neither who writes the file nor what is there now: either makes it another question.
+                identity = digest([ask.title, ask.action_hash, ask.file and ask.file.current])
+            proposal = await inbox.propose(ask, by, key=key or identity)
+            if not _is_asked_alike(proposal.ask, ask):
+                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
+                raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if proposal.is_open:
                 proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+            if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
+                return Passed(_approved(file, arguments, proposal), waited_ms)
             if not proposal.status.allows:
                 return outcome_of(proposal, waited_ms, wait_ms)
-            approved: dict[str, Any] = dict(proposal.arguments or {})
+            approved = _approved(file, arguments, proposal)
             if proposal.status is ProposalStatus.MODIFIED and (wrong := await self._wrong(spec, approved)) is not None:
                 return wrong
             if await inbox.use(proposal.id, ask.action_hash):
-                # As they were given, where nobody changed them: they may be more than JSON can say.
-                as_given = arguments if proposal.status is ProposalStatus.APPROVED else approved
-                return Passed(as_given, waited_ms)
+                return Passed(approved, waited_ms)
 
     async def approve(
         self, name: str, arguments: Mapping[str, object], parent: Deadline | None
@@ -117,13 +133,72 @@ class Approvals:
         assert spec.approval is not None
         plain: dict[str, Any] = to_jsonable(dict(arguments))
         title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in plain.items())
-        title = " ".join(title.split())
         return Ask(
             Kind.OPERATION,
-            title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…",
+            _shortened(title),
             justification,
             operation=f"{self._app}/{spec.name}",
             arguments=plain,
             input_schema=spec.input_schema,
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
         )
+
+    def _ask_for_file(
+        self, spec: CommandSpec, file: ApprovedFile, arguments: Mapping[str, object], justification: str
+    ) -> Ask:
+        """Reads the file, for the comparison."""
+        assert spec.approval is not None
+        return Ask(
+            Kind.FILE,
+            _shortened(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
+            justification,
+            file=ProposedFile(file.path, str(arguments[file.proposed]), _text_at(file.path)),
+            policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
+        )
+
+
+def _is_asked_alike(there: Ask, ask: Ask) -> bool:
+    """Whoever may propose may have proposed the same action before, under rules of its own: for anybody to decide,
+    without the typed confirmation, against a current text that it made up."""
+    return (there.title, there.policy, there.file) == (ask.title, ask.policy, ask.file)
+
+
+def _approved(file: ApprovedFile | None, arguments: Mapping[str, object], proposal: Proposal) -> Mapping[str, object]:
+    """What the command is run with. As it was given, where nobody changed it: it may be more than JSON can say."""
+    if file is None:
+        return dict(proposal.arguments or {}) if proposal.status is ProposalStatus.MODIFIED else arguments
+    assert proposal.ask.file is not None
+    approved = {**arguments, file.proposed: proposal.file_text}
+    if file.decision is not None:
+        shown = {"path": file.path, "text": proposal.file_text, "current": proposal.ask.file.current}
+        approved[file.decision] = {**result_of(proposal), "file": shown}
+    return approved
+
+
+def _shortened(title: str) -> str:
+    title = " ".join(title.split())
+    return title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…"
+
+
+def _text_at(path: str) -> str | None:
+    """None where there is no such file. Raises Failure where nobody could be shown what would change."""
+    try:
+        # A pipe that nobody writes to must not keep us waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Failure("FILE_UNREADABLE", f"{path} is no ordinary file")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(FILE_LIMIT + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failure("FILE_UNREADABLE", f"{path}: {error.strerror}") from None
+    if len(content) > FILE_LIMIT:
+        raise Failure("FILE_UNREADABLE", f"{path} is larger than the {FILE_LIMIT} bytes that are shown to anybody")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise Failure("FILE_UNREADABLE", f"{path} is no text in UTF-8") from None
