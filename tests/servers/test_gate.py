@@ -155,12 +155,13 @@ def test_who_calls_what_may_go_on_is_answered_before_the_backstop_and_its_own_de
     run(scenario())
 
 
-def test_incomplete_and_pending_answers_are_no_errors() -> None:
+def test_that_the_work_goes_on_or_a_person_said_no_is_no_error_of_the_tool() -> None:
     admission = admit("work", Clocks())
     for problem, data, is_error in [
         (Problem("INCOMPLETE", "goes on"), {"job_id": "1"}, False),
-        (Problem("INPUT_REQUIRED", "asks"), {"status": "pending"}, False),
-        (Problem("INPUT_REQUIRED", "asks"), None, True),
+        (Problem("INCOMPLETE", "asks"), {"status": "pending"}, False),
+        (Problem("PROPOSAL_REJECTED", "no"), {"status": "rejected"}, False),
+        (Problem("INPUT_REQUIRED", "asks"), {"status": "pending"}, True),
         (None, None, False),
     ]:
         envelope = answer(admission, Outcome(Ending.FINISHED, problem, data))
