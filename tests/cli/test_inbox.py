@@ -87,10 +87,10 @@ def decide(proposal: Proposal, status: ProposalStatus = ProposalStatus.APPROVED,
 class Terminal:
     """`shotclock …` with a terminal of its own, as in a window: all three streams, and signals from its keys."""
 
-    def __init__(self, *words: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *words: str, env: dict[str, str] | None = None, program: str | None = None) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shotclock", *words],
+            [sys.executable, *(["-m", "shotclock"] if program is None else ["-c", program]), *words],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             env={**os.environ, **(env or {})},
@@ -137,8 +137,8 @@ class Terminal:
 def terminal() -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def run(*words: str, env: dict[str, str] | None = None) -> Terminal:
-        opened.append(Terminal(*words, env=env))
+    def run(*words: str, env: dict[str, str] | None = None, program: str | None = None) -> Terminal:
+        opened.append(Terminal(*words, env=env, program=program))
         return opened[-1]
 
     yield run
@@ -334,7 +334,13 @@ def test_a_file_that_cannot_be_proposed_is_refused_and_never_waited_for(
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "large").write_bytes(b"x" * (1024 * 1024 + 1))
     os.mkfifo(tmp_path / "pipe")
-    expected = {"missing": "FILE_NOT_FOUND", "binary": "ARG_ERROR", "large": "ARG_ERROR", "pipe": "FILE_UNREADABLE"}
+    expected = {
+        "missing": "FILE_NOT_FOUND",
+        "binary": "ARG_ERROR",
+        "large": "ARG_ERROR",
+        "pipe": "FILE_UNREADABLE",
+        ".": "FILE_UNREADABLE",
+    }
     for name, code in expected.items():
         ran = shotclock("inbox", "propose", "--title", "A", "--file", tmp_path / name, "--wait", "0")
         assert validate_envelope(ran.json())["error"]["code"] == code, name
@@ -400,6 +406,16 @@ def test_what_is_destructive_is_approved_by_typing_its_name(terminal: Any) -> No
     right.types("db/drop\n")
     assert right.ends() == 0, right.text
     assert now(proposal).status is ProposalStatus.APPROVED
+
+
+def test_a_person_who_takes_their_time_does_not_use_up_the_time_of_the_decision(terminal: Any) -> None:
+    proposal = operation(policy=Policy(destructive=True))
+    program = "import shotclock.cli.inbox as i, shotclock.cli as c; i.TIMEOUT_MS = 2_000; c.run()"
+    asked = terminal("inbox", "approve", proposal.id, program=program)
+    asked.shows("to go on:")
+    time.sleep(2.1)  # the person
+    asked.types("db/drop\n")
+    assert asked.ends() == 0, asked.text
 
 
 def test_ctrl_c_at_the_question_decides_nothing(terminal: Any) -> None:
@@ -618,6 +634,14 @@ def test_a_list_on_a_terminal_is_a_table(terminal: Any) -> None:
     assert '{"ok"' not in ran.text
 
 
+def test_a_long_title_gives_way_to_the_id_that_is_to_be_typed(terminal: Any) -> None:
+    proposal = proposed("word " * 39)
+    for columns in ("100", "40"):
+        ran = terminal("inbox", "list", env={"COLUMNS": columns})
+        assert ran.ends() == 0
+        assert re.search(rf"^{proposal.id}  word word.*…  .*23h59m", ran.text, re.MULTILINE), ran.text
+
+
 def test_one_is_shown_with_its_reason_its_difference_in_colour_and_its_history(
     terminal: Any, shotclock: Any, validate_envelope: Any
 ) -> None:
@@ -636,12 +660,14 @@ def test_one_is_shown_with_its_reason_its_difference_in_colour_and_its_history(
 
 
 def test_texts_too_different_to_compare_are_shown_all_the_same(shotclock: Any, validate_envelope: Any) -> None:
-    lines = [f"{count % 97}" for count in range(150_000)]
+    lines = [f"{count % 1500}" for count in range(150_000)]
     file = ProposedFile("/x", "\n".join(lines), "\n".join(reversed(lines)))
     proposal = proposed("Turn it round", file=file)
     ran = shotclock("inbox", "show", proposal.id)
     assert ran.code == 0
-    assert validate_envelope(ran.json())["data"]["file"]["proposed"] == file.proposed
+    data = validate_envelope(ran.json())["data"]
+    assert data["diff"] is None
+    assert data["file"]["proposed"] == file.proposed
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1m\u202e[bold]x[/bold]\r\b"
@@ -720,6 +746,8 @@ def test_watching_ends_when_nobody_reads(start: Any) -> None:
     os.close(reading)
     proposed("another")
     assert running.ends(SOON_S) == 0
+    with open("/dev/full", "wb") as full:
+        assert start("inbox", "watch", stdout=full).ends(SOON_S) == 7, "a full disk is no reader who left"
 
 
 # --- the audit trail ----------------------------------------------------------------------------------------------

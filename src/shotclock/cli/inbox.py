@@ -11,17 +11,17 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 from rich.console import Console
 
 from ..core.clocks import Clocks
-from ..core.deadlines import NS_PER_MS
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
-from ..core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile, must_be_open
+from ..core.proposals import Ask, Decision, Kind, Proposal, ProposalStatus, must_be_open
 from ..core.proposals import may_decide as must_be_decider
 from ..core.records import changed
 from ..core.walltime import WallTime
@@ -29,16 +29,16 @@ from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
-from ..enforce.handlers import raised
-from ..inbox import Inbox, Principal, Role, outcome_of, response_budget_ms
-from ..jobs.front import Front
+from ..inbox import Inbox, Principal, Role
 from ..servers.operators.shown import summary, whole
 from ..store import Store
 from ..store.audit import Entry
 from ..workflow.report import visible
 from . import inbox_shown as shown
 from . import person, signals
-from .inbox_editing import Edit, modified, read_text
+from .inbox_asking import waited
+from .inbox_editing import Edit, modified
+from .inbox_refused import failed, mistaken
 from .inbox_words import VERBS, parser_of
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse, print_help
@@ -47,14 +47,14 @@ from .parsing import Mistakes, parse, print_help
 TIMEOUT_MS = 30_000
 # Reading all of a trail of years, entry by entry.
 VERIFY_TIMEOUT_MS = 600_000
-# What making the proposal and telling how it stands may take beyond the waiting. A stuck disk would run this out.
-STORE_LIMIT_S = 30.0
 MOST_LISTED = 10_000
 # Names as tokens have them, so that a proposal's asker is never something to be escaped or mistaken for another.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
 _MUTATING = frozenset(("approve", "modify", "reject", "extend", "propose", "withdraw"))
 # Those that have a clock of their own: a person's patience, or the time that was asked for.
 _WITHOUT_CLOCK = frozenset(("modify", "watch", "propose", "check"))
+Begin = Callable[[], Admission]
+"""Starts the clock of something that is to be done now."""
 _WITHOUT_ID = frozenset(("list", "watch", "audit", "propose"))
 
 
@@ -85,15 +85,19 @@ def main(words: list[str]) -> int:
     signals.raise_when_told()
     inherited = inherited_deadline(os.environ, monotonic_ns())
     timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
-    admission = admit(
-        f"inbox {verb}",
-        Clocks(timeout_ms=timeout_ms),
-        parent=inherited.deadline,
-        mutates=verb in _MUTATING,
-        idempotent=verb == "propose",
-        notes=tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings),
-    )
-    return _deliver(verb, _answered(verb, said, admission, as_json), as_json)
+    notes = tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
+
+    def admitted(clocks: Clocks) -> Admission:
+        idempotent = verb == "propose"
+        mutates = verb in _MUTATING
+        return admit(
+            f"inbox {verb}", clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, notes=notes
+        )
+
+    # A person who takes their time does not use up the time of what is done then.
+    begin = partial(admitted, Clocks(timeout_ms=timeout_ms or TIMEOUT_MS))
+    envelope = _answered(verb, said, admitted(Clocks(timeout_ms=timeout_ms)), begin, as_json)
+    return _deliver(verb, envelope, as_json)
 
 
 def _understand_durations(said: dict[str, Any], mistakes: Mistakes) -> None:
@@ -118,7 +122,7 @@ def _understand_others(verb: str, said: dict[str, Any], mistakes: Mistakes) -> N
     if verb == "audit" and said["verify"] and said["proposal_id"] is not None:
         mistakes.append({"field": "verify", "message": "the trail is one chain: it is verified as a whole"})
     if verb == "propose":
-        if said["title"] is None:
+        if said["title"] is None and not any(mistake["field"] == "title" for mistake in mistakes):
             mistakes.append({"field": "title", "message": "what is proposed? --title says it in one line"})
         if said["current"] is not None and said["file"] is None:
             mistakes.append({"field": "current", "message": "is what --file is compared with"})
@@ -126,17 +130,17 @@ def _understand_others(verb: str, said: dict[str, Any], mistakes: Mistakes) -> N
             mistakes.append({"field": "choice", "message": "a proposed file is approved, modified or rejected"})
 
 
-def _answered(verb: str, said: dict[str, Any], admission: Admission, as_json: bool) -> Envelope:
+def _answered(verb: str, said: dict[str, Any], admission: Admission, begin: Begin, as_json: bool) -> Envelope:
     try:
         if admission.no_time_left:
             return answer(admission, no_time_left(admission))
         if verb in ("propose", "check"):
-            return _waited(verb, said, admission)
+            return waited(verb, said, admission)
         if verb == "watch":
             from .inbox_watching import watched
 
             return watched(said["for_"], admission, as_json)
-        outcome = _done(verb, said, admission)
+        outcome = _done(verb, said, begin)
     except signals.Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stopped_by(signalled.name))
     except Failure as failure:
@@ -144,36 +148,26 @@ def _answered(verb: str, said: dict[str, Any], admission: Admission, as_json: bo
     return answer(admission, outcome)
 
 
-def failed(failure: Failure) -> Outcome:
-    """Nothing has changed where the inbox refuses."""
-    outcome = raised(failure)
-    outcome.ending = Ending.NOT_STARTED
-    errors = failure.context.get("errors")
-    if failure.code == "ARG_ERROR" and isinstance(errors, list) and isinstance(outcome.problem, Problem):
-        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=None)
-    return outcome
-
-
 # --- looking and deciding -------------------------------------------------------------------------------------
 
 
-def _done(verb: str, said: dict[str, Any], admission: Admission) -> Outcome:
+def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     me = Principal.local()
     id: str = said.get("proposal_id") or ""
     match verb:
         case "list":
             status = None if said["all"] else ProposalStatus(said["status"] or "pending")
-            return _inside(admission, lambda inbox: _listed(inbox, me, status, said["limit"]))
+            return _inside(begin, lambda inbox: _listed(inbox, me, status, said["limit"]))
         case "audit":
-            return carry_out(admission, lambda: _audited(id, verify=said["verify"], limit=said["limit"]))
+            return carry_out(begin(), lambda: _audited(id, verify=said["verify"], limit=said["limit"]))
         case "extend":
-            return _inside(admission, lambda inbox: _told(inbox.extend(id, said["by"], me), me))
+            return _inside(begin, lambda inbox: _told(inbox.extend(id, said["by"], me), me))
         case "withdraw":
             asker = Principal(said["as_"] or me.name, Role.AGENT)
-            return _inside(admission, lambda inbox: _told(inbox.withdraw(id, asker), me))
+            return _inside(begin, lambda inbox: _told(inbox.withdraw(id, asker), me))
         case "reject":
-            return _decided(admission, id, Decision(ProposalStatus.REJECTED, said["notes"]), me)
-    found = _inside(admission, lambda inbox: _found(inbox, id, me))
+            return _decided(begin, id, Decision(ProposalStatus.REJECTED, said["notes"]), me)
+    found = _inside(begin, lambda inbox: _found(inbox, id, me))
     if found.problem is not None:
         return found
     proposal = cast(Proposal, found.value)
@@ -184,10 +178,10 @@ def _done(verb: str, said: dict[str, Any], admission: Admission) -> Outcome:
     must_be_decider(proposal, me.name)
     must_be_open(proposal)
     if verb == "modify":
-        return _modified(admission, proposal, data, said, me)
+        return _modified(begin, proposal, data, said, me)
     decision = Decision(ProposalStatus.APPROVED, said["notes"], answer=_answer_to(proposal.ask, said["answer"]))
     confirmation = _confirmed(proposal, data)
-    return _decided(admission, id, decision, me, proposal.action_hash, confirmation)
+    return _decided(begin, id, decision, me, proposal.action_hash, confirmation)
 
 
 def _answer_to(ask: Ask, said: str | None) -> str | None:
@@ -195,12 +189,10 @@ def _answer_to(ask: Ask, said: str | None) -> str | None:
     return "yes" if said is None and ask.kind is Kind.QUESTION and not ask.choices else said
 
 
-def _modified(
-    admission: Admission, proposal: Proposal, data: dict[str, Any], said: dict[str, Any], me: Principal
-) -> Outcome:
+def _modified(begin: Begin, proposal: Proposal, data: dict[str, Any], said: dict[str, Any], me: Principal) -> Outcome:
     with modified(proposal, said["file"], said["notes"]) as edit:
         confirmation = _confirmed(proposal, data)
-        outcome = _decided(admission, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
+        outcome = _decided(begin, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
         edit.is_done = outcome.problem is None
     return _with_kept(outcome, edit)
 
@@ -228,7 +220,7 @@ def _confirmed(proposal: Proposal, data: dict[str, Any]) -> str | None:
 
 
 def _decided(
-    admission: Admission,
+    begin: Begin,
     id: str,
     decision: Decision,
     me: Principal,
@@ -236,7 +228,7 @@ def _decided(
     confirmation: str | None = None,
 ) -> Outcome:
     return _inside(
-        admission,
+        begin,
         lambda inbox: _told(
             inbox.decide(id, decision, me, action_hash=action_hash, confirmation=confirmation),
             me,
@@ -244,7 +236,7 @@ def _decided(
     )
 
 
-def _inside(admission: Admission, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
+def _inside(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
     """In a child, on the clock. A refusal is the outcome."""
 
     async def perform() -> Outcome:
@@ -261,7 +253,7 @@ def _inside(admission: Admission, work: Callable[[Inbox], Awaitable[Outcome]]) -
         except Failure as failure:
             return failed(failure)
 
-    return carry_out(admission, body)
+    return carry_out(begin(), body)
 
 
 async def _told(changing: Awaitable[Proposal], me: Principal) -> Outcome:
@@ -337,88 +329,11 @@ def now() -> WallTime:
     return WallTime.of_ns(wall_ns())
 
 
-# --- asking, and waiting --------------------------------------------------------------------------------------
-
-
-def _waited(verb: str, said: dict[str, Any], admission: Admission) -> Envelope:
-    budget_ms = response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
-    _, wait_ms = Front.patience(admission, budget_ms if said["wait"] is None else said["wait"])
-    asker = Principal(said.get("as_") or Principal.local().name, Role.AGENT)
-    ask = _ask(said) if verb == "propose" else None
-
-    async def begin(inbox: Inbox) -> Proposal:
-        if ask is not None:
-            return await inbox.propose(ask, asker, key=said["idempotency_key"])
-        return await inbox.wait(said["proposal_id"], 0)
-
-    with Store.open() as store:
-        envelope = asyncio.run(_until_decided(store, begin, admission, wait_ms))
-    envelope.meta["budget_ms"] = wait_ms
-    return envelope
-
-
-def _ask(said: dict[str, Any]) -> Ask:
-    policy = Policy(destructive=said["destructive"], remind_ms=said["remind"] or 0)
-    if said["ttl"] is not None:
-        policy = Policy(said["ttl"], policy.remind_ms, destructive=policy.destructive)
-    if said["file"] is None:
-        choices = tuple(said["choice"] or ())
-        return Ask(Kind.QUESTION, said["title"], said["justification"], choices=choices, policy=policy)
-    current = None if said["current"] is None else read_text(said["current"], "current")
-    path = os.path.abspath(said["current"] or said["file"])
-    file = ProposedFile(path, read_text(said["file"], "file"), current)
-    return Ask(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
-
-
-async def _until_decided(
-    store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Admission, wait_ms: int
-) -> Envelope:
-    inbox = Inbox(store)
-    known: Proposal | None = None
-
-    async def waiting() -> Proposal:
-        nonlocal known
-        known = await begin(inbox)
-        if known.is_open and wait_ms and is_terminal(sys.stderr):
-            say_line(f"{known.id} waits for a decision, for up to {shown.about(wait_ms)} here")
-        spent_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-        return await inbox.wait(known.id, wait_ms - spent_ms) if known.is_open else known
-
-    with signals.told() as stop:
-        working = asyncio.ensure_future(waiting())
-        both: list[asyncio.Future[Any]] = [working, stop]
-        await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
-        try:
-            if working.done():
-                waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-                return answer(admission, outcome_of(working.result(), waited_ms, wait_ms))
-            working.cancel()
-            return answer(admission, _left(known, stop.result() if stop.done() else None, wait_ms))
-        except Failure as failure:
-            return answer(admission, failed(failure))
-        finally:
-            await inbox.close()
-
-
-def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
-    """Whoever stops waiting takes nothing back."""
-    problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stopped_by(signal)
-    if known is None:
-        message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
-        return Outcome(Ending.CANCELLED, changed(problem, message=message))
-    data = outcome_of(known, 0, wait_ms).data
-    assert isinstance(data, dict)
-    message = f"{problem.message}; {known.id} remains queued"
-    return Outcome(Ending.CANCELLED, changed(problem, message=message), {**data, "partial": True})
-
-
 # --- the answer -----------------------------------------------------------------------------------------------
 
 
 def _refuse(mistakes: Mistakes, as_json: bool) -> int:
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
-    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
-    return _deliver("", answer(admit("inbox", Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
+    return _deliver("", mistaken("inbox", mistakes), as_json)
 
 
 def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:

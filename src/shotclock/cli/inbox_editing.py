@@ -42,6 +42,9 @@ DEFAULT_EDITOR = "vi"
 MISTAKES_SHOWN = 10
 # Of an edited file: indented JSON is longer than what counts, and a longer file is told to be too long.
 READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)
+# How long what was written and not decided is kept for whoever wrote it.
+KEPT_MS = 7 * 24 * 3600 * 1000
+_AGAIN = "edit it again, or pass what it is to be with --file"
 
 
 @dataclass
@@ -74,14 +77,14 @@ def modified(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]
         made = Edit(_edited(proposal, copy, notes), str(copy))
     except Failure as failure:
         if not _was_touched(proposal, copy):
-            copy.unlink(missing_ok=True)
+            _remove(copy)
             raise
         message = f"{failure}; what you wrote is in {copy}"
         hint = f"shotclock inbox modify {proposal.id} --file {shlex.quote(str(copy))}"
         raise Failure(failure.code, message, context={**failure.context, "edit": str(copy)}, suggestion=hint) from None
     yield made
     if made.is_done:
-        copy.unlink(missing_ok=True)
+        _remove(copy)
 
 
 def read_text(path: str, field: str) -> str:
@@ -93,13 +96,15 @@ def read_text(path: str, field: str) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {why}") from None
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Failure("FILE_UNREADABLE", f"--{field} {path!r} is no regular file")
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(READ_LIMIT + 1)
-        except OSError as error:
-            raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {error.strerror}") from None
+    except OSError as error:
+        raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
     if len(content) > READ_LIMIT:
         _refuse(field, f"{path!r} is too long: {FILE_LIMIT} bytes at most")
     try:
@@ -165,14 +170,16 @@ def _edited(proposal: Proposal, copy: Path, notes: str) -> Decision:
                 text = _proposed_text(proposal)
             return _decision(proposal, text, notes)
         except _Mistaken as mistaken:
-            if not _was_touched(proposal, copy):
-                _refuse("file", str(mistaken))
-            wrong = str(mistaken)
+            wrong = _refusal("file", str(mistaken))
         except Failure as failure:
-            wrong = str(failure)
+            wrong = failure
+        if not copy.is_file():
+            raise Failure("COMMAND_FAILED", "the editor left no file; nothing was decided", suggestion=_AGAIN)
+        if not _was_touched(proposal, copy):
+            raise wrong
         say_line(visible(f"✗ {wrong}"))
         if not _wants_to_go_on():
-            _refuse("file", wrong)
+            raise wrong
 
 
 def _was_touched(proposal: Proposal, copy: Path) -> bool:
@@ -211,7 +218,7 @@ def _not_well(edited: Edited, editor: str, proposal: Proposal) -> Failure:
         return Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at} while it was edited")
     status = edited.status or 0
     how = f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-    return Failure("COMMAND_FAILED", f"the editor {how}; nothing was decided")
+    return Failure("COMMAND_FAILED", f"the editor {how}; nothing was decided", suggestion=_AGAIN)
 
 
 def _wants_to_go_on() -> bool:
@@ -227,14 +234,28 @@ def _new_copy(proposal: Proposal) -> Path:
     ending = re.search(r"\.[A-Za-z0-9]{1,10}$", proposal.ask.file.path) if proposal.ask.file is not None else None
     suffix = ".json" if proposal.ask.file is None else ending[0] if ending else ".txt"
     with Store.open() as store:
-        copy = store.folder("edits") / f"{proposal.id}-{os.getpid()}{suffix}"
-    copy.unlink(missing_ok=True)  # of a process that had our number before us
+        folder = store.folder("edits")
+    for old in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if wall_ns() // NS_PER_MS - old.stat().st_mtime_ns // NS_PER_MS > KEPT_MS:
+                old.unlink()
+    copy = folder / f"{proposal.id}-{os.getpid()}{suffix}"
+    _remove(copy)  # of a process that had our number before us
     descriptor = private_file(copy)
     with open(descriptor, "wb") as file:
         file.write(_proposed_text(proposal).encode("utf-8", "surrogatepass"))
     return copy
 
 
-def _refuse(field: str, message: str) -> NoReturn:
+def _remove(copy: Path) -> None:
+    with contextlib.suppress(OSError):
+        copy.unlink()
+
+
+def _refusal(field: str, message: str) -> Failure:
     problem = {"field": field, "message": message}
-    raise Failure("ARG_ERROR", f"{field}: {message}", context={"errors": [problem]})
+    return Failure("ARG_ERROR", f"{field}: {message}", context={"errors": [problem]})
+
+
+def _refuse(field: str, message: str) -> NoReturn:
+    raise _refusal(field, message)

@@ -20,10 +20,12 @@ from ..enforce.forked import run as run_forked
 from ..workflow.report import one_line, visible
 
 # What comparing two files may take. Texts of many thousand lines that have little in common run this out.
-DIFF_LIMIT_NS = 5_000_000_000
+DIFF_LIMIT_NS = 3_000_000_000
 TOO_DIFFERENT = "the texts are too different to compare"
 # Of what a terminal shows of one text. All of it is in the envelope.
 LINES_SHOWN = 2_000
+# Of a title in a list. Where the terminal is too narrow for that, other columns give way.
+LEAST_TITLE = 24
 
 COLOURS = {
     "pending": "yellow",
@@ -69,27 +71,46 @@ def render_list(data: Any, console: Console, now: WallTime) -> None:
     if not proposals:
         console.print("nothing waits for a decision" if data["status"] == "pending" else "there are none")
         return
-    mixed = data["status"] is None
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("id", no_wrap=True)
-    table.add_column("title", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("kind", no_wrap=True)
-    table.add_column("asked by", no_wrap=True, overflow="ellipsis", max_width=20)
-    table.add_column("age", no_wrap=True, justify="right")
-    table.add_column("status" if mixed or data["status"] != "pending" else "expires in", no_wrap=True)
+    columns: dict[str, list[Text]] = {name: [] for name in ("id", "title", "kind", "asked by", "age", "status")}
     for each in proposals:
-        last = Text(each["status"], style=COLOURS[each["status"]])
-        if each["status"] == "pending":
-            left = time_left(each["expires_at"], now)
-            last = Text(f"pending, {left}" if mixed else left, style=COLOURS["pending"])
         title = Text(one_line(each["title"]))
         if each["destructive"]:
             title = Text("destructive ", style="bold red") + title
-        asker = Text(one_line(each["asked_by"]))
-        table.add_row(Text(each["id"], style="bold"), title, each["kind"], asker, age(each["created_at"], now), last)
-    console.print(table)
+        status = Text(each["status"], style=COLOURS[each["status"]])
+        if each["status"] == "pending":
+            left = time_left(each["expires_at"], now)
+            status = Text(left if data["status"] == "pending" else f"pending, {left}", style=COLOURS["pending"])
+        texts = (Text(each["id"], style="bold"), title, Text(each["kind"]), Text(one_line(each["asked_by"], 20)),
+                 Text(age(each["created_at"], now)), status)  # fmt: skip
+        for column, text in zip(columns.values(), texts, strict=True):
+            column.append(text)
+    if data["status"] == "pending":
+        columns["expires in"] = columns.pop("status")
+    _print_columns(columns, console)
     if data["more"]:
         console.print(Text("there are more: --limit", style="dim"))
+
+
+def _print_columns(columns: dict[str, list[Text]], console: Console) -> None:
+    """The title gets what the others leave, and the least needed of them give way to it."""
+    widths = {name: max(len(name), *(text.cell_len for text in texts)) for name, texts in columns.items()}
+
+    def room() -> int:
+        return console.width - sum(widths[name] + 2 for name in columns if name != "title") - 2
+
+    for name in ("kind", "age", "asked by"):
+        if room() < min(widths["title"], LEAST_TITLE):
+            del columns[name]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name in columns:
+        is_title = name == "title"
+        width = max(1, min(widths[name], room())) if is_title else widths[name]
+        table.add_column(
+            name, no_wrap=True, overflow="ellipsis", width=width, justify="right" if name == "age" else "left"
+        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
 
 
 def line_of(event: dict[str, Any], now: WallTime) -> Text:
@@ -203,7 +224,7 @@ def render_entry(entry: dict[str, Any], console: Console) -> None:
         (f"{entry['at'][:19].replace('T', ' ')}  ", "dim"), about, (f"{entry['action']:<13} ", "bold"),
         one_line(entry["by"], 80), ("  " + one_line(str(notes), 200) if notes else "", "dim"),
     )  # fmt: skip
-    console.print(text)
+    console.print(text, soft_wrap=True)
 
 
 def render_audit(data: Any, console: Console) -> None:

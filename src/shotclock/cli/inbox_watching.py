@@ -62,7 +62,10 @@ async def _watched(store: Store, limit_s: float | None, admission: Admission, as
 
 
 async def _tell_all(inbox: Inbox, told: _Told) -> None:
-    """What waits by now, the oldest first, and then what changes; nothing is lost or told twice in between."""
+    """What waits by now, the oldest first, and then what changes; nothing is lost or told twice in between.
+
+    Returns when whoever reads has left, and raises Failure when what we say cannot be written.
+    """
     latest = await inbox.list(limit=1)
     seq = latest[0].seq if latest else 0
     for proposal in reversed(await inbox.list(status=ProposalStatus.PENDING, limit=WAITING_SHOWN)):
@@ -83,7 +86,7 @@ class _Told:
         self.count = 0
 
     def tell(self, change: Proposal | Reminder, *, rings: bool) -> bool:
-        """Whether anybody took it."""
+        """Whether there is still somebody to tell."""
         is_reminder = isinstance(change, Reminder)
         proposal = change.proposal if isinstance(change, Reminder) else change
         event = {"type": "reminder" if is_reminder else "proposal", "proposal": summary(proposal, self._me)}
@@ -95,4 +98,7 @@ class _Told:
                 line = line_of(event, WallTime.of_ns(wall_ns()))
                 self._console.print(line, no_wrap=True, overflow="ellipsis")
             text = captured.get() + (BELL if rings else "")
-        return write_quietly(sys.stdout, text, signals.heard) is None
+        trouble = write_quietly(sys.stdout, text, signals.heard)
+        if trouble is not None and not isinstance(trouble, BrokenPipeError):
+            raise Failure("FILE_UNWRITABLE", f"what changes could not be written: {trouble}")
+        return trouble is None

@@ -15,19 +15,18 @@ from rich.text import Text
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
-from ..core.records import changed
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
-from ..enforce.handlers import raised
 from ..inbox import Access, Principal, Role
 from ..store import Store
 from ..store.tokens import Token
 from ..workflow.report import visible
 from . import signals
+from .inbox_refused import failed, mistaken
 from .inbox_shown import age, time_left
 from .output import emit, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse, print_help
@@ -105,12 +104,7 @@ def _done(verb: str, said: dict[str, Any]) -> Outcome:
             tokens = [_shown(token, now) for token in access.tokens() if token.id in ended]
             return Outcome(Ending.FINISHED, data={"revoked": tokens})
     except Failure as failure:
-        outcome = raised(failure)
-        outcome.ending = Ending.NOT_STARTED
-        errors = failure.context.get("errors")
-        if isinstance(errors, list) and isinstance(outcome.problem, Problem):
-            outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=None)
-        return outcome
+        return failed(failure)
 
 
 def _shown(token: Token, now: WallTime) -> dict[str, object]:
@@ -180,9 +174,7 @@ def _parser() -> Parser:
 
 
 def _refuse(mistakes: Mistakes, as_json: bool) -> int:
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
-    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
-    return _deliver("", answer(admit("token", Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
+    return _deliver("", mistaken("token", mistakes), as_json)
 
 
 def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:
