@@ -167,6 +167,13 @@ def test_what_makes_no_sense_is_refused(served: Served, body: bytes, validate_en
     validate_envelope(answer.envelope)
 
 
+def test_what_is_not_there_is_a_problem_like_any_other(served: Served, validate_envelope: Callable[[Any], Any]) -> None:
+    for method, path in (("GET", "/api/nothing"), ("PUT", "/api/inbox/p-x/what"), ("POST", "/api/inbox/p-x/y/z")):
+        answer = served.ask(method, path)
+        assert (answer.status, answer.code) == (404, "UNKNOWN_OPERATION")
+        validate_envelope(answer.envelope)
+
+
 def test_a_wait_for_a_person_is_bounded_and_ends_with_the_decision(served: Served, operator: str) -> None:
     began = time.monotonic()
     pending = served.ask("POST", "/api/inbox", {**QUESTION, "title": "Anybody?", "wait_ms": 300})
@@ -311,7 +318,7 @@ def test_whoever_asks_too_often_is_told_when_to_come_back_and_others_are_not_kep
 
     def until_refused() -> Any:
         with ThreadPoolExecutor(4) as pool:
-            for answer in pool.map(lambda _: served.ask("GET", "/api/inbox", token=busy), range(4 * API_RATE.burst)):
+            for answer in pool.map(lambda _: served.ask("GET", "/health", token=busy), range(4 * API_RATE.burst)):
                 if answer.status != 200:
                     pool.shutdown(cancel_futures=True)
                     return answer

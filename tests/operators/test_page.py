@@ -281,6 +281,7 @@ def test_with_the_keyboard_alone_everything_can_be_decided(served: Served, opene
     press("Control+a")
     page.keyboard.type("16")
     expect(page.locator("ins")).to_contain_text("16")
+    expect(page.locator(".error:not(:empty)")).to_have_count(0)
     shoot(page, "modify-arguments")
     press("Control+Enter")
     expect(outcome(page)).to_contain_text("Approved with changes")

@@ -102,7 +102,12 @@ class Operators:
             Route(f"{api}/{{id}}/check", self._check, methods=["POST"]),
             Route(f"{api}/{{id}}/extend", self._extend, methods=["POST"]),
             Route(f"{api}/{{id}}/withdraw", self._withdraw, methods=["POST"]),
+            Route("/api/{rest:path}", self._nowhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
         ]
+
+    async def _nowhere(self, request: Request) -> Response:
+        failure = Failure("UNKNOWN_OPERATION", f"{request.method} {request.url.path[:100]} is nothing of this API")
+        return refusal("api", failure)
 
     @staticmethod
     def _either(get: Endpoint, post: Endpoint) -> Endpoint:

@@ -9,6 +9,8 @@ const EXTENSIONS = [["15 minutes", 900_000], ["1 hour", 3_600_000], ["1 day", 86
 // What counts as "it is over" when somebody else was faster.
 const OVER = new Set(["ALREADY_DECIDED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN"]);
 
+const namedErrors = (errors) => errors.map(({ field, message }) => `${field.replace(/^arguments\./, "")}: ${message}`).join("; ");
+
 export class ProposalView {
   #drafts = new Map(); // by id: what was typed and not sent survives a look elsewhere, and a lost race
   #proposal = null;
@@ -174,7 +176,7 @@ export class ProposalView {
     const parts = [];
     let answer = null, confirmation = null;
     if (mode === "modify") {
-      this.#editor = (p.kind === "file" ? fileEditor : argumentsEditor)(p, draft, () => this.#check());
+      this.#editor = (p.kind === "file" ? fileEditor : argumentsEditor)(p, draft, () => { error.textContent = ""; this.#check(); });
       this.body.replaceChildren(el("section", {}, el("h3", {}, p.kind === "file" ? "Edit, then approve" : "Change the arguments, then approve"), this.#editor.node));
       this.root.firstChild.scrollTop = 0;
     }
@@ -213,7 +215,7 @@ export class ProposalView {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       let part = {};
-      try { if (mode === "modify") part = this.#editor.read(); } catch (mistake) { this.#editor.show(mistake.errors || []); error.textContent = mistake.message; return; }
+      try { if (mode === "modify") part = this.#editor.read(); } catch (mistake) { this.#editor.show(mistake.errors || []); error.textContent = namedErrors(mistake.errors || []) || mistake.message; return; }
       if (mode === "approve" && p.kind === "question") part = { answer: answer ? answer.value : draft.answer };
       const status = { approve: "approved", modify: "modified", reject: "rejected" }[mode];
       this.#send("decision", { status, notes: draft.notes, action_hash: p.action_hash, ...part, ...(confirmation ? { confirmation: confirmation.value } : {}) });
@@ -269,8 +271,7 @@ export class ProposalView {
     if (this.#proposal?.id !== p.id) return;
     const place = this.bar.querySelector("[data-place=form]") || this.bar.appendChild(el("p", { class: "error", role: "alert" }));
     const lost = refusal.code === "NO_ANSWER" ? " It may or may not have arrived: this page will show which, once the server is back. Your notes are kept." : "";
-    const named = refusal.errors.length ? refusal.errors.map((one) => `${one.field.replace(/^arguments\./, "")}: ${one.message}`).join("; ") : refusal.message;
-    place.replaceChildren(visible(named + lost));
+    place.replaceChildren(visible((namedErrors(refusal.errors) || refusal.message) + lost));
     this.#editor?.show(refusal.errors);
     this.bar.querySelector("[data-focus]")?.focus();
   }
