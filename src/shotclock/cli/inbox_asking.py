@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -81,7 +82,7 @@ async def _until_decided(
         try:
             if working.done():
                 waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-                return answer(admission, outcome_of(working.result(), waited_ms, wait_ms))
+                return answer(admission, _outcome(working.result(), waited_ms, wait_ms))
             working.cancel()
             return answer(admission, _left(known, stop.result() if stop.done() else None, wait_ms))
         except Failure as failure:
@@ -90,13 +91,21 @@ async def _until_decided(
             await inbox.close()
 
 
+def _outcome(proposal: Proposal, waited_ms: int, wait_ms: int) -> Outcome:
+    """With a way to take it back that works here: it is taken back in the name of whoever asked."""
+    outcome = outcome_of(proposal, waited_ms, wait_ms)
+    if proposal.is_open and proposal.asked_by != Principal.local().name and isinstance(outcome.data, dict):
+        outcome.data["cancel_command"] = f"{outcome.data['cancel_command']} --as {shlex.quote(proposal.asked_by)}"
+    return outcome
+
+
 def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
     """Whoever stops waiting takes nothing back."""
     problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stopped_by(signal)
     if known is None:
         message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
         return Outcome(Ending.CANCELLED, changed(problem, message=message))
-    data = outcome_of(known, 0, wait_ms).data
+    data = _outcome(known, 0, wait_ms).data
     assert isinstance(data, dict)
     message = f"{problem.message}; {known.id} remains queued"
     return Outcome(Ending.CANCELLED, changed(problem, message=message), {**data, "partial": True})
