@@ -53,8 +53,10 @@ def compared(
     return Row(what, shown.format(ours), beside, ratio, str(bar), bar.is_met_by(ratio), why)
 
 
-def absolute(what: str, ours: float, shown: str, bar: Bar, peer: str = "–") -> Row:
+def absolute(what: str, ours: float, shown: str, bar: Bar | None, peer: str = "–") -> Row:
     """A row whose bar is about our own figure; the peer stands beside it for orientation."""
+    if bar is None:
+        return Row(what, shown.format(ours), peer, None)
     return Row(what, shown.format(ours), peer, None, str(bar), bar.is_met_by(ours))
 
 

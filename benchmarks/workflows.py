@@ -88,13 +88,16 @@ async def _measure(rounds: int) -> Table:
         for count in (SHORT, LONG):
             ours_ms, peer = taken[f"command {shape} {count}"], taken["peer"]
             what = f"command, {shape} of {count:,}"
-            rows.append(compared(what, ours_ms, "subprocess.run", peer, "{:.2f} ms", bar, WHY))
+            aim = bar if count == LONG else None  # a short run is mostly its beginning and its end
+            rows.append(compared(what, ours_ms, "subprocess.run", peer, "{:.2f} ms", aim, WHY))
     for kind, shape in kinds:
         growth = taken[f"{kind} {shape} {LONG}"] / taken[f"{kind} {shape} {SHORT}"]
         rows.append(absolute(f"{kind}, {shape}: growth", growth, "{:.2f} ×", Bar(1.3, "×")))
     for shape in ("chain", "fan-out"):
         rate = 1e3 / taken[f"function {shape} {LONG}"]
-        rows.append(absolute(f"function, {shape} of {LONG:,}", rate, "{:,.0f}/s", Bar(2000, "/s", at_least=True)))
+        # A chain is one round trip after the other; what a machine can do at once is the bar.
+        aim = Bar(2000, "/s", at_least=True) if shape == "fan-out" else None
+        rows.append(absolute(f"function, {shape} of {LONG:,}", rate, "{:,.0f}/s", aim))
     return Table(TITLE, NOTE, rows)
 
 
