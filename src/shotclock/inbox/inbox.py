@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from ..core.deadlines import Deadline
 from ..core.errors import Failure
 from ..core.proposals import (
     Ask,
@@ -31,7 +32,7 @@ from ..core.proposals import (
     problems_with_key,
 )
 from ..core.walltime import WallTime
-from ..enforce.clock import wall_ns
+from ..enforce.clock import monotonic_ns, wall_ns
 from ..store import Store
 from ..store.audit import Entry
 from ..store.proposals import NewProposal
@@ -43,6 +44,8 @@ from .waiting import Watcher
 CLOSE_LIMIT_S = 15.0
 # A watcher who was told of nothing looks for itself after this long.
 CHANGES_LOOK_S = 15.0
+# A wait without an end is made of pieces of this; only how often the store is looked at depends on it.
+LONGEST_WAIT_MS = 3_600_000
 # What is read for a watcher at once.
 CHANGES_AT_ONCE = 100
 # What is proposed in one transaction, at most.
@@ -116,6 +119,15 @@ class Inbox:
             self._watcher.unregister(proposal_id, told)
             if bell is not None:
                 bell.cancel()
+
+    async def wait_until(self, proposal: Proposal, deadline: Deadline | None) -> Proposal:
+        """As `wait`, until a deadline; None waits for as long as people take, or the proposal's own end."""
+        while proposal.is_open:
+            left_ms = LONGEST_WAIT_MS if deadline is None else deadline.remaining_ms(monotonic_ns())
+            if left_ms <= 0:
+                break
+            proposal = await self.wait(proposal.id, min(left_ms, LONGEST_WAIT_MS))
+        return proposal
 
     async def withdraw(self, proposal_id: str, by: Principal) -> Proposal:
         """Only by whoever proposed it."""

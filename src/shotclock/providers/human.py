@@ -16,11 +16,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..core.asks import TEXT_LIMIT, TITLE_LIMIT
 from ..core.clocks import ClockKind
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Failure
-from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
+from ..core.proposals import Ask, Kind, Policy, ProposalStatus
 from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
@@ -32,11 +33,6 @@ from .provider import StepCall, StepResult, admitted
 # What somebody can have typed, with everything pasted; what feeds us more is no person.
 ANSWER_LIMIT = 1_000_000
 END_OF_ANSWER = "."
-# A question without a clock is waited for in pieces of this; only how often we look for ourselves depends on it.
-LONGEST_LOOK_MS = 3_600_000
-# What the inbox takes as a title, and as what stands below it.
-TITLE_LENGTH = 200
-TEXT_LENGTH = 20_000
 
 Aside = Callable[[], AbstractContextManager[Any]]
 
@@ -114,7 +110,7 @@ class HumanProvider:
             inbox = self._inbox()
             proposal = await inbox.propose(_ask(call, admission), Principal.local(), key=call.key or None)
             with call.waits(call.key, proposal):
-                proposal = await _waited_for(inbox, proposal, admission)
+                proposal = await inbox.wait_until(proposal, admission.bound.bell)
         except Failure as failure:
             return StepResult(answer(admission, raised(failure)), None, "human-input/required")
         default = settings.get("default")
@@ -128,20 +124,9 @@ class HumanProvider:
         return StepResult(answer(admission, outcome), None, f"human-input/{proposal.status}")
 
 
-async def _waited_for(inbox: Inbox, proposal: Proposal, admission: Admission) -> Proposal:
-    """Until it is decided, has expired, or the step's time is over."""
-    bell = admission.bound.bell
-    while proposal.is_open:
-        left_ms = LONGEST_LOOK_MS if bell is None else bell.remaining_ms(monotonic_ns())
-        if left_ms <= 0:
-            break
-        proposal = await inbox.wait(proposal.id, min(left_ms, LONGEST_LOOK_MS))
-    return proposal
-
-
 def _ask(call: StepCall, admission: Admission) -> Ask:
     prompt = " ".join(str(call.settings["prompt"]).split())
-    title = prompt if len(prompt) <= TITLE_LENGTH else prompt[: TITLE_LENGTH - 1] + "…"
+    title = prompt if len(prompt) <= TITLE_LIMIT else prompt[: TITLE_LIMIT - 1] + "…"
     said = [] if title == prompt else [str(call.settings["prompt"])]
     said.append(f"{call.name} of run {call.key.partition('/')[0]} waits for this answer.")
     default = call.settings.get("default")
@@ -151,7 +136,7 @@ def _ask(call: StepCall, admission: Admission) -> Ask:
     return Ask(
         Kind.QUESTION,
         title or "(no question)",
-        "\n\n".join(said)[:TEXT_LENGTH],
+        "\n\n".join(said)[:TEXT_LIMIT],
         choices=tuple(str(choice) for choice in call.settings.get("choices") or ()),
         default=default,
         policy=Policy(ttl_ms=max(1, ttl_ms), when_expired="expire" if default is None else "default"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..core.asks import TITLE_LIMIT
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.effects import Ending
@@ -18,17 +19,12 @@ from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
 from ..enforce.admission import Outcome, admit, answer
-from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
 from ..inbox import Inbox, Principal, outcome_of
 from ..providers.provider import StepResult, Waits
 from .kinds import duration_ms
 from .schema import STEP_TYPES, AnyStep, Approval
 from .states import StepState
-
-# A proposal without an end near is waited for in pieces of this; only how often we look depends on it.
-LONGEST_LOOK_MS = 3_600_000
-TITLE_LENGTH = 200
 
 
 def key_of(run_id: str, state: StepState) -> str:
@@ -56,7 +52,7 @@ class StepGate:
         try:
             proposal = await self._inbox.propose(ask, Principal.local(), key=self._key)
             with self._waits(self._key, proposal):
-                proposal = await self._decided(proposal, deadline)
+                proposal = await self._inbox.wait_until(proposal, deadline)
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
                 return {}
             if not proposal.status.allows:
@@ -79,21 +75,13 @@ class StepGate:
             return StepResult(answer(admission, raised(failure)), None, "approval/failed")
         return changed
 
-    async def _decided(self, proposal: Proposal, deadline: Deadline | None) -> Proposal:
-        while proposal.is_open:
-            left_ms = LONGEST_LOOK_MS if deadline is None else deadline.remaining_ms(monotonic_ns())
-            if left_ms <= 0:
-                break
-            proposal = await self._inbox.wait(proposal.id, min(left_ms, LONGEST_LOOK_MS))
-        return proposal
-
     def _ask(self, step_id: str, step: AnyStep, shown: Mapping[str, Any]) -> Ask:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
         run_id = self._key.partition("/")[0]
         title = f"{step_id}: {step.description}" if step.description else f"Run step {step_id}"
         return Ask(
             Kind.OPERATION,
-            " ".join(title.split())[:TITLE_LENGTH],
+            " ".join(title.split())[:TITLE_LIMIT],
             f"Step {step_id} ({step.type}) of run {run_id} asks before it runs.",
             operation=f"run {run_id} step {step_id}",
             arguments=dict(shown),
