@@ -23,6 +23,7 @@ TOPICS = [
     "trees",
     "flood",
     "mcp",
+    "inbox",
     "workflows",
     "scoreboard",
 ]
