@@ -33,11 +33,10 @@ OPERATION = Operation("noop", noop_async)
 
 WHY = {
     "chokepoint, own loop": "One call at a time pays two thread wake-ups, the price of an answer that a blocked "
-    "handler cannot hold up, and wakes the observer's thread as well; concurrent calls share the wake-ups.",
-    "chokepoint, shared loop": "Clocks, validation, a task, a bell and an envelope around a handler that does nothing; "
-    "and the observer's thread is woken for each call.",
+    "handler cannot hold up, and two turns of two loops; concurrent calls share them.",
+    "chokepoint, shared loop": "Clocks, validation, a task, a bell and an envelope around a handler that does nothing.",
     "guard alone, own loop": "The two thread wake-ups alone are more than the bar; concurrent calls share them.",
-    "guard alone, shared loop": "A task of its own and a future beside the timer, so two turns of the loop.",
+    "guard alone, shared loop": "A task of its own and a future beside the bell.",
 }
 WHY_CONCURRENT = "Two tasks, two letters between two loops and one GIL for each call, where the peer has one task."
 

@@ -405,7 +405,8 @@ class Runtime:
             return self._in_worker(operation, arguments, admission, scope, attendant)
         if operation.place != "loop" or self._is_for_the_host(operation):
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, attendant)
-        self._watch_pickups()
+        if not self._share_loop:
+            self._watch_pickups()
         return HostedCall(
             self,
             self._bells(),
@@ -664,6 +665,8 @@ class Runtime:
             if not self._zygote_pids:
                 break
             await asyncio.sleep(ZYGOTE_PAUSE_S)
+        if self._home is not None and (bells := self._bells_of.get(self._home)) is not None:
+            bells.close()
         await asyncio.to_thread(self._hosts.close)
         for audience in self._audiences:
             await asyncio.to_thread(audience.finish)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Protocol
 
 from ..core.clocks import ClockKind, Clocks
+from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
 from ..core.envelope import Problem, warning
 from ..core.operation import Guard, Operation
@@ -27,15 +26,15 @@ from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Context, Scope
 from .handlers import bind, raised, returned, run_guards
-from .loops import Delivery, Host, Hosts, Mailbox, Ticket
-from .outcomes import stalled_problem, timeout_problem
+from .loops import Delivery, Host, Hosts, Mailbox, Ticket, start_at_once
+from .outcomes import TimedOut, stalled_problem
 from .processes import shielded
 
 # A loop that has not heard a cancellation, and has not moved for so long, is blocked. A healthy one takes microseconds.
 HEARD_LIMIT_S = 0.05
-# How long a loop that moves may take to come to a cancellation, for each piece of work that it has: ten times what a
-# healthy one takes to cancel it. Many handlers run it out that each block the loop for less than the limit above.
-CROWD_SHARE_S = 0.001
+# How long a loop that moves may take to come to a cancellation, for each piece of work that it has. A healthy one takes
+# some tens of microseconds. Many handlers run it out that each block the loop for less than the limit above.
+CROWD_SHARE_S = 0.005
 # If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
 STARVED_S = 0.02
 STARVED_TRIES = 3
@@ -86,11 +85,7 @@ class SharedLoopCarrier:
 
     def submit(self, ticket: Ticket) -> None:
         ticket.claim()
-        run = ticket.run(None)
-        if sys.version_info >= (3, 12):  # up to where it first waits right here: a short one costs no turn of the loop
-            ticket.task = asyncio.Task(run, loop=self._loop, context=ticket.context, eager_start=True)
-        else:
-            ticket.task = self._loop.create_task(run, context=ticket.context)
+        ticket.task = start_at_once(ticket.run(None), self._loop, ticket.context)
 
     def cancel(self, tickets: Sequence[Ticket], host: Host | None) -> Delivery:
         delivery = Delivery(tickets, self._loop)
@@ -122,13 +117,26 @@ class ThreadCarrier:
         pass
 
 
-class Bells:
-    """The calls of one loop whose bell has just rung. Ten thousand that ring together cost one timer, not ten."""
+class Moment:
+    """The calls of one loop whose bell is in the same millisecond."""
 
-    __slots__ = ("_rung", "context", "loop", "mailbox", "shared_loop")
+    __slots__ = ("at_ms", "calls", "timer")
+
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+        self.calls: dict[HostedCall, None] = {}
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Bells:
+    """The bells of one loop. Ten thousand that ring together are one timer and one cancellation."""
+
+    __slots__ = ("_latest", "_moments", "_rung", "context", "loop", "mailbox", "shared_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self._moments: dict[int, Moment] = {}
+        self._latest = Moment(0)
         self._rung: list[HostedCall] = []
         self.mailbox = Mailbox(loop)
         self.shared_loop = SharedLoopCarrier(loop)
@@ -137,10 +145,52 @@ class Bells:
     def ask(self, question: Coroutine[Any, Any, object]) -> Future[object]:
         return asyncio.run_coroutine_threadsafe(question, self.loop)
 
+    def arm(self, call: HostedCall, at_ns: int) -> Moment:
+        at_ms = -(-at_ns // NS_PER_MS)  # rounded up: no bell rings early
+        moment = self._moments.get(at_ms)
+        if moment is None:
+            moment = self._moments[at_ms] = Moment(at_ms)
+            # Kept while calls that follow one another closely may still come to it, dropped with the next.
+            former, self._latest = self._latest, moment
+            self._drop_if_empty(former)
+            self._wait_for(moment)
+        moment.calls[call] = None
+        return moment
+
+    def strike_out(self, call: HostedCall, listed: Moment | Expiry) -> None:
+        """It has its answer."""
+        listed.calls.pop(call, None)
+        if isinstance(listed, Moment) and listed is not self._latest:
+            self._drop_if_empty(listed)
+
+    def close(self) -> None:
+        """Nobody calls any more: the moment that was kept for them is not waited for."""
+        self._drop_if_empty(self._latest)
+
+    def _drop_if_empty(self, moment: Moment) -> None:
+        if not moment.calls and moment.timer is not None:
+            moment.timer.cancel()
+            del self._moments[moment.at_ms]
+            moment.timer = None
+
+    def _wait_for(self, moment: Moment) -> None:
+        delay_s = min(max(0, moment.at_ms * NS_PER_MS - monotonic_ns()) / 1e9, LONGEST_DELAY_S)
+        moment.timer = self.loop.call_later(delay_s, self._has_come, moment, context=self.context)
+
+    def _has_come(self, moment: Moment) -> None:
+        if monotonic_ns() < moment.at_ms * NS_PER_MS:
+            self._wait_for(moment)  # a day at a time
+            return
+        moment.timer = None
+        del self._moments[moment.at_ms]
+        calls, moment.calls = moment.calls, {}
+        for call in calls:
+            call.ring(ClockKind.TIMEOUT)
+
     def rang(self, call: HostedCall) -> None:
         if not self._rung:
             # Every bell that is due has been queued before this, so all of them are in the list by then.
-            self.loop.call_soon(self._cancel)
+            self.loop.call_soon(self._cancel, context=self.context)
         self._rung.append(call)
 
     def _cancel(self) -> None:
@@ -149,21 +199,24 @@ class Bells:
         for call in rung:
             together.setdefault((call.carrier, call.host, call.grace_ms), []).append(call)
         for (carrier, host, grace_ms), calls in together.items():
-            Expiry(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
+            expiry = Expiry(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
+            for call in calls:
+                call.listed = expiry
 
 
 class Expiry:
     """Calls in one loop whose bell rang together, looked after until each has its answer."""
 
-    __slots__ = ("_bells", "_calls", "_delivery", "_due_at", "_grace_s", "_pulse", "_rang_at", "_tries")
+    __slots__ = ("_bells", "_delivery", "_due_at", "_grace_s", "_pulse", "_rang_at", "_tries", "_was_moving", "calls")
 
     def __init__(self, bells: Bells, calls: list[HostedCall], delivery: Delivery, grace_s: float) -> None:
         self._bells = bells
-        self._calls = calls
+        self.calls = dict.fromkeys(calls)
         self._delivery = delivery
         self._grace_s = grace_s
         self._rang_at = bells.loop.time()
         self._tries = 0
+        self._was_moving = False
         self._look_later()
 
     def _look_later(self) -> None:
@@ -181,12 +234,14 @@ class Expiry:
             at = max(now, delivery.came_round_at + self._grace_s)
             self._bells.loop.call_at(at, self._abandon, context=self._bells.context)
             return
-        is_starved = now - self._due_at > STARVED_S and self._tries < STARVED_TRIES
-        self._tries += is_starved
         is_within_reason = now < self._rang_at + HEARD_LIMIT_S + CROWD_SHARE_S * delivery.crowd
         is_moving = is_within_reason and delivery.pulse() != self._pulse
+        # Between two looks it may as well have been without a core: what has moved before is looked at twice.
+        was_moving, self._was_moving = self._was_moving, is_moving
+        is_starved = now - self._due_at > STARVED_S and self._tries < STARVED_TRIES
+        self._tries = 0 if is_moving else self._tries + 1
         is_cleaning_up = delivery.is_heard and now < self._rang_at + self._grace_s
-        if is_starved or is_moving or is_cleaning_up:
+        if is_moving or (was_moving and is_within_reason) or is_starved or is_cleaning_up:
             self._look_later()
         else:
             self._abandon()
@@ -194,12 +249,11 @@ class Expiry:
     def _any_left(self) -> bool:
         # Their answers may lie in our own mailbox, from a loop that was blocked before it could wake us.
         self._bells.mailbox.deliver_deferred()
-        self._calls = [call for call in self._calls if not call.is_settled]
-        return bool(self._calls)
+        return any(not call.is_settled for call in self.calls)
 
     def _abandon(self) -> None:
         if self._any_left():
-            for call in self._calls:
+            for call in self.calls:
                 call.abandon()
 
 
@@ -221,8 +275,8 @@ class HostedCall(Ticket):
         "_operation",
         "_runtime",
         "_scope",
-        "_timer",
         "carrier",
+        "listed",
         "stopping",
     )
 
@@ -254,7 +308,7 @@ class HostedCall(Ticket):
         self._attendant = attendant
         self._on_further_call = on_further_call
         self._done: asyncio.Future[Outcome] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self.listed: Moment | Expiry | None = None
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
         self._abandoned = False
@@ -302,6 +356,7 @@ class HostedCall(Ticket):
         else:
             self._bells.mailbox.post(self._arrived, result)
         result = None  # an exception knows this frame, and would only be freed by the garbage collector
+        self.task = None  # and so would we be with it
         if host is not None:
             host.end()
 
@@ -339,7 +394,7 @@ class HostedCall(Ticket):
         clocks, bell = self._admission.clocks, self._admission.bound.bell
         self._done = loop.create_future()
         if bell is not None:
-            self._arm_bell(loop, bell.at_ns)
+            self.listed = self._bells.arm(self, bell.at_ns)
         if clocks.soft_ms or clocks.idle_ms:
             self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
         self.carrier.submit(self)
@@ -349,8 +404,8 @@ class HostedCall(Ticket):
             await self._cancelled_by_caller(loop)
             raise
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            if self.listed is not None:
+                self._bells.strike_out(self, self.listed)
             if self._alarms is not None:
                 self._alarms.cancel()
 
@@ -366,24 +421,13 @@ class HostedCall(Ticket):
         if not self._abandoned:
             self._attendant.step(name)
 
-    def _arm_bell(self, loop: asyncio.AbstractEventLoop, at_ns: int) -> None:
-        delay_s = (at_ns - monotonic_ns()) / 1e9
-        if delay_s > LONGEST_DELAY_S:
-            self._timer = loop.call_later(LONGEST_DELAY_S, self._arm_bell, loop, at_ns)
-        else:
-            self._timer = loop.call_later(max(0.0, delay_s), self._ring_timeout, context=self._bells.context)
-
     def _wind_down(self) -> None:
         self.stopping = True
 
-    def _ring_timeout(self) -> None:
-        self._timer = None
-        self._ring(ClockKind.TIMEOUT)
-
     def _ring_idle(self) -> None:
-        self._ring(ClockKind.IDLE)
+        self.ring(ClockKind.IDLE)
 
-    def _ring(self, kind: ClockKind) -> None:
+    def ring(self, kind: ClockKind) -> None:
         assert self._done is not None
         if self._fired is not None or self._done.done():
             return
@@ -447,8 +491,7 @@ class HostedCall(Ticket):
         if self._fired is ClockKind.IDLE:
             self._done.set_result(Outcome(ending, stalled_problem(admission)))
         else:
-            elapsed_ns = monotonic_ns() - admission.started_ns
-            self._done.set_result(Outcome(ending, partial(timeout_problem, admission, elapsed_ns)))
+            self._done.set_result(Outcome(ending, TimedOut(admission)))
 
     async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop the work, wait for it no longer than the grace, and count it if it does not stop."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from .clock import monotonic_ns
@@ -25,6 +26,9 @@ PICKUP_LIMIT_NS = 100_000_000
 # A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. Only
 # after so many has everybody who obeys had the chance to; what they take in a crowd is no part of anybody's grace.
 TURNS_TO_OBEY = 8
+# How many letters or cancellations a loop takes in one turn. The rest wait for what these set off: objects made and
+# freed in turn do not set off the garbage collector, and nobody's answer waits for everybody's cancellation.
+AT_A_TIME = 100
 # Letters that follow a wake-up this closely are a burst.
 BURST_NS = 1_000_000
 # How long work that nobody waits for may wait to be sent on together with more.
@@ -79,8 +83,7 @@ class Mailbox:
     def deliver_deferred(self) -> bool:
         """On the loop itself: look for letters whose sender was blocked before it could wake us."""
         self._deferring = False
-        if self._posted:
-            self._deliver()
+        self._deliver(len(self._posted))
         return bool(self._posted)
 
     def wake(self) -> None:
@@ -98,16 +101,19 @@ class Mailbox:
         with contextlib.suppress(RuntimeError):  # it is closed
             self._loop.call_soon_threadsafe(self._deliver)
 
-    def _deliver(self) -> None:
+    def _deliver(self, most: int = AT_A_TIME) -> None:
         # Cleared before looking: whoever posts from here on wakes us again, so nothing is left lying.
         self._waking = False
         posted = self._posted
-        for _ in range(len(posted)):
+        for _ in range(min(len(posted), most)):
             try:
                 then, arguments = posted.popleft()
                 then(*arguments)
             except Exception as error:  # one bad callback must not swallow the others' letters
                 self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
+        if posted and not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._deliver)
 
 
 # Held for two lines of ours at a time. One for all: thousands of calls wait, and each lock would be an object more
@@ -143,6 +149,35 @@ class Ticket:
         raise TypeError(f"{type(self).__name__} does not say what to run")
 
 
+def start_at_once(
+    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
+) -> asyncio.Task[None]:
+    """A task that has come to where it first waits: a short one costs no turn of the loop."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
+    if type(loop) is not asyncio.SelectorEventLoop or "call_soon" in vars(loop):
+        return loop.create_task(work, context=context)  # somebody's own loop: not before its next turn
+    caught: list[Any] = []
+    # What a new task asks of its loop is its first step. Other threads use call_soon_threadsafe and are not caught.
+    loop.call_soon = lambda *asked, **more: caught.append((asked, more))  # type: ignore[assignment, method-assign]
+    try:
+        task = asyncio.Task(work, loop=loop, context=context)
+    finally:
+        del loop.call_soon
+    *others, ((first_step,), _) = caught
+    for asked, more in others:  # of a destructor that the garbage collector came to meanwhile
+        loop.call_soon(*asked, **more)
+    outer = asyncio.current_task(loop)
+    if outer is not None:
+        asyncio.tasks._leave_task(loop, outer)
+    try:
+        context.run(first_step)
+    finally:
+        if outer is not None:
+            asyncio.tasks._enter_task(loop, outer)
+    return task
+
+
 class Delivery:
     """A cancellation on its way to work of one loop, and how far it has come.
 
@@ -153,7 +188,7 @@ class Delivery:
     __slots__ = ("_host", "_loop", "_passed", "_tickets", "came_round_at", "crowd", "is_heard")
 
     def __init__(self, tickets: Sequence[Ticket], loop: asyncio.AbstractEventLoop, host: Host | None = None) -> None:
-        self._tickets = tickets
+        self._tickets = deque(tickets)
         self._loop = loop
         self._host = host
         self._passed = 0
@@ -166,15 +201,19 @@ class Delivery:
     def deliver(self, turns: int = TURNS_TO_OBEY) -> None:
         """On the loop itself."""
         self.is_heard = True
-        for ticket in self._tickets:
-            ticket.cancel_heard = True
+        for _ in range(min(len(self._tickets), AT_A_TIME)):
+            ticket = self._tickets.popleft()  # what has ended is not held until the last one is asked
             self._move()
+            ticket.cancel_heard = True
             if ticket.task is not None:
                 try:
                     ticket.task.cancel()
                 except Exception as error:  # of an awaitable of somebody's; the others are cancelled all the same
                     self._loop.call_exception_handler({"message": "shotclock cancellation", "exception": error})
-        self._turn(turns)
+        if self._tickets:
+            self._loop.call_soon(self.deliver, turns)
+        else:
+            self._turn(turns)
 
     def _turn(self, left: int) -> None:
         self._move()
@@ -274,7 +313,7 @@ class Host:
         """On the loop itself."""
         # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
         if not ticket.claimed:
-            self.loop.create_task(ticket.run(self), context=context)
+            start_at_once(ticket.run(self), self.loop, context)
 
     def begin(self, ticket: Ticket) -> bool:
         """The first step of a ticket's task. False if it was called off, or moved and started elsewhere."""

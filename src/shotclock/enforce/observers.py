@@ -28,27 +28,33 @@ class Audience:
         self._on_error = on_error
         self._hosts = Hosts(name)
         self._untold: deque[tuple[Envelope, contextvars.Context]] = deque()
+        self._is_called = False
 
     def tell(self, envelope: Envelope) -> None:
         if len(self._untold) >= OBSERVER_BACKLOG:
             self._on_error(RuntimeError(f"{self._observer!r} is {OBSERVER_BACKLOG} envelopes behind"))
             return
         self._untold.append((envelope, contextvars.copy_context()))
-        self._hosts.post_in_order(self._tell_next)
+        if not self._is_called:
+            self._is_called = True
+            self._hosts.post_in_order(self._tell_all)
 
     def finish(self) -> None:
         """Tell it what it has not been told yet, no longer than FINISH_LIMIT_S."""
         self._hosts.finish()
 
-    def _tell_next(self, host: Host) -> None:
-        envelope, context = self._untold.popleft()
-        try:
-            told = context.run(self._observer, envelope)
-        except BaseException as error:
-            self._on_error(error)
-            return
-        if hasattr(told, "__await__"):
-            host.start(_Listening(told, self._on_error), context)
+    def _tell_all(self, host: Host) -> None:
+        # Cleared before looking: whoever comes from here on calls again, so nothing is left untold.
+        self._is_called = False
+        for _ in range(len(self._untold)):
+            envelope, context = self._untold.popleft()
+            try:
+                told = context.run(self._observer, envelope)
+            except BaseException as error:
+                self._on_error(error)
+                continue
+            if hasattr(told, "__await__"):
+                host.start(_Listening(told, self._on_error), context)
 
 
 class _Listening(Ticket):
