@@ -107,7 +107,7 @@ def proposes(path: Path) -> Any:
         # Looking whether the file is still the one that the operator saw and replacing it are one step.
         single_flight=path.name,
         queue="5s",
-        exit_codes=["ACTION_CHANGED"],
+        exit_codes=["ACTION_CHANGED", "FILE_UNWRITABLE"],
     )
 
 
@@ -200,11 +200,14 @@ def written(decision: dict[str, Any] | None) -> dict[str, Any]:
     if decision is None:  # somebody called the function itself
         raise Failure("NOT_ALLOWED", "nobody has approved this")
     path, text, seen = Path(decision["file"]["path"]), decision["file"]["text"], decision["file"]["current"]
-    there = path.read_bytes().decode() if path.exists() else None
-    if there != seen:
+    there = path.read_bytes() if path.exists() else None
+    if there != (None if seen is None else seen.encode()):
         message = f"{path.name} has changed since the operator compared it: nothing was written, propose it again"
         raise Failure("ACTION_CHANGED", message)
-    replace_whole(path, text)
+    try:
+        replace_whole(path, text)
+    except OSError as error:
+        raise Failure("FILE_UNWRITABLE", f"{path.name} was approved and cannot be written: {error.strerror}") from None
     return {**decision, "file": {"path": str(path), "text": text}}
 
 

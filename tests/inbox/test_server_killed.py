@@ -274,9 +274,9 @@ def check(home: Path, folder: Path, killed: Killed, told: dict[str, str], count:
             assert each.status == killed.tried[each.id], "it was decided otherwise than she said"
     for action in ("proposed", "used"):
         happened = Counter(entry.proposal for entry in entries if entry.action == action)
-        assert max(happened.values()) == 1, f"{action} twice"
+        assert max(happened.values(), default=0) <= 1, f"{action} twice"
     ends = Counter(entry.proposal for entry in entries if entry.action in ("approved", "rejected", "expired"))
-    assert max(ends.values()) == 1, "decided twice"
+    assert max(ends.values(), default=0) <= 1, "decided twice"
     assert ends.keys() == {id for id, each in found.items() if not each.is_open}
 
     of_files = Counter(each.ask.title for each in found.values() if each.ask.file is not None)
