@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.holder import Holder
+from shotclock.core.texts import visible
 from shotclock.core.walltime import WallTime
 from shotclock.store.runs import Run, StepRecord
 from shotclock.workflow.formats import to_junit, to_markdown
 from shotclock.workflow.page import to_html
-from shotclock.workflow.report import Report, brief, report_of, visible
+from shotclock.workflow.report import Report, brief, report_of
 from shotclock.workflow.states import Reason, Status, StepState
 
 BEGAN = WallTime(1_700_000_000_000)

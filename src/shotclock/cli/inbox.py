@@ -19,13 +19,13 @@ from rich.console import Console
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
 from ..core.proposals import Ask, Decision, Kind, Proposal, ProposalStatus, must_be_open
 from ..core.proposals import may_decide as must_be_decider
 from ..core.records import changed
+from ..core.texts import visible
 from ..core.walltime import WallTime
-from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
@@ -33,7 +33,6 @@ from ..inbox import Inbox, Principal, Role
 from ..servers.operators.shown import summary, whole
 from ..store import Store
 from ..store.audit import Entry
-from ..workflow.report import visible
 from . import inbox_shown as shown
 from . import person, signals
 from .inbox_asking import waited

@@ -12,11 +12,10 @@ from typing import Any
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Policy, Proposal, ProposedFile
 from ..core.records import changed
-from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, answer
 from ..enforce.clock import monotonic_ns
 from ..inbox import Inbox, Principal, Role, outcome_of, response_budget_ms

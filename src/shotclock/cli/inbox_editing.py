@@ -22,17 +22,16 @@ from typing import Any, NoReturn
 
 from ..core.asks import ARGUMENTS_LIMIT, FILE_LIMIT
 from ..core.deadlines import NS_PER_MS
-from ..core.envelope import Problem
+from ..core.envelope import Problem, stopped_by
 from ..core.errors import Failure
 from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, problems_with_decision
+from ..core.texts import visible
 from ..core.walltime import WallTime
-from ..desk import stopped_by
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.commands import signal_name
 from ..enforce.editor import Edited, edit
 from ..store import Store
 from ..store.home import private_file
-from ..workflow.report import visible
 from .output import is_terminal, say_line, write_quietly
 from .person import ANSWER_LIMIT_S
 

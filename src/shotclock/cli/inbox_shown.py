@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.proposals import Proposal
+from ..core.texts import one_line, visible
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns
 from ..enforce.forked import Unfinished
 from ..enforce.forked import run as run_forked
-from ..workflow.report import one_line, visible
 
 # What comparing two files may take. Texts of many thousand lines that have little in common run this out.
 DIFF_LIMIT_NS = 3_000_000_000

@@ -10,11 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from ..core.effects import Ending
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, stopped_by
 from ..core.errors import Failure
 from ..core.proposals import Proposal, ProposalStatus
 from ..core.walltime import WallTime
-from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, answer
 from ..enforce.clock import wall_ns
 from ..enforce.handlers import raised

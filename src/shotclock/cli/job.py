@@ -15,10 +15,9 @@ from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.records import changed
-from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline
 from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised

@@ -17,10 +17,11 @@ from rich.text import Text
 
 from ..core.effects import Ending
 from ..core.graph import Groups, needs
+from ..core.texts import one_line
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..workflow.plan import grace_ms, graph_of, is_per_item
-from ..workflow.report import MARKS, brief, noteworthy, one_line, why_failed
+from ..workflow.report import MARKS, brief, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
 from .report import COLOURS

@@ -15,6 +15,7 @@ from rich.text import Text
 from ..core.effects import Ending
 from ..core.envelope import Envelope
 from ..core.errors import Failure
+from ..core.texts import one_line
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome
 from ..enforce.clock import wall_ns
@@ -22,7 +23,7 @@ from ..enforce.handlers import raised
 from ..enforce.identity import is_alive
 from ..store import Store
 from ..store.runs import Run
-from ..workflow.report import MARKS, WORDS, Report, brief, one_line, report_of
+from ..workflow.report import MARKS, WORDS, Report, brief, report_of
 from ..workflow.states import Status
 from .output import is_terminal, say_line
 

@@ -17,6 +17,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope
 from ..core.errors import Failure
+from ..core.texts import one_line
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.clock import wall_ns
@@ -24,7 +25,7 @@ from ..enforce.handlers import raised
 from ..inbox import response_budget_ms
 from ..store import Store
 from ..workflow.lint import lint
-from ..workflow.report import MARKS, brief, one_line, unstarted, why_failed
+from ..workflow.report import MARKS, brief, unstarted, why_failed
 from ..workflow.run import RunRequest, resume, start
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
@@ -38,7 +39,7 @@ def main(asked: RunAsked, as_json: bool) -> int:
     try:
         envelope = _performed(asked, as_json)
     except signals.Signalled as signalled:
-        from ..desk import stopped_by
+        from ..core.envelope import stopped_by
 
         admission = admit("run", Clocks())
         envelope = answer(admission, Outcome(Ending.NOT_STARTED, stopped_by(signalled.name)))

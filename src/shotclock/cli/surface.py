@@ -25,10 +25,10 @@ from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS, Catalogue, Comm
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
-from ..desk import Desk, stopped_by
+from ..desk import Desk
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.foreground import fill_standard_descriptors

@@ -17,6 +17,7 @@ from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
+from ..core.texts import visible
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
@@ -24,7 +25,6 @@ from ..enforce.forked import carry_out
 from ..inbox import Access, Principal, Role
 from ..store import Store
 from ..store.tokens import Token
-from ..workflow.report import visible
 from . import signals
 from .inbox_refused import failed, mistaken
 from .inbox_shown import age, time_left

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError, create_model
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+# pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 
 CONTEXT_NAME = "ctx"
 
@@ -24,6 +23,8 @@ class Signature:
     """What a function takes. Build it once per function with `signature_of`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        from pydantic import ConfigDict, Field, ValidationError, create_model
+
         parameters = inspect.signature(function).parameters
         try:
             hints = typing.get_type_hints(function, include_extras=True)
@@ -52,6 +53,7 @@ class Signature:
             __config__=ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=()),
             **fields,
         )
+        self._invalid = ValidationError
         self._validate = self._model.__pydantic_validator__.validate_python
 
     def json_schema(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class Signature:
             return {}, []
         try:
             checked = self._validate(arguments)
-        except ValidationError as error:
+        except self._invalid as error:
             return {}, [
                 {"field": ".".join(map(str, problem["loc"])) or "arguments", "message": problem["msg"]}
                 for problem in error.errors(include_url=False, include_input=False)
@@ -93,6 +95,8 @@ def to_jsonable(value: object) -> Any:
     """The value as JSON holds it; raises NotSerializable with a reason."""
     if type(value) in _PLAIN and (type(value) is not int or value.bit_length() <= _LONGEST_INTEGER_BITS):
         return value
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
     try:
         plain = to_jsonable_python(value, bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError, TypeError) as error:

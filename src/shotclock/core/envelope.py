@@ -186,3 +186,9 @@ def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool) -> dict[
     if context:
         detail["context"] = context
     return detail
+
+
+def stopped_by(signal_name: str) -> Problem:
+    """That somebody stopped us, with the exit code that says so."""
+    exit_code = {"SIGINT": 130, "SIGHUP": 129}.get(signal_name, 143)
+    return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)

@@ -1,4 +1,3 @@
 """The desk: where every call of an app's command is taken in, whatever the surface."""
 
 from .desk import Desk as Desk
-from .desk import stopped_by as stopped_by

@@ -19,7 +19,7 @@ from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, stopped_by, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
 from ..core.trace import TraceContext
@@ -469,11 +469,6 @@ async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] 
 def _stopped(admission: Admission, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
     assert stop is not None
     return answer(admission, Outcome(ending, stopped_by(stop.result()), {"partial": True}))
-
-
-def stopped_by(signal_name: str) -> Problem:
-    exit_code = {"SIGINT": 130, "SIGHUP": 129}.get(signal_name, 143)
-    return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)
 
 
 def _shown(arguments: Mapping[str, object]) -> dict[str, object]:

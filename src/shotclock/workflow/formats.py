@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as xml
 
-from .report import MARKS, WORDS, Report, ReportedStep, brief, one_line, visible
+from ..core.texts import one_line, visible
+from .report import MARKS, WORDS, Report, ReportedStep, brief
 from .states import Status
 
 # What JUnit files carry of one step's output: readers load them whole.

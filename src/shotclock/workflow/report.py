@@ -7,7 +7,6 @@ a report like any other.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -433,20 +432,3 @@ def shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
-
-
-# What moves the cursor, starts an escape sequence or turns the reading direction round, and lone surrogates. Joiners
-# stay: languages and emoji need them.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
-
-
-def visible(text: str) -> str:
-    """Text from outside with everything in it to be seen: an escape is `\\x1b`, a turned direction `\\u202e`."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    flat = visible(" ".join(text.split()))
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"

@@ -15,12 +15,11 @@ from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
 from ..core.proposals import result_of
 from ..core.trace import TraceContext
 from ..core.walltime import WallTime
-from ..desk import stopped_by
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns

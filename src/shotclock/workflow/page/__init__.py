@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from ...core.durations import format_duration
 from ...core.graph import needs
+from ...core.texts import visible
 from ..report import (
     MARKS,
     WORDS,
@@ -27,7 +28,6 @@ from ..report import (
     owner_in_words,
     shortened,
     stderr_of,
-    visible,
 )
 from ..states import Status
 
