@@ -161,6 +161,11 @@ def test_what_expired_is_not_run_and_not_called_rejected(home: Home, tmp_path: P
     assert lines_of(tmp_path / "done") == []
 
 
+def test_what_only_wants_to_be_seen_goes_on_when_nobody_objects(home: Home, tmp_path: Path) -> None:
+    envelope = with_inbox(lambda inbox: guarded.app.call("announced", folder=tmp_path), home)
+    assert envelope.ok and lines_of(tmp_path / "done") == ["announced"]
+
+
 def test_a_call_from_inside_another_is_no_way_around_it(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
         calling = asyncio.ensure_future(guarded.app.call("around", folder=tmp_path, service="web"))
@@ -187,6 +192,22 @@ def test_a_repeat_under_its_key_is_answered_and_asks_nobody(home: Home, tmp_path
     first, again, proposals = with_inbox(work, home)
     assert first.ok and again.ok and warning_codes(again.to_dict()) == ["REPLAYED"]
     assert len(proposals) == 1 and lines_of(tmp_path / "done") == ["deploy web 1"]
+
+
+def test_a_repeat_under_its_key_is_answered_also_where_the_operator_changed_it(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        async def call() -> Any:
+            return await guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, idempotency_key="k1")
+
+        calling = asyncio.ensure_future(call())
+        [proposal] = await pending(inbox)
+        changed = {"folder": str(tmp_path), "service": "web", "replicas": 3}
+        await inbox.decide(proposal.id, Decision(ProposalStatus.MODIFIED, arguments=changed), ADA)
+        return await calling, await call()
+
+    first, again = with_inbox(work, home)
+    assert first.data == again.data == {"service": "web", "replicas": 3}
+    assert warning_codes(again.to_dict()) == ["REPLAYED"] and lines_of(tmp_path / "done") == ["deploy web 3"]
 
 
 def test_a_job_that_was_approved_is_attached_to_without_asking_again(home: Home, tool: Any, tmp_path: Path) -> None:

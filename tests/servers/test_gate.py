@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mcp.server import _streamable_http_modern as modern_transport
 
 from shotclock.core.catalogue import Catalogue, CommandSpec, Interruption
 from shotclock.core.clocks import Clocks
@@ -130,6 +131,10 @@ def test_without_a_backstop_nothing_rings() -> None:
         assert result["structuredContent"]["data"] == {"late": True}
 
     run(scenario())
+
+
+def test_the_sdk_still_has_the_constant_that_says_how_often_it_pings() -> None:
+    assert modern_transport._SSE_PING_INTERVAL > 0
 
 
 @pytest.mark.parametrize(

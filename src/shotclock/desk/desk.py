@@ -156,6 +156,7 @@ class Desk:
                 checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
             return checked
         operation: Operation | str = name
+        asked = arguments
         if dry_run:
             arguments = {**arguments, "dry_run": True}
             operation = replace(self.runtime.operation(name), mutates=False)  # by its own word
@@ -193,7 +194,7 @@ class Desk:
 
             if idempotency_key is None or dry_run:  # a rehearsal uses no key up
                 return await run()
-            repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, arguments, stdin)
+            repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, asked, stdin)
             envelope = await repeats.call(admission, run, stop)
             return _stopped(admission, stop, Ending.NOT_STARTED) if envelope is None else envelope
         except Failure as failure:  # the store cannot be used

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
+from mcp.server import _streamable_http_modern as modern_transport
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
@@ -30,6 +31,9 @@ from .operators.sites import Site, is_loopback
 BACKLOG = 1024
 # Once we are told to stop and everything is answered, how long connections may take to go. Nobody works any more.
 FAREWELL_S = 1
+# The SDK pings every response that is still open, by itself each 15 s: ten thousand callers who wait for a person would
+# be hundreds of pings a second, in bursts that hold up everybody else. Proxies drop what is silent for a minute.
+PING_S = 45.0
 # Who may ask is looked at once, at the door.
 _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
@@ -91,6 +95,7 @@ class HttpServer(uvicorn.Server):
         inbox: Callable[[], Inbox],
         say: Callable[[str], None],
     ) -> None:
+        modern_transport._SSE_PING_INTERVAL = PING_S  # a constant of its module; there is no option
         self._operators = Operators(server.name, inbox)
         address: tuple[str, int] = sock.getsockname()[:2]
         site = Site.at(address, os.environ)

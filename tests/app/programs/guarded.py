@@ -33,6 +33,12 @@ def brief(folder: Path) -> None:
     note(folder, "brief")
 
 
+@app.command(approval={"ttl": "200ms", "when_expired": "default"})
+def announced(folder: Path) -> None:
+    """Goes on when nobody objects."""
+    note(folder, "announced")
+
+
 @app.command(approval=True, interruption=True)
 def migrate(folder: Path, seconds: float = 30.0) -> str:
     """Goes on as a job."""
