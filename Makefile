@@ -62,7 +62,7 @@ browser:
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
 # code that is late is late then too. Last come those that measure how late an answer is, or fill the machine.
 test: $(STAMP) browser ## the whole suite
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not soak and not alone" || \
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --durations=25 -m "not soak and not alone" || \
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not soak and not alone"
 	$(BIN)/python -m pytest -q -m alone
 

@@ -448,7 +448,7 @@ async def called(client: Client, tool: str, **arguments: Any) -> tuple[Any, bool
     return result.structured_content, bool(result.is_error)
 
 
-@pytest.mark.parametrize(("transport", "mode"), mcp.TRANSPORTS)
+@pytest.mark.parametrize(("transport", "mode"), [("stdio", mcp.MODERN), ("http", mcp.LEGACY)])
 def test_a_gated_tool_answers_pending_as_a_normal_result_and_runs_once_it_is_approved(
     transport: str, mode: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Any
 ) -> None:
@@ -509,26 +509,24 @@ def test_an_agent_proposes_a_file_waits_asks_again_and_takes_it_back(home: Home)
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("tool_name", "arguments", "fields"),
-    [
-        ("propose", {}, ["justification", "title"]),
-        ("propose", {"title": 5, "justification": "x", "wait_ms": -1}, ["title", "wait_ms"]),
-        ("propose", {"title": "x", "justification": "x", "path": "a"}, ["path"]),
-        ("propose", {"title": "x", "justification": "x", "ttl": "never", "extra": 1}, ["extra", "ttl"]),
-        ("check-proposal", {"proposal_id": "p-1", "wait_ms": "1s"}, ["wait_ms"]),
-        ("deploy", {"folder": ".", "service": "x", "justification": 4}, ["justification"]),
-    ],
-)
-def test_what_is_wrong_with_a_proposal_is_told_at_once(
-    tool_name: str, arguments: Any, fields: Any, served: Any
-) -> None:
-    envelope, is_error = served(tool_name, arguments)
-    assert is_error and envelope["error"]["code"] == "ARG_ERROR"
-    assert sorted(each["field"] for each in envelope["error"]["errors"]) == fields
+Served = Callable[..., list[tuple[Any, bool]]]
+WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("propose", {}, ["justification", "title"]),
+    ("propose", {"title": 5, "justification": "x", "wait_ms": -1}, ["title", "wait_ms"]),
+    ("propose", {"title": "x", "justification": "x", "path": "a"}, ["path"]),
+    ("propose", {"title": "x", "justification": "x", "ttl": "never", "extra": 1}, ["extra", "ttl"]),
+    ("check-proposal", {"proposal_id": "p-1", "wait_ms": "1s"}, ["wait_ms"]),
+    ("deploy", {"folder": ".", "service": "x", "justification": 4}, ["justification"]),
+]
 
 
-def test_a_proposal_that_is_not_ones_own_is_not_there(served: Any, home: Home) -> None:
+def test_all_that_is_wrong_is_told_at_once(served: Served) -> None:
+    for (tool_name, _, fields), (envelope, is_error) in zip(WRONG, served(*(each[:2] for each in WRONG)), strict=True):
+        assert is_error and envelope["error"]["code"] == "ARG_ERROR", tool_name
+        assert sorted(each["field"] for each in envelope["error"]["errors"]) == fields
+
+
+def test_a_proposal_that_is_not_ones_own_is_not_there(served: Served, home: Home) -> None:
     async def somebody_elses() -> str:
         with Store.open(home.path) as store:
             inbox = Inbox(store)
@@ -539,22 +537,21 @@ def test_a_proposal_that_is_not_ones_own_is_not_there(served: Any, home: Home) -
             return proposal.id
 
     proposal_id = run(somebody_elses())
-    for tool_name in ("check-proposal", "withdraw-proposal"):
-        envelope, _ = served(tool_name, {"proposal_id": proposal_id})
+    calls = [(tool_name, {"proposal_id": proposal_id}) for tool_name in ("check-proposal", "withdraw-proposal")]
+    for envelope, _ in served(*calls):
         assert envelope["error"]["code"] == "PROPOSAL_NOT_FOUND"
 
 
 @pytest.fixture
-def served(home: Home) -> Callable[[str, Any], tuple[Any, bool]]:
-    """One call of a fresh server."""
+def served(home: Home) -> Served:
+    """Calls of one fresh server."""
 
-    def call(tool_name: str, arguments: Any) -> tuple[Any, bool]:
-        async def scenario() -> tuple[Any, bool]:
+    def call(*calls: tuple[str, dict[str, Any]]) -> list[tuple[Any, bool]]:
+        async def scenario() -> list[tuple[Any, bool]]:
             async with mcp.connected(target=TARGET) as (client, _):
-                result = await client.call_tool(tool_name, arguments)
-                return result.structured_content, bool(result.is_error)
+                return [await called(client, tool_name, **arguments) for tool_name, arguments in calls]
 
-        answer: tuple[Any, bool] = run(scenario())
-        return answer
+        answers: list[tuple[Any, bool]] = run(scenario())
+        return answers
 
     return call

@@ -69,8 +69,9 @@ def test_the_person_at_the_client_approves_and_it_runs(mode: str, home: Home, tm
         assert proposal.decision.notes == "go on" and proposal.decided_by != proposal.asked_by
 
 
-@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
-@pytest.mark.parametrize("person", [Person("decline"), Person("accept", decision="reject", notes="no")])
+@pytest.mark.parametrize(
+    ("person", "mode"), [(Person("decline"), mcp.LEGACY), (Person("accept", decision="reject"), mcp.MODERN)]
+)
 def test_the_person_at_the_client_says_no(person: Person, mode: str, home: Home, tmp_path: Path) -> None:
     envelope = call(person, mode, "deploy", folder=str(tmp_path), service="web")
     assert envelope["error"]["code"] == "PROPOSAL_REJECTED" and statuses(home) == ["rejected"]
@@ -85,10 +86,9 @@ def test_a_question_that_is_put_off_stays_in_the_inbox(mode: str, home: Home, tm
     assert len(person.asked) == 1
 
 
-@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
-def test_a_question_is_answered_at_the_client(mode: str, home: Home) -> None:
+def test_a_question_is_answered_at_the_client(home: Home) -> None:
     person = Person("accept", answer="west")
-    envelope = call(person, mode, "propose", title="Which way?", justification="lost", choices=["east", "west"])
+    envelope = call(person, mcp.MODERN, "propose", title="Which way?", justification="lost", choices=["east", "west"])
     assert envelope["data"]["status"] == "approved" and envelope["data"]["answer"] == "west"
 
 
@@ -100,10 +100,9 @@ def test_an_agent_that_comes_over_http_is_not_asked_about_its_own_wishes(mode: s
     assert lines_of(tmp_path / "done") == []
 
 
-@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
-def test_what_is_not_for_this_person_to_decide_is_not_asked(mode: str, home: Home, tmp_path: Path) -> None:
+def test_what_is_not_for_this_person_to_decide_is_not_asked(home: Home, tmp_path: Path) -> None:
     person = Person("accept", decision="approve")
-    envelope = call(person, mode, "slow", folder=str(tmp_path))  # only ada decides that
+    envelope = call(person, mcp.MODERN, "slow", folder=str(tmp_path))  # only ada decides that
     assert envelope["data"]["status"] == "pending" and person.asked == []
 
 
