@@ -317,10 +317,12 @@ class Desk:
         attending: Attending,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
-        working = asyncio.ensure_future(self._dispatch(operation, arguments, clocks, parent, attending))
-        envelope = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
-        if envelope is None:
-            envelope = _stopped(admission, stop)
+        if stop is None:
+            envelope = await self._dispatch(operation, arguments, clocks, parent, attending)
+        else:
+            working = asyncio.ensure_future(self._dispatch(operation, arguments, clocks, parent, attending))
+            ended = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
+            envelope = _stopped(admission, stop) if ended is None else ended
         if envelope.code == "LOCK_HELD":  # waiting would not help a call that is wrong anyway: say so first
             checked = await self._checked(spec, arguments, None, parent, stop)
             if checked.code == "ARG_ERROR":

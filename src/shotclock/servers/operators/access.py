@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from http.cookies import CookieError, SimpleCookie
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,6 +32,8 @@ from .rates import Buckets, Rate
 from .sessions import Link, Sessions
 from .sites import Site
 
+# Names under which we are asked for; those who make them up only make each other forgotten.
+KNOWN_HOSTS = 64
 PRINCIPAL = "shotclock.principal"
 # Nobody's name: no token can be issued for it.
 ANONYMOUS = Principal("(anonymous)", Role.AGENT)
@@ -81,6 +84,8 @@ class Door:
     ) -> None:
         self._app = app
         self._site = site
+        self._is_local = site.is_local
+        self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
         self._store = store
         self.sessions = sessions
         self.link = link
@@ -110,7 +115,7 @@ class Door:
                 await refusal(_name_of(scope), failure)(scope, receive, send)
 
     def _check_names(self, scope: Scope, headers: Headers) -> None:
-        if len(headers.getlist("host")) != 1 or not self._site.answers_to(headers["host"]):
+        if len(headers.getlist("host")) != 1 or not self._answers_to(headers["host"]):
             raise Refused("HOST_REFUSED", f"this server is not {headers.get('host', '')[:100]!r}")
         origins = headers.getlist("origin")
         for origin in origins:
@@ -129,7 +134,7 @@ class Door:
         principal = await self._principal(headers, address)
         if path != MCP_PATH:
             _count(self._api, f"{principal.role} {principal.name}")
-        elif not self._site.is_local:
+        elif not self._is_local:
             _count(self._mcp, f"{principal.role} {principal.name}")
         return principal
 
@@ -142,7 +147,7 @@ class Door:
             return (await self.known(token.strip(), address))[0]
         if (session := await self._session(headers)) is not None:
             return session
-        if self._site.is_local:
+        if self._is_local:
             return ANONYMOUS
         raise Refused("TOKEN_INVALID", "this server wants a token with every request", headers=_BEARER)
 
@@ -160,7 +165,8 @@ class Door:
         return principal, found.id, found.expires_at
 
     async def _session(self, headers: Headers) -> Principal | None:
-        cookie, proof = cookie_of(headers, self.cookie_name), headers.get(PROOF_HEADER)
+        proof = headers.get(PROOF_HEADER)
+        cookie = cookie_of(headers, self.cookie_name) if proof else None
         if not cookie or not proof:
             return None
         now = _now()
@@ -260,12 +266,15 @@ class _Sent:
         await self._send(message)
 
 
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
+            own = list(message.get("headers", ()))
+            named = {name.lower() for name, _ in own}
+            message["headers"] = own + [header for header in _RAW_HEADERS if header[0] not in named]
         await send(message)
 
     return sending
