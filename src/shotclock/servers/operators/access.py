@@ -97,7 +97,6 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = _with_headers(send)
         sent = _Sent(send)
         try:
             headers = Headers(scope=scope)
@@ -112,7 +111,7 @@ class Door:
             await self._app(scope, receive, sent)
         except Failure as failure:  # ours, or that the store cannot be used
             if not sent.started:
-                await refusal(_name_of(scope), failure)(scope, receive, send)
+                await refusal(_name_of(scope), failure)(scope, receive, sent)
 
     def _check_names(self, scope: Scope, headers: Headers) -> None:
         if len(headers.getlist("host")) != 1 or not self._answers_to(headers["host"]):
@@ -254,27 +253,20 @@ def _bounded(receive: Receive, limit: int) -> Receive:
     return counting
 
 
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
 class _Sent:
-    """Whether an answer has begun."""
+    """The way out, with the headers that every answer has. Knows whether an answer has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
 
     async def __call__(self, message: Message) -> None:
-        self.started = True
-        await self._send(message)
-
-
-_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if not self.started:
+            self.started = True
             own = list(message.get("headers", ()))
             named = {name.lower() for name, _ in own}
             message["headers"] = own + [header for header in _RAW_HEADERS if header[0] not in named]
-        await send(message)
-
-    return sending
+        await self._send(message)
