@@ -272,7 +272,8 @@ class Steps:
         """What to run it with, once an operator has said yes to exactly that; or how that came to nothing."""
         settings, values = await self._settings(step, scope)
         gate = StepGate(self._inbox(), key_of(self._run_id, state), self._attention.waits)
-        passed = await gate.passed(state.id, step, self._redaction.value(settings), values, self._deadline)
+        shown = self._redaction.value({key: value for key, value in settings.items() if value is not None})
+        passed = await gate.passed(state.id, step, shown, self._redaction.value(values), self._deadline)
         if isinstance(passed, StepResult):
             return passed
         return {**settings, **passed}, values
