@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
+from tests.warm import WarmStart, end_zygote, starting_warm, zygote_pid
+
 SPEC = Path(__file__).parent / "spec"
 
 ENDINGS = {"killed", "cancelled", "abandoned", "finished", "not_started", "detached"}
@@ -90,8 +92,8 @@ class Watch:
     """Finds what a test started, however it daemonised. `alive()` is there for tests to ask in mid-flight.
 
     A process is the test's when it carries the token in its environment, or descends from us, or is a bare
-    fork of us (which shows the environment *we* were started with). The one that escapes: scrubbed
-    environment, exec'd and reparented before we looked.
+    fork of us or of a program that was started warm (which shows the environment *we* were, or the zygote was,
+    started with). The one that escapes: scrubbed environment, exec'd and reparented before we looked.
     """
 
     token: str
@@ -104,6 +106,9 @@ class Watch:
         mine = read_process(me)
         assert mine is not None
         everyone = {p.pid: p for p in (read_process(int(d)) for d in os.listdir("/proc") if d.isdigit()) if p}
+        zygote = everyone.get(zygote_pid() or 0)
+        # Unreadable images are all zeros, and so would be somebody else's.
+        images = {p.image for p in (mine, zygote) if p is not None and p.image[0] != "0"}
 
         def descends_from_me(process: Process) -> bool:
             for _ in range(len(everyone)):  # a pid reused during the walk could close a circle
@@ -115,13 +120,11 @@ class Watch:
             return False
 
         def is_ours(process: Process) -> bool:
-            if process.pid == me or process.identity in self.before:
+            if process is zygote or process.pid == me or process.identity in self.before:
                 return False
             if process.state in "ZX":
                 return process.ppid == me
-            # Unreadable images are all zeros, and so would be somebody else's.
-            bare_fork = process.image == mine.image and mine.image[0] != "0"
-            return bare_fork or descends_from_me(process) or self.carries_token(process.pid)
+            return process.image in images or descends_from_me(process) or self.carries_token(process.pid)
 
         found = sorted(filter(is_ours, everyone.values()), key=lambda p: p.pid)
         self.seen.update({p.identity: p for p in found})
@@ -224,9 +227,20 @@ def parse(text: bytes) -> Any:
         raise AssertionError(f"not one JSON document ({error}): {text[-2000:]!r}") from error
 
 
+def pytest_sessionfinish() -> None:
+    end_zygote()
+
+
+@pytest.fixture
+def warm_starts() -> Iterator[None]:
+    """Programs that the test, or a client it uses, starts with `subprocess` start warm, where they can."""
+    with starting_warm():
+        yield
+
+
 @pytest.fixture
 def shotclock(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
-    """A function that runs `python -m shotclock …`, bounded.
+    """A function that runs `python -m shotclock …`, bounded; warm (see tests/warm.py), unless told otherwise.
 
     Files, never pipes, on all three streams: a leaked grandchild that holds a pipe would hang the reader.
     `env` is laid over our own environment; a value of None takes the variable away.
@@ -239,6 +253,7 @@ def shotclock(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
         env: dict[str, str | None] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         stderr_to_stdout: bool = False,
+        cold: bool = False,
     ) -> Ran:
         folder = tmp_path_factory.mktemp("shotclock")
         (folder / "in").write_bytes(input or b"")
@@ -249,7 +264,7 @@ def shotclock(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
             open(folder / "err", "wb") as stderr,
         ):
             began = time.perf_counter()
-            process = subprocess.Popen(
+            process = (subprocess.Popen if cold else WarmStart)(
                 [sys.executable, "-m", "shotclock", *args],
                 stdin=stdin,
                 stdout=stdout,

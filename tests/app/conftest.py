@@ -19,6 +19,7 @@ from shotclock.enforce.identity import is_alive
 from shotclock.store import Store
 from shotclock.store.jobs import Job
 from tests.conftest import KILLED_GONE_WITHIN_S, Ran, ends_within
+from tests.warm import WarmStart
 
 PROGRAMS = Path(__file__).parent / "programs"
 POLL_S = 0.01
@@ -101,6 +102,8 @@ class Tool:
 
     words: list[str]
     folder: Path
+    cold: bool = False
+    """Started as by a shell; otherwise warm, see tests/warm.py."""
     started: list[Running] = field(default_factory=list)
 
     def start(
@@ -119,7 +122,7 @@ class Tool:
         environment = {k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None}
         with open(streams / "out", "wb") as out, open(streams / "err", "wb") as err:
             began = time.perf_counter()
-            process = subprocess.Popen(
+            process = (subprocess.Popen if self.cold else WarmStart)(
                 [*(before or []), *self.words, *args],
                 stdin=stdin,
                 stdout=out if stdout is None else stdout,
@@ -215,14 +218,16 @@ def tool(tmp_path: Path) -> Iterator[Callable[..., Tool]]:
     its name, or one of the test's own by its text."""
     tools: list[Tool] = []
 
-    def install(name: str = "tool.py", text: str | None = None, words: list[str] | None = None) -> Tool:
+    def install(
+        name: str = "tool.py", text: str | None = None, words: list[str] | None = None, cold: bool = False
+    ) -> Tool:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         if text is not None:
             file.write_text(text)
         elif not file.exists():
             shutil.copyfile(PROGRAMS / name, file)
-        made = Tool(words or [sys.executable, str(file)], tmp_path / f"run-{len(tools)}")
+        made = Tool(words or [sys.executable, str(file)], tmp_path / f"run-{len(tools)}", cold)
         made.folder.mkdir()
         tools.append(made)
         return made

@@ -92,7 +92,8 @@ def test_the_budget_is_the_flags_or_the_environments(tool: Any, tmp_path: Path, 
     assert said["meta"]["budget_ms"] == 300
     both = program.envelope("once", tmp_path, "30", "--budget", "200ms", env=env, code=14)
     assert both["meta"]["budget_ms"] == 200 and both["data"]["job_id"] == said["data"]["job_id"]
-    assert lines_of(tmp_path / "notes") and len(lines_of(tmp_path / "notes")) == 1
+    wait_for(lambda: lines_of(tmp_path / "notes"), "the work")  # its process may take longer to start than a budget
+    assert len(lines_of(tmp_path / "notes")) == 1
 
 
 @pytest.mark.requirement("F-080")

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm import WarmStart
+
 POLL_S = 0.005
 # What a test waits for happens in milliseconds; only a broken run or a machine on its knees exhausts this.
 SOON_S = 10.0
@@ -106,7 +108,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ru
         """`before`: words to put before the command, as in `env A=B`."""
         folder = tmp_path_factory.mktemp("running")
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
-            process = subprocess.Popen(
+            process = WarmStart(
                 [*(before or []), *SHOTCLOCK, *args],
                 stdin=stdin,
                 stdout=out if stdout is None else stdout,
@@ -141,7 +143,7 @@ def on_terminal(tmp_path: Path) -> Callable[..., Seen]:
         screen = b""
         try:
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
-                process = subprocess.Popen(
+                process = WarmStart(
                     [*SHOTCLOCK, *args],
                     stdin=subprocess.DEVNULL,
                     stdout=theirs if "stdout" in streams else out,

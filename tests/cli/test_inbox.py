@@ -1,16 +1,13 @@
 """`shotclock inbox`, by real processes: who asks is answered in time, who decides is asked once, nothing is lost."""
 
 import asyncio
-import fcntl
 import json
 import os
 import pty
 import re
 import select
 import signal
-import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -22,6 +19,7 @@ from jsonschema import Draft7Validator
 from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
 from shotclock.inbox import Inbox, Principal, Role
 from shotclock.store import Store
+from tests.warm import WarmStart, own_terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -89,10 +87,10 @@ class Terminal:
 
     def __init__(self, *words: str, env: dict[str, str] | None = None, program: str | None = None) -> None:
         self._ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
+        self.process = WarmStart(
             [sys.executable, *(["-m", "shotclock"] if program is None else ["-c", program]), *words],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=own_terminal,
             env={**os.environ, **(env or {})},
         )  # fmt: skip
         os.close(theirs)

@@ -13,6 +13,8 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
+from tests.warm import WarmStart
+
 from .conftest import SHOTCLOCK, SOON_S, Seen, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -136,7 +138,7 @@ def test_a_terminal_that_takes_nothing_holds_no_clock(flow: Callable[..., str], 
     env = {**os.environ, "LINES": "300", "COLUMNS": "200"}
     try:
         with open(tmp_path / "out", "wb") as out:
-            process = subprocess.Popen(
+            process = WarmStart(
                 [*SHOTCLOCK, "run", file, "--run-id", "r1"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -183,7 +185,7 @@ def test_a_signal_leaves_the_terminal_clean(flow: Callable[..., str], tmp_path: 
     ours, theirs = pty.openpty()
     try:
         with open(tmp_path / "out", "wb") as out:
-            process = subprocess.Popen([*SHOTCLOCK, "run", flow()], stdin=subprocess.DEVNULL, stdout=out, stderr=theirs)
+            process = WarmStart([*SHOTCLOCK, "run", flow()], stdin=subprocess.DEVNULL, stdout=out, stderr=theirs)
         screen = b""
 
         def hang_is_running() -> bool:

@@ -5,7 +5,6 @@ import os
 import pty
 import select
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import KILLED_GONE_WITHIN_S
+from tests.warm import WarmStart, own_terminal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -72,10 +74,12 @@ def answer(folder: Path) -> Callable[..., tuple[int, str]]:
     """A function that runs a command on a terminal, types `answer` when it is asked something, and reads it all."""
 
     def run(command: list[str], typed: str | None = None, env: dict[str, str] | None = None) -> tuple[int, str]:
-        pid, terminal = pty.fork()
-        if pid == 0:  # its controlling terminal, as a person's shell has it
-            os.chdir(folder)
-            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": "100", **(env or {})})
+        terminal, theirs = pty.openpty()
+        process = WarmStart(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=own_terminal,
+            cwd=folder, env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **(env or {})},
+        )  # fmt: skip
+        os.close(theirs)
         screen = b""
         code = None
         give_up_at = time.monotonic() + RUN_LIMIT_S
@@ -89,12 +93,10 @@ def answer(folder: Path) -> Callable[..., tuple[int, str]]:
                 if typed is not None and b"\r\n> " in screen:
                     os.write(terminal, typed.encode() + b"\n")
                     typed = None
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                code = os.waitstatus_to_exitcode(status) if ended else None
+                code = process.poll()
         finally:
-            if code is None:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            process.kill()
+            process.wait(KILLED_GONE_WITHIN_S)
             os.close(terminal)
         return code, screen.decode().replace("\r\n", "\n")
 

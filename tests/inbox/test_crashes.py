@@ -16,7 +16,7 @@ from shotclock.inbox import AuditFile
 from shotclock.store import Store
 from tests.inbox.work import wall_now
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "warm_starts")]
 
 KILLS = 24
 BEGINS_WITHIN_S = 30  # a Python that starts on a loaded machine

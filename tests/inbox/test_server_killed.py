@@ -23,7 +23,7 @@ from shotclock.inbox import Access, AuditFile, Principal, Role
 from shotclock.store import Store
 from tests.inbox.work import wall_now
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGET = "tests.app.programs.guarded:app"

@@ -17,6 +17,7 @@ from typing import Any
 from shotclock.core.walltime import WallTime
 from shotclock.inbox import Access, Principal, Role
 from shotclock.store import Store
+from tests.warm import WarmStart
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # An interpreter, the SDK and an app, on a machine that has other things to do.
@@ -70,7 +71,7 @@ class Served:
         environment = {**os.environ, "SHOTCLOCK_HOME": str(self.home), **self.environment}
         already = len(self.said())
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
+            self.process = WarmStart(
                 [sys.executable, "-m", "shotclock", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=ROOT, env=environment,
             )  # fmt: skip

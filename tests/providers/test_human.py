@@ -32,6 +32,7 @@ from shotclock.inbox import Inbox, Principal
 from shotclock.providers.human import HumanProvider
 from shotclock.providers.provider import StepCall, StepResult
 from shotclock.store import Store
+from tests.warm import WarmStart, own_terminal
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "home")
 
@@ -365,16 +366,14 @@ FLOW = """
 @contextlib.contextmanager
 def running(tmp_path: Path, terminal: Terminal, text: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "flow.yaml").write_text(textwrap.dedent(text))
-    program = (
-        "import os, fcntl, termios, sys; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-        "os.execv(sys.executable, [sys.executable, '-m', 'shotclock', *sys.argv[1:]])"
-    )
     with open(tmp_path / "out", "wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, "run", str(tmp_path / "flow.yaml"), *options],
+        process = WarmStart(
+            [sys.executable, "-m", "shotclock", "run", str(tmp_path / "flow.yaml"), *options],
             stdin=terminal.ours,
             stdout=out,
             stderr=terminal.ours,
+            start_new_session=True,
+            preexec_fn=own_terminal,
             env={**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home"), "TERM": "xterm"},
         )
     try:

@@ -321,6 +321,7 @@ def test_the_environment_of_the_step_is_seen_inside_and_secrets_only_where_asked
     assert step(flows.run(), "inner")["output"] == {"plain": "here/", "asks": "yes"}
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.slow
 def test_a_run_that_was_killed_inside_goes_on_inside(flows: Flows, tmp_path: Path) -> None:
     log = tmp_path / "log"

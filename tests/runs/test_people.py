@@ -18,7 +18,7 @@ from shotclock.core.proposals import Decision, Proposal, ProposalStatus
 from shotclock.inbox import Inbox, Principal
 from shotclock.store import Store
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 WITHIN_S = 30.0
 INCOMPLETE = json.loads((Path(__file__).parents[1] / "spec" / "incomplete-data.derived.json").read_text("utf-8"))

@@ -18,7 +18,7 @@ from shotclock.core.walltime import WallTime
 from shotclock.store import Store
 from shotclock.workflow.run import resume
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 RUN_LIMIT_S = 60  # a run of 200 short steps on a loaded machine
 GONE_LIMIT_S = 10

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 from mcp import Client, StdioServerParameters
 
+from tests.warm import WarmStart, starting_warm, zygote_pid
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 ADVERSARIES = "tests.servers.adversaries:app"
 # What a call may take beyond its timeout, as promised.
@@ -45,10 +47,12 @@ async def connected(
     before = {child.pid for child in psutil.Process().children()}
     argv = command(target, *options)
     parameters = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ), cwd=ROOT)
-    async with Client(parameters, mode=mode, read_timeout_seconds=NO_ANSWER_S) as client:
-        await client.list_tools()
-        (server,) = [child for child in psutil.Process().children() if child.pid not in before]
-        yield client, server
+    with starting_warm():
+        async with Client(parameters, mode=mode, read_timeout_seconds=NO_ANSWER_S) as client:
+            await client.list_tools()
+            known = {*before, zygote_pid()}
+            (server,) = [child for child in psutil.Process().children() if child.pid not in known]
+            yield client, server
 
 
 @contextmanager
@@ -65,7 +69,7 @@ def http_server(*options: str, target: str = ADVERSARIES) -> Iterator[tuple[str,
 @contextmanager
 def served(*words: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """`shotclock WORDS…` with pipes on stdin, stdout and stderr."""
-    process = subprocess.Popen(
+    process = WarmStart(
         [sys.executable, "-m", "shotclock", *words],
         **{
             "stdin": subprocess.PIPE,

@@ -373,6 +373,7 @@ print("after")
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_an_app_serves_itself_from_processes_of_their_own(tmp_path: Path) -> None:
     import sys
 

@@ -110,6 +110,7 @@ def app(write: Write) -> Path:
     return write("tool.py", APP)
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["sync", "nested"])
 def test_the_command_line_of_an_app_takes_the_trace_of_its_caller(app: Path, tmp_path: Path, command: str):
@@ -168,6 +169,7 @@ def _client(url: str, http: httpx2.AsyncClient) -> Client:
     return Client(streamable_http_client(url, http_client=http))
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.slow
 def test_a_job_belongs_to_the_trace_of_whoever_started_it(tmp_path: Path, write: Write):
     file = write(

@@ -182,6 +182,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_call_that_calls_is_above_what_it_calls_although_it_runs_in_another_process(
     collector: Collector, write: Write, tmp_path: Path, shotclock: Any
 ):
@@ -254,6 +255,7 @@ def test_without_configuration_nothing_of_opentelemetry_is_imported(tmp_path: Pa
 # --- other surfaces ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_job_is_below_the_call_that_waits_for_it(collector: Collector, write: Write, tmp_path: Path):
     file = write(
         "jobs.py",
@@ -281,6 +283,7 @@ def test_a_job_is_below_the_call_that_waits_for_it(collector: Collector, write: 
     assert waits.started_ns < works.started_ns < works.ended_ns < waits.ended_ns
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_served_tool_is_below_the_request_and_is_told_of_when_the_server_leaves(collector: Collector, write: Write):
     file = write("tool.py", APP)
     environment = {**os.environ, **{name: value for name, value in collector.env.items() if value}}

@@ -1,0 +1,314 @@
+"""A program that starts warm sees what it would if it had started cold, leaves the same way, and hides no daemon."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Watch, ends_within
+from tests.warm import ENDED_WITHIN_S, WarmStart, end_zygote, own_terminal, starting_warm, zygote_pid
+
+pytestmark = [
+    pytest.mark.usefixtures("no_survivors"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a clone of another process's child is Linux's"),
+]
+
+# A cold start with imports, on a busy machine.
+RUN_WITHIN_S = 30.0
+POLL_S = 0.01
+
+# Everything that a program can ask about its start.
+SHOW = """
+import asyncio, json, os, random, signal, sys, tempfile, threading, time
+main = sys.modules["__main__"]
+frame, frames = sys._getframe(), []
+while frame is not None:
+    frames.append(frame.f_globals["__name__"])
+    frame = frame.f_back
+streams = {}
+for name in ("stdin", "stdout", "stderr"):
+    stream = getattr(sys, name)
+    streams[name] = [
+        stream.encoding, stream.errors, stream.newlines, stream.line_buffering, stream.write_through, stream.mode,
+        stream.name, stream.buffer.mode, str(type(stream.buffer)), stream.fileno(), stream.isatty(),
+        stream is getattr(sys, f"__{name}__"), os.get_inheritable(stream.fileno()),
+    ]
+print(json.dumps({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "executable": sys.executable,
+    "flags": str(sys.flags), "dont_write_bytecode": sys.dont_write_bytecode,
+    "main": {k: str(type(v)) if k in ("__builtins__", "__loader__", "__spec__") else v
+             for k, v in vars(main).items() if k.startswith("__")},
+    "name": __name__, "is main": main.__dict__ is globals(), "code": sys._getframe().f_code.co_filename,
+    "only itself": set(frames) <= {"__main__", "runpy"},
+    "cwd": os.getcwd(), "environ": dict(os.environ), "timezone": time.tzname, "temporary": tempfile.gettempdir(),
+    "streams": streams, "fds": sorted(os.listdir("/proc/self/fd"), key=int)[:-1],
+    "signals": {n: str(signal.getsignal(n)) for n in signal.valid_signals()},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "session": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), os.getppid()],
+    "threads": [t.name for t in threading.enumerate()], "thread id": threading.get_native_id() == os.getpid(),
+    "process": open("/proc/self/stat").read().split()[1], "umask": os.umask(0o22),
+}, default=str))
+"""
+LEAVINGS = {
+    "the end": "print('said')",
+    "3": "import sys; print('said'); sys.exit(3)",
+    "256 + 7": "raise SystemExit(263)",
+    "nothing": "raise SystemExit",
+    "a text": "import sys; sys.exit('wörds of farewell')",
+    "an error": "def f():\n    1 / 0\nf()",
+    "a chain of errors": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
+    "a syntax error": "print('never'\n",
+    "a signal": "import os, signal; print('said', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
+    "an interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(10)",
+    "an abort": "import os; os.abort()",
+    "at once": "import os; print('lost'); os._exit(4)",
+    "a hook": "import atexit, sys; atexit.register(print, 'at exit'); print('said'); sys.exit(5)",
+    "a hook of its own for errors": "import sys; sys.excepthook = lambda *e: print('hooked', e[0]); 1 / 0",
+    "a thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()",
+    "nobody reads": "import os, sys; print('x'); os.close(1); sys.exit(0)",
+    "words without a line end": "import sys; sys.stdout.write('a'); sys.stderr.write('b')",
+    "an echo": "import sys; print(sys.stdin.read().upper() + input.__name__)",
+}
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Callable[..., Any]:
+    """A function that runs words of Python cold and warm: exit code, stdout and stderr of both."""
+
+    def run(*words: str, input: bytes = b"", **options: Any) -> list[tuple[int, bytes, bytes]]:
+        (tmp_path / "in").write_bytes(input)
+        answers = []
+        for start in (subprocess.Popen, WarmStart):
+            with (
+                open(tmp_path / "in", "rb") as stdin,
+                open(tmp_path / "out", "wb") as out,
+                open(tmp_path / "err", "wb") as err,
+            ):
+                streams = {"stdin": stdin, "stdout": out, "stderr": err, **options}
+                process = start([sys.executable, *words], **streams)
+                assert getattr(process, "is_warm", False) == (start is WarmStart)
+                code = process.wait(RUN_WITHIN_S)
+            answers.append((code, (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()))
+        return answers
+
+    return run
+
+
+@pytest.mark.parametrize("way", ["file", "relative file", "link", "module", "package", "text"])
+def test_a_program_sees_the_same_whether_it_starts_warm_or_cold(way: str, both: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "shows.py").write_text(SHOW)
+    (tmp_path / "pack" / "__main__.py").write_text(SHOW)
+    (tmp_path / "link.py").symlink_to(tmp_path / "pack" / "__main__.py")
+    words = {
+        "file": [str(tmp_path / "shows.py")],
+        "relative file": ["../shows.py"],
+        "link": [str(tmp_path / "link.py")],
+        "module": ["-m", "shows"],
+        "package": ["-m", "pack"],
+        "text": ["-c", SHOW],
+    }[way]
+    cwd = tmp_path / "pack" if way == "relative file" else tmp_path
+    env = {**os.environ, "TZ": "Asia/Tokyo", "TMPDIR": str(tmp_path), "ODD": "\udcff", "EMPTY": ""}
+    env["PYTHONDONTWRITEBYTECODE"] = "" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "1"
+    env.pop("HOME", None)
+    cold, warm = both(*words, "one", "", "--two=\udcfe", cwd=cwd, env=env)
+    assert (cold[0], cold[2]) == (0, b"")
+    expected, seen = json.loads(cold[1]), json.loads(warm[1])
+    # The flag says how the interpreter was started, the attribute what counts.
+    del expected["flags"], seen["flags"]
+    assert seen == expected
+
+
+def test_streams_and_sessions_are_the_same_on_a_terminal_and_on_pipes(both: Callable[..., Any], tmp_path: Path):
+    ours, theirs = pty.openpty()
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    try:
+        said = []
+        for start in (subprocess.Popen, WarmStart):
+            process = start(
+                [sys.executable, "-c", SHOW + "os.close(os.open('/dev/tty', os.O_RDWR))"],
+                stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True, preexec_fn=own_terminal,
+                env=dict(os.environ),  # a cold one would else also get what readline, unseen by Python, put into ours
+            )  # fmt: skip
+            assert ends_within(process, RUN_WITHIN_S) and process.wait() == 0
+            with process.stdout:
+                said.append(json.loads(process.stdout.read()))
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert said[0] == said[1]
+    assert said[1]["session"][:2] == [True, True]
+
+
+def test_descriptors_that_are_passed_on_keep_their_numbers_and_no_others_come_along(both: Callable[..., Any]):
+    held, other = os.pipe()
+    numbers = [fcntl.fcntl(held, fcntl.F_DUPFD, 70), fcntl.fcntl(other, fcntl.F_DUPFD, 50)]
+    try:
+        text = f"import os; print(os.listdir('/proc/self/fd')); os.write({numbers[1]}, b'x')"
+        cold, warm = both("-c", text, pass_fds=numbers)
+        assert warm == cold
+        assert os.read(held, 10) == b"xx"
+    finally:
+        for fd in (held, other, *numbers):
+            os.close(fd)
+
+
+@pytest.mark.parametrize("text", LEAVINGS.values(), ids=LEAVINGS.keys())
+@pytest.mark.parametrize("way", ["file", "module", "text"])
+def test_a_program_leaves_the_same_way(text: str, way: str, both: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "leaves.py").write_text(text)
+    words = {"file": ["leaves.py"], "module": ["-m", "leaves"], "text": ["-c", text]}[way]
+    cold, warm = both(*words, cwd=tmp_path, input="lié\n".encode())
+    assert warm == cold
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_ends_it_as_early_as_it_can_come(number: int):
+    process = WarmStart([sys.executable, "-c", "import time; time.sleep(30)"], stderr=subprocess.DEVNULL)
+    assert process.is_warm
+    process.send_signal(number)
+    assert process.wait(RUN_WITHIN_S) == -number
+
+
+def test_clones_do_not_share_their_luck(both: Callable[..., Any]):
+    words = [
+        sys.executable,
+        "-c",
+        "import random, uuid, secrets; print(random.random(), uuid.uuid4(), secrets.token_hex())",
+    ]
+    said = {subprocess.check_output(words, timeout=RUN_WITHIN_S) for _ in range(3)}
+    with starting_warm():
+        said |= {subprocess.check_output(words, timeout=RUN_WITHIN_S) for _ in range(3)}
+    assert len(said) == 6
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"args": [sys.executable, "-X", "dev", "-c", "pass"]},
+        {"args": [sys.executable, "-u", "-c", "pass"]},
+        {"args": [sys.executable, "-m", "shotclock", "exec", "--", "true"]},
+        {"args": ["env", sys.executable, "-c", "pass"]},
+        {"args": f"{sys.executable} -c pass", "shell": True},
+        {"args": [sys.executable, "-c", "pass"], "preexec_fn": os.getpid},
+        {"args": [sys.executable, "-c", "pass"], "umask": 0o77},
+        {"args": [sys.executable, "-c", "pass"], "close_fds": False},
+        {"args": [sys.executable, "-c", "pass"], "restore_signals": False},
+        {"args": [sys.executable, "-c", "pass"], "env": {**os.environ, "PYTHONHASHSEED": "1"}},
+        {"args": [sys.executable, "-c", "pass"], "env": {**os.environ, "LC_ALL": "C"}},
+        {"args": [sys.executable, "-c", "pass"], "env": {**os.environ, "OTEL_PROPAGATORS": "baggage"}},
+        {"args": [sys.executable, "absent.py"]},
+    ],
+    ids=lambda asked: " ".join([*map(str, asked["args"])][-3:] + list(asked)[1:]),
+)
+def test_what_a_clone_cannot_do_is_started_cold(asked: dict[str, Any], tmp_path: Path):
+    with open(os.devnull, "wb") as null:
+        process = WarmStart(**asked, stdout=null, stderr=null, cwd=tmp_path)
+    assert not process.is_warm
+    assert process.wait(RUN_WITHIN_S) == (2 if "absent.py" in asked["args"] else 0)
+
+
+def test_a_file_that_would_hide_a_module_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "pydantic.py").write_text("raise SystemExit(77)")
+    (tmp_path / "program.py").write_text("import pydantic")
+    for words in (["program.py"], ["-m", "program"], ["-c", "import pydantic"]):
+        process = WarmStart([sys.executable, *words], cwd=tmp_path)
+        assert process.wait(RUN_WITHIN_S) == 77
+
+
+def test_ignored_and_blocked_signals_are_inherited(tmp_path: Path):
+    text = (
+        "from signal import SIG_BLOCK, SIG_IGN, SIGHUP, getsignal, pthread_sigmask\n"
+        "print(getsignal(SIGHUP) is SIG_IGN, pthread_sigmask(SIG_BLOCK, ()))"
+    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        with starting_warm():
+            said = subprocess.check_output([sys.executable, "-c", text], timeout=RUN_WITHIN_S)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+        signal.signal(signal.SIGHUP, before)
+    assert said == b"True {<Signals.SIGUSR2: 12>}\n"
+
+
+def test_a_fork_of_ours_starts_cold_because_a_clone_would_not_be_its_child():
+    assert WarmStart([sys.executable, "-c", "pass"]).wait(RUN_WITHIN_S) == 0
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            process = WarmStart([sys.executable, "-c", "raise SystemExit(6)"])
+            code = 0 if not process.is_warm and process.wait(RUN_WITHIN_S) == 6 else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# --- what stays ---------------------------------------------------------------------------------------------------
+
+STAYS = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_daemon_that_a_warm_program_left_behind_is_found(no_survivors: Watch):
+    process = WarmStart([sys.executable, "-c", STAYS])
+    assert process.is_warm
+    try:
+        assert process.wait(RUN_WITHIN_S) == 0
+        [daemon] = no_survivors.alive()
+        assert daemon.ppid != os.getpid(), "it is below us, and would have been found anyway"
+    finally:
+        no_survivors.wait_until_alone(ENDED_WITHIN_S, kill=True)
+
+
+def test_a_zygote_is_nobodys_survivor_and_another_takes_its_place(no_survivors: Watch):
+    end_zygote()
+    assert WarmStart([sys.executable, "-c", "pass"]).wait(RUN_WITHIN_S) == 0
+    first = zygote_pid()
+    assert first is not None and no_survivors.alive() == []
+    os.kill(first, signal.SIGKILL)
+    process = WarmStart([sys.executable, "-c", "pass"])
+    assert process.is_warm and process.wait(RUN_WITHIN_S) == 0
+    assert zygote_pid() not in (None, first)
+    assert no_survivors.alive() == []
+
+
+def test_a_zygote_ends_with_the_process_it_is_for(tmp_path: Path):
+    program = (
+        "import os, signal, sys\nfrom tests.warm import WarmStart, zygote_pid\n"
+        "assert WarmStart([sys.executable, '-c', 'pass']).wait(30) == 0\n"
+        "print(zygote_pid(), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
+    with process:
+        assert process.stdout is not None
+        zygote = int(process.stdout.read())
+        assert process.wait(RUN_WITHIN_S) == -signal.SIGKILL
+    give_up_at = time.monotonic() + ENDED_WITHIN_S
+    while Path(f"/proc/{zygote}").exists():
+        assert time.monotonic() < give_up_at
+        time.sleep(POLL_S)

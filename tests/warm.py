@@ -1,0 +1,223 @@
+"""A warm start: a Python program under test without the second that its imports take, a fork of one that has them.
+
+    process = WarmStart([sys.executable, "-m", "shotclock", "inbox", "list"], stdout=out, env=environment)
+
+`WarmStart` is a `subprocess.Popen`. For each pytest process there is one *zygote* that has imported what our programs
+import; asked over a socket it clones itself, as a sibling: the clone is pytest's own child, to wait for and to signal
+like any other. There it sets up what a cold start would give the program (arguments, environment, folder, descriptors,
+streams, signals, `sys.path`, `__main__`), runs it, and leaves as the interpreter does, short of tearing down modules.
+
+What it cannot do the same way is started cold: flags of the interpreter, `preexec_fn`, words before Python, variables
+that were looked at while starting or importing, a folder whose files would hide a module that is there already. So is
+`shotclock exec`, which is quick by itself. A warm program can be told from a cold one by its command line and its
+environment in /proc; a test that looks at those, or at what is imported, must start it cold (`subprocess.Popen`).
+
+An import that only works where something else was imported before is no longer noticed by a test that starts warm.
+test_cold_starts.py starts a command of each surface cold; so do all of tests/docs, the demo and tests/enforce.
+"""
+
+import fcntl
+import inspect
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.warm_zygote import receive, send
+
+# A zygote imports for a second; on a machine on its knees for many. A clone is there in milliseconds.
+READY_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 30.0
+ENDED_WITHIN_S = 5.0
+
+# What the interpreter and the dynamic linker look at before any of our code runs.
+LOOKED_AT_FIRST = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
+# Looked at while starting, but without a trace in what runs later, or set again by the clone.
+HARMLESS = {"HOME", "PYTHONDONTWRITEBYTECODE"}
+
+ZYGOTE = Path(__file__).with_name("warm_zygote.py")
+_STREAMS = (0, 1, 2)
+_Popen = subprocess.Popen  # a test may have put WarmStart in its place
+
+
+class WarmStart(_Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen`, warm where that makes no difference to the program, and cold everywhere else."""
+
+    is_warm = False
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = inspect.signature(_Popen._execute_child).bind(self, *given).arguments
+        pid = _start_warm(asked)
+        if pid is None:
+            super()._execute_child(*given)
+            return
+        self.pid, self._child_created, self.is_warm = pid, True, True
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in names))
+
+
+@contextmanager
+def starting_warm() -> Iterator[None]:
+    """Meanwhile whoever uses `subprocess` in this process, clients of the SDK too, starts programs warm."""
+    before, subprocess.Popen = subprocess.Popen, WarmStart  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = before  # type: ignore[misc]
+
+
+def own_terminal() -> None:
+    """For `preexec_fn`, with `start_new_session`: stdin becomes the controlling terminal, as in a window."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def zygote_pid() -> int | None:
+    """Of this process's zygote, if it has one. What /proc says of a clone's image is what it says of the zygote's."""
+    return None if _zygote is None or _zygote.owner != os.getpid() else _zygote.process.pid
+
+
+def end_zygote() -> None:
+    global _zygote
+    if _zygote is not None and _zygote.owner == os.getpid():
+        _zygote.end()
+    _zygote = None
+
+
+def _start_warm(asked: Mapping[str, Any]) -> int | None:
+    """The pid of a clone that runs the program; None where it has to be a cold start."""
+    global _zygote
+    environment = {
+        os.fsdecode(name): os.fsdecode(value)
+        for name, value in (os.environ if asked["env"] is None else asked["env"]).items()
+    }
+    cwd = os.getcwd() if asked["cwd"] is None else os.fspath(asked["cwd"])
+    if not _is_plain(asked, cwd):
+        return None
+    words = [os.fsdecode(word) for word in asked["args"]]
+    folder = _folder_of_modules(words, cwd)
+    if folder is None or any("\0" in word for word in (*words, *environment, *environment.values())):
+        return None
+    streams = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+    fds = [number if given == -1 else given for number, given in zip(_STREAMS, streams, strict=True)]
+    passed = sorted(set(asked["pass_fds"]) - set(_STREAMS))
+    session = (asked["start_new_session"], asked["process_group"], asked["preexec_fn"] is own_terminal)
+    request = ([*_STREAMS, *passed], words, environment, cwd, folder, *session)
+    with _starting:
+        for _ in range(2):  # a test may have killed the zygote, with everything else it found
+            try:
+                if _zygote is None:
+                    _zygote = _Zygote()
+                if _zygote.owner != os.getpid() or not _zygote.would_be_the_same(environment, folder or cwd):
+                    return None
+                return _zygote.clone(request, [*fds, *passed])
+            except (ConnectionError, EOFError):
+                end_zygote()
+    return None
+
+
+def _is_plain(asked: Mapping[str, Any], cwd: Any) -> bool:
+    """Whether nothing is asked for that a clone does not do."""
+    if not sys.platform.startswith("linux") or isinstance(asked["args"], str | bytes | os.PathLike):
+        return False
+    if asked["shell"] or asked["preexec_fn"] not in (None, own_terminal):
+        return False
+    if asked["executable"] not in (None, asked["args"][0]):
+        return False
+    if any(asked[name] is not None for name in ("gid", "gids", "uid")) or asked["umask"] >= 0:
+        return False
+    if not asked["close_fds"] or not asked["restore_signals"] or not os.path.isdir(cwd):
+        return False
+    if signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return False
+    inherited = (number for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")) if asked[name] == -1)
+    return all(_is_open(number) for number in inherited)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _folder_of_modules(words: list[str], cwd: str) -> str | None:
+    """What a cold start would put at the front of `sys.path`. None for what cannot be started warm."""
+    match words:
+        case [python, "-c", _, *_] if python == sys.executable:
+            return ""
+        case [python, "-m", "shotclock", "exec", *_] if python == sys.executable:
+            return None
+        case [python, "-m", _, *_] if python == sys.executable:
+            return os.path.realpath(cwd)
+        case [python, file, *_] if python == sys.executable and file.endswith(".py"):
+            path = os.path.realpath(os.path.join(cwd, file))
+            return os.path.dirname(path) if os.path.isfile(path) else None
+    return None
+
+
+def _ignored() -> set[int]:
+    return {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
+
+
+class _Zygote:
+    """It ends when its socket is closed, and when we die."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._ignored = _ignored()
+        # A test's own variables, which happen to be set now, would stay for all the tests to come.
+        self._environment = {k: v for k, v in os.environ.items() if not k.startswith(("SHOTCLOCK_", "OTEL_"))}
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(READY_WITHIN_S)
+        with theirs:
+            # Its complaints go where ours go; nothing of it may hold a stream that a test has brought.
+            self.process = _Popen(
+                [sys.executable, str(ZYGOTE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+            )
+        self._modules, self._looked_at = pickle.loads(receive(self._socket)[0])
+        self._socket.settimeout(ANSWER_WITHIN_S)
+
+    def would_be_the_same(self, environment: Mapping[str, str], folder: str) -> bool:
+        """Whether a cold start with this environment, and modules in this folder, would import the same."""
+        differing = {name for name, _ in environment.items() ^ self._environment.items()} - HARMLESS
+        if any(name in self._looked_at or name.startswith(LOOKED_AT_FIRST) for name in differing):
+            return False
+        if _ignored() != self._ignored:
+            return False
+        try:
+            found = os.listdir(folder)
+        except OSError:
+            return False
+        return self._modules.isdisjoint(name.partition(".")[0] for name in found)
+
+    def clone(self, request: Any, fds: list[int]) -> int | None:
+        """None where the kernel would not clone. Raises ConnectionError or EOFError when the zygote is gone."""
+        send(self._socket, pickle.dumps(request), fds)
+        answer = pickle.loads(receive(self._socket)[0])
+        assert not isinstance(answer, str), f"a clone could not be set up: {answer}"
+        return answer  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        self._socket.close()
+        try:
+            self.process.wait(ENDED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(ENDED_WITHIN_S)
+
+
+_zygote: _Zygote | None = None
+_starting = threading.Lock()

@@ -1,0 +1,311 @@
+"""The zygote behind `tests.warm`: a program of its own that imports ours, waits, and becomes them, one clone each."""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import pickle
+import runpy
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import termios
+import time
+import traceback
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from io import TextIOWrapper
+from typing import Any
+
+# What programs under test import sooner or later. Not OpenTelemetry's SDK: code asks whether somebody else imported it.
+# Not `shotclock.cli.run`: it would take the place of the function of that name, which `python -m shotclock` calls.
+IMPORTED = (
+    "shotclock.app",
+    "shotclock.cli.commands",
+    "shotclock.cli.doctor",
+    "shotclock.cli.inbox",
+    "shotclock.cli.inbox_asking",
+    "shotclock.cli.inbox_editing",
+    "shotclock.cli.inbox_watching",
+    "shotclock.cli.job",
+    "shotclock.cli.leaving",
+    "shotclock.cli.live",
+    "shotclock.cli.person",
+    "shotclock.cli.report",
+    "shotclock.cli.surface",
+    "shotclock.cli.token",
+    "shotclock.jobs.front",
+    "shotclock.servers.serving",
+    "shotclock.workflow.report",
+    "shotclock.workflow.run",
+)
+
+_SYS_CLONE3 = 435
+_CLONE_PARENT = 0x8000
+_CLONE_CHILD_CLEARTID = 0x20_0000
+_CLONE_CHILD_SETTID = 0x100_0000
+_PR_SET_PDEATHSIG = 1
+_PR_GET_TID_ADDRESS = 40
+
+_LENGTH = struct.Struct("!Q")
+_MOST_FDS = 250
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+_exit_code: int | None = None
+
+
+# --- what both sides say --------------------------------------------------------------------------
+
+
+def send(to: socket.socket, body: bytes, fds: Iterable[int] = ()) -> None:
+    socket.send_fds(to, [_LENGTH.pack(len(body))], list(fds))
+    to.sendall(body)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Raises EOFError when the other side is gone."""
+    head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, _MOST_FDS)
+    if len(head) < _LENGTH.size:  # a local socket does not cut eight bytes in two
+        raise EOFError
+    (wanted,) = _LENGTH.unpack(head)
+    body = bytearray()
+    while len(body) < wanted:
+        if not (received := sock.recv(min(wanted - len(body), 1 << 20))):
+            raise EOFError
+        body += received
+    return bytes(body), fds
+
+
+# --- the zygote -----------------------------------------------------------------------------------
+
+
+def prepare() -> set[str]:
+    """Import everything; the variables that were looked at meanwhile."""
+    del sys.path[0]  # our own folder
+    with _noting_what_is_looked_at() as looked_at:
+        for name in IMPORTED:
+            importlib.import_module(name)
+    # A collection in a clone that walked over all this would copy every page it is on.
+    gc.collect()
+    gc.freeze()
+    return looked_at
+
+
+@contextmanager
+def _noting_what_is_looked_at() -> Iterator[set[str]]:
+    looked_at: set[str] = set()
+    plain = type(os.environ)
+
+    class Noting(plain):  # type: ignore[misc, valid-type]
+        def __getitem__(self, name: str) -> str:
+            looked_at.add(name)
+            return str(super().__getitem__(name))
+
+    os.environ.__class__ = Noting
+    try:
+        yield looked_at
+    finally:
+        os.environ.__class__ = plain
+
+
+def wait_for_a_program(requests: socket.socket) -> tuple[Any, list[int]]:
+    """Clone ourselves for each request. Returns in the clones alone, with what they are to become."""
+    while True:
+        try:
+            # Unbounded on purpose: a zygote without work has nothing to do, and ends with the other side.
+            body, fds = receive(requests)
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        try:
+            if _clone():
+                return pickle.loads(body), fds
+        except OSError:  # a sandbox that forbids it, or a machine without a process to spare
+            send(requests, pickle.dumps(None))
+        for fd in fds:
+            os.close(fd)
+
+
+class _CloneArguments(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size", "tls")
+    )
+
+
+def _clone() -> bool:
+    """Like a fork, but the child is our sibling. True there. Libc is told the new thread id as by its own fork."""
+    address = ctypes.c_void_p()
+    flags = _CLONE_PARENT
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address)) == 0:
+        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    arguments = _CloneArguments(flags=flags, child_tid=address.value or 0)
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _libc.syscall(_SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+    number = ctypes.get_errno()
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return True
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    return False
+
+
+# --- the clone ------------------------------------------------------------------------------------
+
+
+def set_up(requests: socket.socket, request: Any, fds: list[int], interrupt: Any) -> list[str]:
+    """All that a cold start would have from exec and from the interpreter. Then the other side hears of us."""
+    numbers, *more = request
+    first_free = max(*(int(name) for name in os.listdir("/proc/self/fd")), *numbers) + 1
+    *held, answer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in [*fds, requests.detach()])
+    os.closerange(0, first_free)
+    for fd, number in zip(held, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    with socket.socket(fileno=answer) as other:
+        try:
+            words = _begin(interrupt, *more)
+        except BaseException:
+            send(other, pickle.dumps(traceback.format_exc()))
+            os._exit(1)
+        send(other, pickle.dumps(os.getpid()))
+    return words
+
+
+def _begin(
+    interrupt: Any,
+    words: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    folder: str,
+    new_session: bool,
+    process_group: int,
+    own_terminal: bool,
+) -> list[str]:
+    os.chdir(cwd)
+    if new_session:
+        os.setsid()
+    elif process_group >= 0:
+        os.setpgid(0, process_group)
+    if own_terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, interrupt)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, getattr(sys, f"__{name}__"))
+        setattr(sys, f"__{name}__", stream)
+        setattr(sys, name, stream)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    sys.orig_argv = words
+    sys.argv = words[1:]
+    sys.path.insert(0, folder)
+    return words
+
+
+def _stream(number: int, zygotes: Any) -> Any:
+    """As `create_stdio` of CPython makes it; encoding and errors are the zygote's, which has the same locale."""
+    mode = "r" if number == 0 else "w"
+    unbuffered = zygotes.write_through
+    buffer: Any = open(number, mode + "b", 0 if unbuffered and number else -1, closefd=False)
+    raw = getattr(buffer, "raw", buffer)
+    raw.name = f"<{('stdin', 'stdout', 'stderr')[number]}>"
+    stream = TextIOWrapper(
+        buffer,
+        zygotes.encoding,
+        zygotes.errors,
+        newline="\n",
+        line_buffering=not unbuffered and (number == 2 or raw.isatty()),
+        write_through=unbuffered,
+    )
+    stream.mode = mode
+    return stream
+
+
+def run(words: list[str]) -> None:
+    """The program, as `__main__`."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
+    sys.modules["__main__"] = main
+    match words[1:]:
+        case ["-m", module, *_]:
+            sys.argv = ["-m", *words[3:]]
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+        case ["-c", text, *_]:
+            sys.argv = ["-c", *words[3:]]
+            exec(compile(text, "<string>", "exec", dont_inherit=True), main.__dict__)
+        case [file, *_]:
+            path = os.path.join(os.getcwd(), file.removeprefix("./"))  # what the interpreter takes for absolute
+            main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+            with open(path, "rb") as opened:
+                code = compile(opened.read(), path, "exec", dont_inherit=True)
+            exec(code, main.__dict__)
+
+
+def show_without_us() -> None:
+    """No traceback of the program's begins here."""
+    hook = sys.excepthook
+
+    def show(kind: Any, error: Any, trace: Any) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show
+
+
+def code_of(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    return leaving.code & 0xFF if isinstance(leaving.code, int) else 1
+
+
+def leave() -> None:
+    """The very last exit hook: all that is left is to take a thousand modules apart, which nobody will notice."""
+    if _exit_code is None:
+        return
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except Exception:
+        return  # the interpreter will see it as well, and has its own way to say so
+    os._exit(_exit_code)
+
+
+def main(fd: int) -> None:
+    global _exit_code
+    atexit.register(leave)  # before any import can: the last to be registered is the first to be called
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    interrupt = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for pytest and the programs
+    requests = socket.socket(fileno=fd)
+    looked_at = prepare()
+    send(requests, pickle.dumps(({name.partition(".")[0] for name in sys.modules} - {"__main__"}, looked_at)))
+    words = set_up(requests, *wait_for_a_program(requests), interrupt)
+    try:
+        run(words)
+        _exit_code = 0
+    except SystemExit as leaving:
+        _exit_code = code_of(leaving)
+        raise
+    except KeyboardInterrupt:  # the interpreter ends by the signal itself
+        show_without_us()
+        raise
+    except BaseException:
+        _exit_code = 1
+        show_without_us()
+        raise
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
