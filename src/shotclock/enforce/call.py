@@ -143,6 +143,7 @@ class Runtime:
         self._pickup_check: asyncio.TimerHandle | None = None
         self._commands = Supervisors(self._request_fork)
         self._closed = False
+        self._on_further_call = self.call  # once: each call would make another of these
         self.turnstile: Turnstile | None = None
         self.gatekeeper: Gatekeeper | None = None
         self.counts = Counts()
@@ -417,7 +418,7 @@ class Runtime:
             scope,
             guards=guards,
             attendant=attendant,
-            on_further_call=self.call,
+            on_further_call=self._on_further_call,
         ).wait()
 
     async def _execute_elsewhere(

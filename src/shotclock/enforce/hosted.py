@@ -26,7 +26,7 @@ from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Context, Scope
 from .handlers import bind, raised, returned, run_guards
-from .loops import Delivery, Host, Hosts, Mailbox, Ticket, start_at_once
+from .loops import Delivery, Host, Hosts, Mailbox, Ticket, Waiter, start_at_once
 from .outcomes import TimedOut, stalled_problem
 from .processes import shielded
 
@@ -197,7 +197,11 @@ class Bells:
         rung, self._rung = self._rung, []
         together: dict[tuple[Carrier, Host | None, int], list[HostedCall]] = {}
         for call in rung:
-            together.setdefault((call.carrier, call.host, call.grace_ms), []).append(call)
+            place = call.carrier, call.host, call.grace_ms
+            if place in together:
+                together[place].append(call)
+            else:
+                together[place] = [call]
         for (carrier, host, grace_ms), calls in together.items():
             expiry = Expiry(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
             for call in calls:
@@ -253,7 +257,7 @@ class Expiry:
 
     def _abandon(self) -> None:
         if self._any_left():
-            for call in self.calls:
+            for call in list(self.calls):  # each is struck out as its caller goes on
                 call.abandon()
 
 
@@ -307,7 +311,7 @@ class HostedCall(Ticket):
         self._guards_only = guards_only
         self._attendant = attendant
         self._on_further_call = on_further_call
-        self._done: asyncio.Future[Outcome] | None = None
+        self._done: Waiter[Outcome] | asyncio.Future[Outcome] | None = None
         self.listed: Moment | Expiry | None = None
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
@@ -358,7 +362,7 @@ class HostedCall(Ticket):
         result = None  # an exception knows this frame, and would only be freed by the garbage collector
         self.task = None  # and so would we be with it
         if host is not None:
-            host.end()
+            host.end(self.finished_ns)
 
     def _context(self) -> Context:
         assert self._on_further_call is not None
@@ -392,14 +396,14 @@ class HostedCall(Ticket):
         """Start it, and return exactly one outcome, on time."""
         loop = asyncio.get_running_loop()
         clocks, bell = self._admission.clocks, self._admission.bound.bell
-        self._done = loop.create_future()
+        done = self._done = Waiter(loop)
         if bell is not None:
             self.listed = self._bells.arm(self, bell.at_ns)
         if clocks.soft_ms or clocks.idle_ms:
             self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
         self.carrier.submit(self)
         try:
-            return await self._done
+            return await done
         except asyncio.CancelledError:
             await self._cancelled_by_caller(loop)
             raise

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..core.envelope import Envelope
+from .clock import monotonic_ns
 from .loops import Host, Hosts, Ticket
 
 Observer = Callable[[Envelope], Any]
@@ -74,4 +75,4 @@ class _Listening(Ticket):
             await self._told
         except BaseException as error:
             self._on_error(error)
-        host.end()
+        host.end(monotonic_ns())
