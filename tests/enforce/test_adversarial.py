@@ -786,6 +786,7 @@ def test_a_caller_whose_own_loop_is_blocked_does_not_delay_the_kill(surface: str
         async with Runtime(preload=["tests.enforce.work"]) as runtime:
             clocks = Clocks.of("1s", grace="0ms")
             if surface == "worker":
+                assert await runtime.warm_up()  # what its imports take is not what this second is for
                 operation = Operation("daemonises", work.daemonises)
                 call = runtime.call(operation, {"folder": str(tmp_path)}, clocks)
             else:
