@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from tests.warm import WarmStart, end_zygote, starting_warm, zygote_pid
+from tests.warm import WarmStart, be_ready, end_zygote, starting_warm, zygote_pid
 
 SPEC = Path(__file__).parent / "spec"
 
@@ -245,6 +245,7 @@ def shotclock(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
     Files, never pipes, on all three streams: a leaked grandchild that holds a pipe would hang the reader.
     `env` is laid over our own environment; a value of None takes the variable away.
     """
+    be_ready()
 
     def run(
         *args: str | bytes | os.PathLike[str],

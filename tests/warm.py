@@ -27,7 +27,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,14 @@ def zygote_pid() -> int | None:
     return None if _zygote is None or _zygote.owner != os.getpid() else _zygote.process.pid
 
 
+def be_ready() -> None:
+    """For a test that measures how long programs take: the first one would have to wait for the zygote."""
+    global _zygote
+    with _starting, suppress(_Gone):
+        if _zygote is None and sys.platform.startswith("linux"):
+            _zygote = _Zygote()
+
+
 def end_zygote() -> None:
     global _zygote
     if _zygote is not None and _zygote.owner == os.getpid():
@@ -118,7 +126,7 @@ def _start_warm(asked: Mapping[str, Any]) -> int | None:
                 if _zygote.owner != os.getpid() or not _zygote.would_be_the_same(environment, folder or cwd):
                     return None
                 return _zygote.clone(request, [*fds, *passed])
-            except (ConnectionError, EOFError):
+            except _Gone:
                 end_zygote()
     return None
 
@@ -168,6 +176,10 @@ def _ignored() -> set[int]:
     return {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
 
 
+class _Gone(Exception):
+    """The zygote was killed, or could not import what it should: its complaint is on stderr."""
+
+
 class _Zygote:
     """It ends when its socket is closed, and when we die."""
 
@@ -187,7 +199,11 @@ class _Zygote:
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
             )
-        self._modules, self._looked_at = pickle.loads(receive(self._socket)[0])
+        try:
+            self._modules, self._looked_at = pickle.loads(receive(self._socket)[0])
+        except (EOFError, OSError) as error:
+            self.end()
+            raise _Gone from error
         self._socket.settimeout(ANSWER_WITHIN_S)
 
     def would_be_the_same(self, environment: Mapping[str, str], folder: str) -> bool:
@@ -204,9 +220,12 @@ class _Zygote:
         return self._modules.isdisjoint(name.partition(".")[0] for name in found)
 
     def clone(self, request: Any, fds: list[int]) -> int | None:
-        """None where the kernel would not clone. Raises ConnectionError or EOFError when the zygote is gone."""
-        send(self._socket, pickle.dumps(request), fds)
-        answer = pickle.loads(receive(self._socket)[0])
+        """None where the kernel would not clone."""
+        try:
+            send(self._socket, pickle.dumps(request), fds)
+            answer = pickle.loads(receive(self._socket)[0])
+        except (EOFError, ConnectionError) as error:
+            raise _Gone from error
         assert not isinstance(answer, str), f"a clone could not be set up: {answer}"
         return answer  # type: ignore[no-any-return]
 

@@ -19,7 +19,7 @@ from shotclock.enforce.identity import is_alive
 from shotclock.store import Store
 from shotclock.store.jobs import Job
 from tests.conftest import KILLED_GONE_WITHIN_S, Ran, ends_within
-from tests.warm import WarmStart
+from tests.warm import WarmStart, be_ready
 
 PROGRAMS = Path(__file__).parent / "programs"
 POLL_S = 0.01
@@ -216,6 +216,7 @@ class Home:
 def tool(tmp_path: Path) -> Iterator[Callable[..., Tool]]:
     """A function that puts an app file into the test's folder and says how it is run: one of tests/app/programs by
     its name, or one of the test's own by its text."""
+    be_ready()
     tools: list[Tool] = []
 
     def install(

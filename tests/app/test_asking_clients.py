@@ -13,6 +13,7 @@ from shotclock.core.proposals import ProposalStatus
 from shotclock.store import Store
 from tests.app.conftest import Home, lines_of
 from tests.servers import client as mcp
+from tests.warm import starting_warm
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -44,8 +45,9 @@ def call(person: Person, mode: str, tool: str, transport: str = "stdio", **argum
                     return (await client.call_tool(tool, arguments)).structured_content
         argv = mcp.command(TARGET)
         parameters = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ), cwd=mcp.ROOT)
-        async with Client(parameters, mode=mode, elicitation_callback=person) as client:
-            return (await client.call_tool(tool, arguments)).structured_content
+        with starting_warm():
+            async with Client(parameters, mode=mode, elicitation_callback=person) as client:
+                return (await client.call_tool(tool, arguments)).structured_content
 
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 

@@ -100,7 +100,7 @@ def test_a_run_killed_twenty_times_comes_to_the_same_result(tmp_path: Path) -> N
             started.wait_until(lambda before=before: marks.stat().st_size > before)  # type: ignore[misc]
             started.wait(chance.uniform(0, 0.12))
         else:
-            started.wait(chance.uniform(0, 1.0))
+            started.wait(chance.uniform(0, 0.3))
         if not started.kill():
             break
         kills += 1

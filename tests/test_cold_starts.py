@@ -1,0 +1,116 @@
+"""A command of every surface as a shell starts it, by itself: each imports all that it needs.
+
+Most other tests start programs warm (see warm.py), where an import that is missing would go unnoticed.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+from tests.servers.client import ENDED_WITHIN_S, run, url_said_by
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+# Some interpreters that import all that they can, on a busy machine.
+RUN_WITHIN_S = 60.0
+
+SHOTCLOCK = [sys.executable, "-m", "shotclock"]
+FLOW = (
+    "steps: {say: {exec: echo hello}, call: {type: function, target: program.py:app, command: double, args: {n: 2}}}\n"
+)
+PROGRAM = """
+from shotclock import App
+
+app = App("program")
+
+@app.command
+def double(n: int) -> int:
+    return 2 * n
+
+@app.command
+async def triple(n: int) -> int:
+    return 3 * n
+
+@app.command(interruption=True)
+def quadruple(n: int) -> int:
+    return 4 * n
+
+if __name__ == "__main__":
+    app()
+"""
+COMMANDS = [
+    "shotclock --version",
+    "shotclock --help",
+    "shotclock help run",
+    "shotclock check flow.yaml",
+    "shotclock plan flow.yaml",
+    "shotclock run flow.yaml --run-id r1",
+    "shotclock report r1",
+    "shotclock schema",
+    "shotclock errors TIMEOUT",
+    "shotclock exec -- true",
+    "shotclock inbox list",
+    "shotclock token list",
+    "shotclock job list",
+    "program --help",
+    "program double 2",
+    "program triple 2",
+    "program quadruple 2",
+    "program job list",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cold")
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "flow.yaml").write_text(FLOW)
+    return folder
+
+
+@pytest.fixture
+def started(folder: Path, tmp_path: Path) -> Any:
+    """How a program is started: words become those of Python, with a store that the tests here share."""
+
+    def options(command: str) -> tuple[list[str], dict[str, Any]]:
+        program, *words = command.split()
+        argv = [*SHOTCLOCK, *words] if program == "shotclock" else [sys.executable, "program.py", *words]
+        return argv, {"cwd": folder, "env": {**os.environ, "SHOTCLOCK_HOME": str(folder / "home")}}
+
+    return options
+
+
+def test_every_command_starts_by_itself(started: Any) -> None:
+    for command in COMMANDS:
+        argv, options = started(command)
+        ran = subprocess.run(argv, **options, stdin=subprocess.DEVNULL, capture_output=True, timeout=RUN_WITHIN_S)
+        assert ran.returncode == 0, (command, ran)
+        assert b"Traceback" not in ran.stderr, (command, ran)
+
+
+def test_a_server_starts_by_itself_on_stdin_and_stdout(started: Any) -> None:
+    argv, options = started("shotclock serve program.py:app")
+    parameters = StdioServerParameters(command=argv[0], args=argv[1:], **options)
+
+    async def scenario() -> Any:
+        async with Client(parameters) as client:
+            return (await client.call_tool("double", {"n": 4})).structured_content
+
+    assert run(scenario())["data"] == {"result": 8}
+
+
+def test_a_server_starts_by_itself_on_a_port(started: Any) -> None:
+    argv, options = started("shotclock serve program.py:app --http 127.0.0.1:0")
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, **options, **pipes) as process:
+        try:
+            assert url_said_by(process).startswith("http://127.0.0.1:")
+            process.terminate()
+            assert process.wait(ENDED_WITHIN_S) == 143
+        finally:
+            process.kill()
