@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,13 @@ class Process:
     state: str  # one letter, as in proc(5): R, S, D, T, Z, …
     started: int  # clock ticks since boot: with the pid, an identity that is never reused
     image: tuple[str, ...]  # where stack and environment lie: random per exec, inherited by a bare fork
-    cmdline: str
+    name: str
+
+    @cached_property
+    def cmdline(self) -> str:
+        """Looked up when it was found; its name once it is gone."""
+        found = read_whole(f"/proc/{self.pid}/cmdline") or b""
+        return found.replace(b"\0", b" ").decode("utf-8", "replace").strip() or f"[{self.name}]"
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -74,17 +81,31 @@ class Process:
 
 def read_process(pid: int) -> Process | None:
     """None when it has gone meanwhile."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+    stat = read_whole(f"/proc/{pid}/stat")
+    if not stat:
         return None
     # The name may hold spaces and parentheses: split after the last one. fields[n] is field n + 3 of proc(5).
-    name, _, rest = stat.partition("(")[2].rpartition(")")
+    name, _, rest = stat.decode("utf-8", "replace").partition("(")[2].rpartition(")")
     fields = rest.split()
-    shown = cmdline.replace(b"\0", b" ").decode("utf-8", "replace").strip() or f"[{name}]"
     image = (fields[25], fields[47], fields[48])  # startstack, env_start, env_end
-    return Process(pid, int(fields[1]), fields[0], int(fields[19]), image, shown)
+    return Process(pid, int(fields[1]), fields[0], int(fields[19]), image, name)
+
+
+def read_whole(path: str) -> bytes | None:
+    """A file of /proc, None when it has gone. Every test looks at all of them several times: no `Path`, no buffers."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        content = b""
+        while chunk := os.read(fd, 65536):
+            content += chunk
+        return content
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 @dataclass
@@ -99,13 +120,25 @@ class Watch:
     token: str
     before: set[tuple[int, int]] = field(default_factory=set)
     seen: dict[tuple[int, int], Process] = field(default_factory=dict)
+    _without_token: set[tuple[int, int, tuple[str, ...]]] = field(default_factory=set)
+    """Whose environment was looked at: when started, and in which image, for another exec brings another one."""
+
+    def begin(self) -> None:
+        """What is there now is not the test's, and nobody has the token yet."""
+        everyone = self._everyone()
+        self._without_token = {(p.pid, p.started, p.image) for p in everyone.values()}
+        self.alive()
+        self.before, self.seen = set(self.seen), {}
+
+    def _everyone(self) -> dict[int, Process]:
+        return {p.pid: p for p in (read_process(int(d)) for d in os.listdir("/proc") if d.isdigit()) if p}
 
     def alive(self) -> list[Process]:
         """What the test started and is still there; of zombies only those that are ours to reap."""
         me = os.getpid()
         mine = read_process(me)
         assert mine is not None
-        everyone = {p.pid: p for p in (read_process(int(d)) for d in os.listdir("/proc") if d.isdigit()) if p}
+        everyone = self._everyone()
         zygote = everyone.get(zygote_pid() or 0)
         # Unreadable images are all zeros, and so would be somebody else's.
         images = {p.image for p in (mine, zygote) if p is not None and p.image[0] != "0"}
@@ -124,18 +157,24 @@ class Watch:
                 return False
             if process.state in "ZX":
                 return process.ppid == me
-            return process.image in images or descends_from_me(process) or self.carries_token(process.pid)
+            return process.image in images or descends_from_me(process) or self.carries_token(process)
 
         found = sorted(filter(is_ours, everyone.values()), key=lambda p: p.pid)
+        for process in found:
+            _ = process.cmdline  # it may be gone when somebody wants to read it
         self.seen.update({p.identity: p for p in found})
         return found
 
-    def carries_token(self, pid: int) -> bool:
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
+    def carries_token(self, process: Process) -> bool:
+        known = (process.pid, process.started, process.image)
+        if process.image[0] == "0" or known in self._without_token:  # not readable, as little as the environment
             return False
-        return f"SHOTCLOCK_TEST_TOKEN={self.token}".encode() in environ.split(b"\0")
+        environ = read_whole(f"/proc/{process.pid}/environ") or b""
+        if f"SHOTCLOCK_TEST_TOKEN={self.token}".encode() in environ.split(b"\0"):
+            return True
+        if environ:  # in the middle of an exec there is none
+            self._without_token.add(known)
+        return False
 
     def wait_until_alone(self, within_s: float, kill: bool = False) -> list[Process]:
         """What is left after `within_s`. Two clean looks in a row, for a look at /proc is no snapshot."""
@@ -173,8 +212,7 @@ def no_survivors() -> Iterator[Watch]:
     if not Path("/proc/self/environ").exists():
         pytest.skip("survivors are found through /proc")
     watch = Watch(uuid.uuid4().hex)
-    watch.alive()
-    watch.before, watch.seen = set(watch.seen), {}
+    watch.begin()
     before = os.environ.get("SHOTCLOCK_TEST_TOKEN")
     os.environ["SHOTCLOCK_TEST_TOKEN"] = watch.token
     try:

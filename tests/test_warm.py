@@ -274,9 +274,10 @@ os.wait()
 """
 
 
-def test_a_daemon_that_a_warm_program_left_behind_is_found(no_survivors: Watch):
-    process = WarmStart([sys.executable, "-c", STAYS])
-    assert process.is_warm
+@pytest.mark.parametrize("start", [subprocess.Popen, WarmStart])
+def test_a_daemon_that_a_program_left_behind_is_found_warm_or_cold(start: Any, no_survivors: Watch):
+    process = start([sys.executable, "-c", STAYS])
+    assert getattr(process, "is_warm", False) == (start is WarmStart)
     try:
         assert process.wait(RUN_WITHIN_S) == 0
         [daemon] = no_survivors.alive()
