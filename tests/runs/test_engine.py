@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -363,6 +364,42 @@ def test_what_a_step_says_can_be_shaped_and_checked(run: Run) -> None:
     assert step(envelope, "shaped")["output"] == 7
     assert statuses(envelope) == {"shaped": "succeeded", "good": "succeeded", "bad": "failed"}
     assert step(envelope, "bad")["error"]["code"] == "OUTPUT_INVALID"
+
+
+@pytest.mark.slow
+def test_a_schema_that_takes_for_ever_or_names_a_server_fails_its_step(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"
+        envelope = run(
+            f"""
+            steps:
+              slow: {{exec: "printf %0100d 0; echo x", output_schema: {{pattern: "^(0+)+$"}}}}
+              far: {{exec: echo 1, output_schema: {{$ref: "{url}"}}}}
+            """
+        )
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert statuses(envelope) == {"slow": "failed", "far": "failed"}
+    assert "timed out" in step(envelope, "slow")["error"]["message"]
+    assert "cannot be followed" in step(envelope, "far")["error"]["message"]
+
+
+def test_an_output_that_is_not_there_is_told_with_the_reason(run: Run) -> None:
+    envelope = run(
+        """
+        steps:
+          late: {exec: sleep 0.5}
+          bad: {exec: exit 1, continue_on_failure: true}
+          early: {exec: "echo {{ outputs.late }}"}
+          behind: {exec: "echo {{ outputs.bad | upper }}", depends_on: bad}
+          nobody: {exec: x, if: "outputs.nobdy == 1"}
+        """
+    )
+    said = {name: step(envelope, name)["error"]["message"] for name in ("early", "behind", "nobody")}
+    assert said["early"].endswith("step 'late' has not ended: wait for it with depends_on")
+    assert said["behind"].endswith("step 'bad' has not succeeded")
+    assert said["nobody"].endswith("there is no step 'nobdy'")
 
 
 def test_tools_are_commands_with_named_arguments(run: Run) -> None:

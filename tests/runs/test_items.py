@@ -92,3 +92,19 @@ def test_no_more_items_at_a_time_than_steps(run: Run, tmp_path: Path) -> None:
     body = "echo start >> log; sleep 0.1; echo end >> log"
     assert run(f"max_parallelism: 1\nsteps: {{a: {{exec: '{body}', for_each: [1, 2, 3]}}}}").ok
     assert (tmp_path / "log").read_text().split() == ["start", "end"] * 3
+
+
+def test_which_items_failed_is_said(run: Run) -> None:
+    envelope = run("steps: {a: {exec: 'exit {{ item }}', for_each: [0, 3, 0, 4]}}")
+    error = step(envelope, "a")["error"]
+    assert error["message"].startswith("item 1 and 1 more of 4: ") and error["context"]["items_failed"] == [1, 3]
+
+
+def test_what_items_left_running_is_told_of_their_step(run: Run) -> None:
+    envelope = run("steps: {a: {exec: 'sleep 60 & echo {{ item }}', for_each: [1, 2]}}")
+    assert [note["code"] for note in step(envelope, "a")["warnings"]] == ["DESCENDANTS_STOPPED"] * 2
+
+
+def test_templates_among_the_items_are_rendered(run: Run) -> None:
+    envelope = run("steps: {a: {exec: 'echo {{ item.n }}', for_each: [{n: '{{ run.name }}'}, {n: 2}]}}")
+    assert step(envelope, "a")["output"] == ["flow", 2]

@@ -95,6 +95,35 @@ def test_where_a_value_could_mean_something_else_it_is_refused(place: str) -> No
         with_references(place.replace("{m}", mark(0)), ["a[$(touch pwned)]"])
 
 
+@pytest.mark.parametrize("place", ["echo \\{m}", 'echo "\\{m}"', "echo $(echo \\{m})"])
+def test_a_value_behind_a_backslash_is_refused(place: str) -> None:
+    with pytest.raises(Unsafe, match="backslash"):
+        with_references(place.replace("{m}", mark(0)), ["x"])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        '{% set m %}<{{ outputs.fetch.s }}>{% endset %}echo "{{ m }}"',
+        "{% macro m(x) %}<{{ x }}>{% endmacro %}echo '{{ m(outputs.fetch.s) }}'",
+    ],
+)
+def test_what_a_macro_or_a_block_makes_reaches_the_shell_as_data(template: str, tmp_path: Path) -> None:
+    scope = {"outputs": {"fetch": {"s": "a'b $(touch pwned) \ue0000\ue001"}}}
+    text, values = templates.render_all([template], scope, marked=True)[0]
+    command, variables = with_references(text, values)
+    ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, cwd=tmp_path, timeout=20)
+    assert ran.stdout.decode() == "<a'b $(touch pwned) \ue0000\ue001>\n" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("template", ["{{ 'a' * 9000000000 }}", "{{ ('%9000000000d' | format(1)) | length }}"])
+def test_a_template_that_wants_all_the_memory_there_is_is_refused(template: str) -> None:
+    with pytest.raises(templates.TemplateError, match="512 MB of memory"):
+        templates.render_all([template], {})
+    with pytest.raises(templates.TemplateError, match="512 MB of memory"):
+        templates.evaluate(template.strip("{} "), {})
+
+
 def test_a_number_may_stand_in_arithmetic(tmp_path: Path) -> None:
     assert shell_says("/bin/sh", "echo $(( {m} + 1 ))", "41", tmp_path) == "42\n"
 

@@ -45,6 +45,28 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {a: {exec: x, timeout: 1h}}",
         ],
     ),
+    "template/unknown-step": (
+        [
+            ("steps: {a: {exec: 'echo {{ outputs.b }}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: x, if: steps.b.status == 1}}", "steps.a.if"),
+            ("steps: {a: {type: http_client, url: u, headers: {X: '{{ outputs.b }}'}}}", "steps.a.headers.X"),
+            ("steps: {a: {exec: x}}\noutputs: {o: '{{ outputs.b.c }}'}", "outputs.o"),
+        ],
+        [
+            "steps: {a: {exec: 'echo outputs.b'}}",
+            "steps: {a: {exec: 'echo {{ inputs.outputs.b }}'}}",
+            "steps: {a: {exec: x, description: '{{ outputs.b }}'}}",
+        ],
+    ),
+    "template/not-waited-for": (
+        [("steps: {a: {exec: x}, b: {exec: 'echo {{ outputs.a }}'}}", "steps.b.exec")],
+        [
+            "steps: {a: {exec: x}, b: {exec: x, depends_on: a}, c: {exec: 'echo {{ outputs.a }}', depends_on: b}}",
+            "steps: {a: {exec: x}, b: {exec: 'echo {{ steps.a.status }}'}}",
+            "steps: {a: {exec: x, on_success: {run: b}}, b: {exec: 'echo {{ outputs.a }}'}}",
+            "steps: {a: {exec: 'echo {{ outputs.b }}'}, b: {exec: x, depends_on: a, on_success: {goto: a}}}",
+        ],
+    ),
     "budget/retries": (
         [
             ("timeout: 10\nsteps: {a: {exec: x, timeout: 3, on_fail: {retry: {max: 3}}}}", "steps.a.on_fail"),

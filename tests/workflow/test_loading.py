@@ -168,6 +168,16 @@ def test_steps_may_share_what_they_have_in_common(load: Load) -> None:
 # --- everything at once -----------------------------------------------------------------------------------
 
 
+def test_what_steps_share_has_a_place_of_its_own(load: Load, problems: Problems) -> None:
+    loaded = load("x-quick: &quick {timeout: 5s}\nsteps: {a: {<<: *quick, exec: x}}")
+    assert loaded.workflow is not None and loaded.workflow.steps["a"].timeout == "5s"
+    assert [each.field for each in problems("steps: {a: {exec: x, x-quick: 1}}")] == ["steps.a.x-quick"]
+
+
+def test_a_mistake_in_one_of_two_shapes_is_one_problem(problems: Problems) -> None:
+    assert [each.field for each in problems("steps: {a: {exec: x, approval: {ttl: []}}}")] == ["steps.a.approval.ttl"]
+
+
 def test_every_problem_is_told_at_once_in_the_order_of_the_file(problems: Problems) -> None:
     found = problems(
         """\
@@ -240,6 +250,7 @@ NEAR_MISSES = {
         "retry",
     ),
     "under an alias": ("checks: {a: {exec: x, tiemout: 5}}", "checks.a.tiemout", "timeout"),
+    "in an approval": ("steps: {a: {exec: x, approval: {titel: x}}}", "steps.a.approval.titel", "ttl"),
     "retries where they do not belong": ("steps: {a: {exec: x, retry: {max: 1}}}", "steps.a.retry", "on_fail"),
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..core.deadlines import reserve_ms_for
 from ..core.durations import format_duration
 from ..core.graph import behind_all, find_cycle, needs
+from . import mentions
 from .kinds import KINDS, Unit, duration_ms
 from .loading import FINDINGS_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
 from .plan import (
@@ -165,6 +166,7 @@ def _own(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> It
     yield from islice(_tools(workflow), FINDINGS_LIMIT)
     yield from _people(workflow, unattended)
     if not any(finding.rule == "graph/cycle" for finding in graph):
+        yield from islice(mentions.findings(workflow), FINDINGS_LIMIT)
         yield from _budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
 
 
@@ -292,10 +294,10 @@ def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     for step in plan.steps:
         yield from _step_budget(workflow.steps[step.id], step, inside_ms, has)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
-        worst = "no end in sight" if plan.worst_ms is None else format_duration(plan.worst_ms)
+        takes = "has no end of its own" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
         path = plan.critical_path
         way = path if len(path) <= 20 else (*path[:10], f"({len(path) - 20} more)", *path[-10:])
-        message = f"the longest way ({' → '.join(way)}) may take {worst}; {has}"
+        message = f"the longest way ({' → '.join(way)}) {takes}; {has}"
         yield Finding("budget/critical-path", message, ("timeout",), is_error=False)
         return
     # Every place busy all the time is the best there is.
@@ -314,7 +316,8 @@ def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) 
         yield Finding("budget/longer-than-run", message, _steps_key((step.id, timeout_key(written))), suggestion=hint)
     elif step.delays_ms > inside_ms:
         message = f"waiting {format_duration(step.delays_ms)} between its tries cannot fit: {has}"
-        yield Finding("budget/waits", message, _steps_key((step.id, "on_fail")))
+        hint = "try less often, or cap the pauses with `max_delay_ms`"
+        yield Finding("budget/waits", message, _steps_key((step.id, "on_fail")), suggestion=hint)
     elif step.attempts > 1 and step.worst_ms is not None and step.worst_ms > inside_ms:
         message = (
             f"{step.attempts} tries of {format_duration(step.timeout_ms or 0)} and the pauses between them take "

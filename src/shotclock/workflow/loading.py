@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from .kinds import KINDS
 from .schema import (
     STEP_TYPES,
+    Approval,
     Backoff,
     DefaultsPart,
     InputPart,
@@ -125,8 +126,8 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
-    """A step that only says `exec` is a command."""
-    typed = dict(plain)
+    """A step that only says `exec` is a command. `x-…` keys are a place for what others merge in, and say nothing."""
+    typed = {key: value for key, value in plain.items() if not key.startswith("x-")}
     for name in ("steps", "checks"):
         steps = plain.get(name)
         if isinstance(steps, dict):
@@ -148,6 +149,12 @@ def _findings(source: Source, plain: dict[str, Any], error: ValidationError) -> 
     for problem in error.errors(include_url=False):
         path = _file_path(problem["loc"], plain, problem["type"])
         by_path.setdefault(path, []).append(problem)
+    for path, problems in list(by_path.items()):
+        # What is wrong inside a mapping says which of several shapes was meant; that it is none of the others does not.
+        if any(other != path and other[: len(path)] == path for other in by_path):
+            problems[:] = [each for each in problems if each["type"] not in _WANTED]
+            if not problems:
+                del by_path[path]
     paths = sorted(by_path, key=lambda path: _order(source.place_of(path)))
     found = [_finding(source, path, by_path[path]) for path in paths[:FINDINGS_LIMIT]]
     if len(paths) > FINDINGS_LIMIT:
@@ -283,6 +290,8 @@ def _model_at(loc: Sequence[Any]) -> type[Part]:
             return STEP_TYPES[kind]
         case (*_, "on_fail" | "on_success"):
             return Reaction
+        case (*_, "approval", "Approval"):
+            return Approval
         case (*_, "retry", "backoff"):
             return Backoff
         case (*_, "retry"):

@@ -321,6 +321,7 @@ def json_schema() -> dict[str, Any]:
     schema = WorkflowFile.model_json_schema(by_alias=True, mode="validation")
     definitions = schema["$defs"]
     schema["properties"]["steps"]["additionalProperties"] = False  # names that are none
+    schema["patternProperties"] = {"^x-": True}  # what others merge in
     _also_called(WorkflowFile, schema)
     models: list[type[Part]] = [ToolPart, *STEP_TYPES.values()]
     for model in models:

@@ -34,6 +34,13 @@ def has_marks(text: str) -> bool:
     return "\ue000" in text or "\ue001" in text
 
 
+def unmarked(text: str, values: Sequence[str]) -> str:
+    """The values themselves where marks of them stand."""
+    if not has_marks(text):
+        return text
+    return _MARKED.sub(lambda found: values[number] if (number := int(found[1])) < len(values) else found[0], text)
+
+
 def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The command with a reference for every mark, and the variables that hold the values. Raises Unsafe."""
     variables: dict[str, str] = {}
@@ -51,6 +58,8 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
         name = VARIABLE.format(found.group(1))
         variables[name] = value
         written.append(_reference(scanner.state_at(found.start()), name, value))
+        if scanner.is_past(found.start()):
+            raise Unsafe("a value cannot stand behind a backslash: leave the backslash out, a value needs none")
     written.append(command[position:])
     return "".join(written), variables
 
@@ -105,6 +114,10 @@ class _Scanner:
                 return "arithmetic"
             case _:
                 return inside
+
+    def is_past(self, position: int) -> bool:
+        """A backslash before it has taken its first character along."""
+        return self._position > position
 
     def _step(self) -> None:
         text, at = self._text, self._position

@@ -25,16 +25,19 @@ from . import templates
 from .attention import Attention
 from .gates import StepGate, key_of
 from .kinds import KINDS, duration_ms
-from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms
+from .mentions import mentions
+from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
 from .secrets import Redaction, filled_in
 from .shell import Unsafe, with_references
 from .states import Reason, Status, StepState
 
-# How long a template or a condition may take. It is a line of text; only a loop takes longer.
+# How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
 TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
 # How many items of one step are under way at a time.
 ITEMS_AT_ONCE = 8
+# Of the items of one step: warnings that are kept, and numbers of items that failed.
+MOST_WARNINGS = 50
 # How many a step may have.
 MOST_ITEMS = 10_000
 # Frames of a traceback of our own.
@@ -63,7 +66,14 @@ _EVALUATE = Operation(
     idempotent=True,
     clocks=TEMPLATE_CLOCKS,
 )
-_MENTIONED = re.compile(r"\b(?:outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
+_MISFIT = Operation(
+    "schema",
+    HandlerReference("shotclock.workflow.fitting", "misfit"),
+    isolation="process",
+    mutates=False,
+    idempotent=True,
+    clocks=TEMPLATE_CLOCKS,
+)
 
 
 Settings = tuple[dict[str, Any], dict[str, str]]
@@ -151,12 +161,11 @@ class Steps:
         items: Any = step.for_each
         if items is None or isinstance(items, bool):
             return self._items_of_others(step, scope)
+        items = await self._rendered(items, scope)
         if isinstance(items, str):
-            items = await self._value(items, scope)
-            if isinstance(items, str):
-                items = templates.as_value(items)
+            items = templates.as_value(items)
         if not isinstance(items, list):
-            raise StepFailed("STEP_INVALID", f"for_each is a {type(items).__name__}, not a list", "step/for_each")
+            raise StepFailed("STEP_INVALID", f"for_each is {_kind_of(items)}, not a list", "step/for_each")
         return _few_enough(items), None
 
     def _items_of_others(self, step: AnyStep, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
@@ -196,11 +205,18 @@ class Steps:
                 group.create_task(one(number, item))
         state.output = [part.output for part in parts]
         state.attempts = sum(part.attempts for part in parts)
-        bad = next((part for part in parts if part.status.is_bad), None)
-        if bad is None:
+        state.warnings = [note for part in parts for note in part.warnings][:MOST_WARNINGS]
+        bad = [number for number, part in enumerate(parts) if part.status.is_bad]
+        if not bad:
             return Status.SUCCEEDED
-        state.error, state.ending = bad.error, bad.ending
-        return bad.status
+        first = parts[bad[0]]
+        error = first.error or {}
+        known = error.get("context")
+        context = {**(known if isinstance(known, dict) else {}), "items_failed": bad[:MOST_WARNINGS]}
+        which = f"item {bad[0]}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "") + f" of {len(items)}"
+        state.error = {**error, "message": f"{which}: {error.get('message', '')}", "context": context}
+        state.ending = first.ending
+        return first.status
 
     # --- tries --------------------------------------------------------------------------------------------
 
@@ -211,12 +227,12 @@ class Steps:
         if step.approval:
             passed = await self._approved(step, state, scope)
             if isinstance(passed, StepResult):
-                return self._noted(state, passed)
+                return self._noted(step, state, passed)
             approved = passed
         while True:
             state.attempts += 1
             result = await self._try(name, step, state, scope, approved)
-            verdict = self._noted(state, result)
+            verdict = self._noted(step, state, result)
             if verdict is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
@@ -234,14 +250,17 @@ class Steps:
     async def _fails(self, step: AnyStep, scope: dict[str, Any]) -> bool:
         return step.fail_if is not None and await self._condition(step.fail_if, scope)
 
-    def _noted(self, state: StepState, result: StepResult) -> Status:
+    def _noted(self, step: AnyStep, state: StepState, result: StepResult) -> Status:
         envelope = result.envelope
         output = result.output
         if isinstance(output, str):
             output = templates.as_value(output)
         state.output = self._redaction.value(output)
         state.ending = envelope.ending
-        state.warnings = [self._redaction.value(warning) for warning in envelope.warnings]
+        notes = envelope.warnings
+        if written_timeout(step) is None:  # that it has less than its kind may take is nobody's surprise
+            notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
+        state.warnings = [self._redaction.value(note) for note in notes]
         state.error = None
         if envelope.error is None:
             return Status.SUCCEEDED
@@ -303,7 +322,7 @@ class Steps:
         if isinstance(step, ToolStep):
             tool = self._workflow.tools[step.tool]
             arguments = await self._rendered(step.arguments, scope)
-            if tool.input_schema is not None and (why := _schema_problem(tool.input_schema, arguments)) is not None:
+            if tool.input_schema is not None and (why := await self._misfit(tool.input_schema, arguments)) is not None:
                 raise StepFailed("STEP_INVALID", f"arguments do not fit input_schema: {why}", "step/arguments")
             scope = {**scope, "args": arguments, "arguments": arguments}
             written = {"exec": tool.exec, "stdin": tool.stdin}
@@ -355,7 +374,7 @@ class Steps:
 
     async def _value(self, template: str, scope: dict[str, Any]) -> Any:
         if (name := templates.sole_name(template)) is not None:
-            return _looked_up(name, scope)
+            return _looked_up(name, template, scope)
         return (await self._text(template, scope)).text
 
     async def _text(self, template: str, scope: dict[str, Any], *, marked: bool = False) -> templates.Rendered:
@@ -363,11 +382,11 @@ class Steps:
             try:
                 return templates.render_simple(template, scope, marked=marked)
             except templates.TemplateError as error:
-                raise StepFailed("TEMPLATE_FAILED", str(error), "step/template") from None
+                raise _template_failed(str(error), template, scope) from None
         arguments = {"templates": [template], "scope": _plain_scope(scope, template), "marked": marked}
         envelope = await self._runtime.call(_RENDER, arguments)
         if not envelope.ok:
-            raise _template_failure(envelope)
+            raise _template_failure(envelope, template, scope)
         rendered = envelope.value
         return templates.Rendered(*rendered[0])  # type: ignore[index]
 
@@ -375,11 +394,11 @@ class Steps:
         if isinstance(written, bool):
             return written
         if (name := templates.sole_name(written)) is not None:
-            return templates.is_true(_looked_up(name, scope))
+            return templates.is_true(_looked_up(name, written, scope))
         arguments = {"expression": written, "scope": _plain_scope(scope, written)}
         envelope = await self._runtime.call(_EVALUATE, arguments)
         if not envelope.ok:
-            raise _template_failure(envelope)
+            raise _template_failure(envelope, written, scope)
         return templates.is_true(envelope.value)
 
     # --- what came out ------------------------------------------------------------------------------------
@@ -389,13 +408,26 @@ class Steps:
             made = await self._value(step.transform, {**scope, "output": state.output})
             state.output = self._redaction.value(templates.as_value(made) if isinstance(made, str) else made)
         if step.output_schema is not None:
-            problem = _schema_problem(step.output_schema, state.output)
+            problem = await self._misfit(step.output_schema, state.output)
             if problem is not None:
                 raise StepFailed("OUTPUT_INVALID", f"its output does not fit output_schema: {problem}", "step/output")
         if step.for_each is True and not isinstance(state.output, list):
-            kind = "text" if isinstance(state.output, str) else f"a {type(state.output).__name__}"
-            message = f"`for_each: true` wants a list for those who wait for it, and its output is {kind}"
+            message = (
+                f"`for_each: true` wants a list for those who wait for it, and its output is {_kind_of(state.output)}"
+            )
             raise StepFailed("OUTPUT_INVALID", message, "step/for_each")
+
+    async def _misfit(self, schema: dict[str, Any], value: Any) -> str | None:
+        envelope = await self._runtime.call(_MISFIT, {"schema": schema, "value": value})
+        if envelope.ok:
+            return None if envelope.value is None else str(envelope.value)
+        return f"whether it does could not be found out: {(envelope.error or {})['message']}"
+
+
+def _kind_of(value: Any) -> str:
+    """In the words of JSON."""
+    kinds = {dict: "an object", str: "text", bool: "true or false", type(None): "nothing"}
+    return kinds.get(type(value), "a number")
 
 
 def _few_enough(items: list[Any]) -> list[Any]:
@@ -404,11 +436,23 @@ def _few_enough(items: list[Any]) -> list[Any]:
     return items
 
 
-def _looked_up(name: str, scope: Mapping[str, Any]) -> Any:
+def _looked_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
     try:
         return templates.look_up(name, scope)
     except templates.TemplateError as error:
-        raise StepFailed("TEMPLATE_FAILED", str(error), "step/template") from None
+        raise _template_failed(str(error), template, scope) from None
+
+
+def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> StepFailed:
+    """With the reason, where it is that a step it speaks of has no output."""
+    for kind, name in mentions(template):
+        if name not in scope["steps"]:
+            message += f"; there is no step {name!r}"
+        elif kind == "outputs" and name not in scope["outputs"]:
+            status = Status(scope["steps"][name]["status"])
+            why = "has not succeeded" if status.is_final else "has not ended: wait for it with depends_on"
+            message += f"; step {name!r} {why}"
+    return StepFailed("TEMPLATE_FAILED", message, "step/template")
 
 
 def _holds_template(value: Any) -> bool:
@@ -421,7 +465,7 @@ def _holds_template(value: Any) -> bool:
 
 def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
     """What a worker needs of it: outputs can be large, so only those that the template mentions by name."""
-    mentioned = {first or second for first, second in _MENTIONED.findall(template)}
+    mentioned = {name for _, name in mentions(template)}
     plain: dict[str, Any] = {}
     for key, value in scope.items():
         if key not in ("outputs", "steps"):
@@ -437,10 +481,11 @@ def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
     return plain
 
 
-def _template_failure(envelope: Envelope) -> StepFailed:
+def _template_failure(envelope: Envelope, template: str, scope: Mapping[str, Any]) -> StepFailed:
     message = str((envelope.error or {}).get("message", ""))
-    code = "TEMPLATE_TIMEOUT" if envelope.code == "TIMEOUT" else "TEMPLATE_FAILED"
-    return StepFailed(code, message, "step/template")
+    if envelope.code == "TIMEOUT":
+        return StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template")
+    return _template_failed(message, template, scope)
 
 
 def _error(code: str, message: str, rule: str) -> dict[str, Any]:
@@ -449,14 +494,3 @@ def _error(code: str, message: str, rule: str) -> dict[str, Any]:
 
 def _is_timeout(envelope: Envelope) -> bool:
     return envelope.code in ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "OPERATION_TIMEOUT")
-
-
-def _schema_problem(schema: dict[str, Any], output: Any) -> str | None:
-    from jsonschema import Draft202012Validator, SchemaError
-
-    try:
-        Draft202012Validator.check_schema(schema)
-        problem = next(iter(Draft202012Validator(schema).iter_errors(output)), None)
-    except SchemaError as error:
-        return f"it is no JSON Schema: {error.message}"
-    return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"

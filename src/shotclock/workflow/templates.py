@@ -6,17 +6,22 @@ clock. Plain names, which nearly all are, are looked up right here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.errors import Failure
-from .shell import has_marks, mark
+from .shell import has_marks, mark, unmarked
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
+# What a worker may take for one template, beyond what it has: a few outputs several times over. `'a' * 9999999999` ends
+# here, and not when the machine is out of memory.
+MEMORY_LIMIT = 512 * 1024 * 1024
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
 _PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
@@ -118,7 +123,8 @@ def is_true(value: Any) -> bool:
 
 def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False) -> list[list[Any]]:
     """Each as its text and the values of its marks. Runs in a worker; raises TemplateError."""
-    return [list(_render(template, scope, marked)) for template in templates]
+    with _in_bounded_memory():
+        return [list(_render(template, scope, marked)) for template in templates]
 
 
 def evaluate(expression: str, scope: dict[str, Any]) -> Any:
@@ -129,10 +135,35 @@ def evaluate(expression: str, scope: dict[str, Any]) -> Any:
     elif is_template(written):
         return is_true(_render(written, scope, False).text)
     try:
-        result = _environment(False).compile_expression(_with_subscripts(written), undefined_to_none=True)(**scope)
+        with _in_bounded_memory():
+            return _environment(False).compile_expression(_with_subscripts(written), undefined_to_none=True)(**scope)
     except Exception as error:
-        raise TemplateError(f"{expression!r}: {type(error).__name__}: {error}") from None
-    return result
+        raise TemplateError(_why(expression, error)) from None
+
+
+@contextlib.contextmanager
+def _in_bounded_memory() -> Iterator[None]:
+    """Asking for more raises MemoryError. A worker does one thing at a time, so this bounds nobody else."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        with open("/proc/self/statm") as statm:
+            limit = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_LIMIT
+    except OSError:  # macOS has neither this nor a limit that holds
+        limit = 0
+    if not limit or (soft != resource.RLIM_INFINITY and soft <= limit):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _why(template: str, error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"{template[:100]!r}: it takes more than {MEMORY_LIMIT >> 20} MB of memory"
+    return f"{template[:100]!r}: {type(error).__name__}: {error}"
 
 
 def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
@@ -150,7 +181,7 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     except TemplateError:
         raise
     except Exception as error:
-        raise TemplateError(f"{template[:100]!r}: {type(error).__name__}: {error}") from None
+        raise TemplateError(_why(template, error)) from None
     return Rendered("".join(parts), values)
 
 
@@ -165,7 +196,8 @@ def _environment(marked: bool) -> Any:
         if not marked:
             return as_text(value)
         values: Any = environment.globals["__values__"]
-        values.append(as_text(value))
+        # What a macro or a `set` block made holds the marks of what is in it.
+        values.append(unmarked(as_text(value), values))
         return mark(len(values) - 1)
 
     class Environment(ImmutableSandboxedEnvironment):
