@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,31 +23,26 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
-from . import commands, host, spans, telemetry, wire, worker
+from . import commands, spans, telemetry, wire, worker
 from .admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Listener, Progress, Scope
+from .crew import Crew
 from .guests import Guest
 from .handlers import invalid, raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
-from .hosts import HostProcesses
 from .loops import Hosts
 from .observers import Audience, Observer
 from .opened import Opened, open_command
-from .pool import DEFAULT_MOST, DEFAULT_WARM, Pool
+from .pool import DEFAULT_MOST, DEFAULT_WARM
 from .preloaded import Preloaded, Program
-from .processes import Supervisors
 from .workers import Task, unfindable
-from .zygote import start_clean_zygote
 
 MAX_DEPTH = 16
 DEFAULT_ORPHAN_LIMIT = 64
 # Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
 PICKUP_CHECK_S = 0.12
-# How long closing waits for the zygote, which itself waits for its supervisors.
-ZYGOTE_LIMIT_S = 3.0
-ZYGOTE_PAUSE_S = 0.005
 
 _ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
 
@@ -119,11 +113,19 @@ class Runtime:
             Audience(observer, f"shotclock-observer-{position}", self._observer_failed)
             for position, observer in enumerate(observers)
         ]
-        self._warm, self._most = workers, most_workers
-        self._preload = tuple(preload)
         self._orphan_limit = orphan_limit
         self._share_loop = share_loop
-        self._host_process = host_process
+        self._crew = Crew(
+            self,
+            self._operations.values,
+            workers=workers,
+            most_workers=most_workers,
+            preload=tuple(preload),
+            hosts_all=host_process,
+            program=program,
+            preloaded=preloaded,
+            environment=environment,
+        )
         self._hosts = Hosts("shotclock-loop")
         self._loop_carriers = [LoopCarrier(self._hosts, depth) for depth in range(MAX_DEPTH)]
         self._threads = ThreadCarrier()
@@ -133,15 +135,7 @@ class Runtime:
         self._defaults: dict[Operation, Clocks] = {}
         self._last_clocks = (self._clocks, self._clocks, self._clocks)
         self._home: asyncio.AbstractEventLoop | None = None
-        self._program = program
-        self._preloaded = preloaded
-        self._environment = environment
-        self._pool: Pool | None = None
-        self._host_processes: HostProcesses | None = None
-        self._zygote: socket.socket | None = None
-        self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self._pickup_check: asyncio.TimerHandle | None = None
-        self._commands = Supervisors(self._request_fork)
         self._closed = False
         self._on_further_call = self.call  # once: each call would make another of these
         self.turnstile: Turnstile | None = None
@@ -154,7 +148,7 @@ class Runtime:
         telemetry.begin_if_wanted()
 
     async def __aenter__(self) -> Self:
-        self._home = asyncio.get_running_loop()
+        self._home = self._crew.home = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -175,7 +169,7 @@ class Runtime:
     @property
     def worker_count(self) -> int:
         """Worker processes that are up or on their way."""
-        return 0 if self._pool is None else self._pool.size
+        return self._crew.worker_count
 
     def _orphan_list(self, most: int) -> list[dict[str, object]]:
         now = monotonic_ns()
@@ -186,9 +180,7 @@ class Runtime:
 
     async def warm_up(self, within_s: float = 30.0) -> bool:
         """Start the workers now instead of at the first call, and wait for them. False if they are not all up."""
-        warm: bool = await self._at_home(self._ensure_pool().warm_up(within_s))
-        if self._host_process:
-            warm = await self._at_home(self._ensure_host_processes().warm_up(within_s)) and warm
+        warm: bool = await self._at_home(self._crew.warm_up(within_s))
         return warm
 
     # --- the chokepoint -----------------------------------------------------------------------------------
@@ -268,7 +260,7 @@ class Runtime:
                 task = commands.assign(
                     admission, argv, env=env, base_env=base_env, cwd=folder, output_limit=output_limit
                 )
-                report = await self._at_home(self._commands.run(task))
+                report = await self._at_home(self._crew.commands.run(task))
                 outcome = commands.judge(admission, task, report)
         except asyncio.CancelledError:
             problem = Problem("CANCELLED", "cancelled by the caller")
@@ -311,7 +303,7 @@ class Runtime:
         task.soft_ns, task.idle_ms = None, 0
         async with contextlib.AsyncExitStack() as stack:
             try:
-                opened = await stack.enter_async_context(open_command(self._commands, task))
+                opened = await stack.enter_async_context(open_command(self._crew.commands, task))
             except (OSError, wire.Broken) as error:
                 raise Failure("SPAWN_FAILED", f"no supervisor could be started: {error}") from error
             yield opened
@@ -404,7 +396,7 @@ class Runtime:
         scope = Scope(admission.bound.bell, depth, admission.name, admission)
         if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
             return self._in_worker(operation, arguments, admission, scope, attendant)
-        if operation.place != "loop" or self._is_for_the_host(operation):
+        if operation.place != "loop" or self._crew.needs_host(operation):
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, attendant)
         if not self._share_loop:
             self._watch_pickups()
@@ -498,7 +490,7 @@ class Runtime:
             attendant,
             partial(self._call_within, scope),
         )
-        return await self._ensure_pool(operation).run(task)
+        return await self._crew.pool(operation).run(task)
 
     async def _call_within(self, scope: Scope, name: str, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
         """A call made inside of another that did not come with its context: it came from another process or thread."""
@@ -507,9 +499,6 @@ class Runtime:
             return await self.call(name, arguments, clocks)
         finally:
             current_scope.reset(token)
-
-    def _is_for_the_host(self, operation: Operation) -> bool:
-        return self._host_process or isinstance(operation.handler, HandlerReference)
 
     async def _in_host(
         self,
@@ -532,7 +521,7 @@ class Runtime:
             )
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
-        return await self._ensure_host_processes(operation).run(guest)
+        return await self._crew.hosts(operation).run(guest)
 
     async def _at_home(self, coroutine: Any) -> Any:
         """Workers and commands are waited for on the loop that entered the runtime."""
@@ -595,57 +584,6 @@ class Runtime:
             with contextlib.suppress(Exception):
                 sys.stderr.write(f"shotclock: {envelope.meta['command']} raised:\n{lines}")
 
-    # --- processes ----------------------------------------------------------------------------------------
-
-    def _ensure_pool(self, first: Operation | None = None) -> Pool:
-        if self._pool is None:
-            assert self._home is not None
-            self._pool = Pool(self._home, self._ensure_preloaded(first), warm=self._warm, most=self._most)
-        return self._pool
-
-    def _ensure_host_processes(self, first: Operation | None = None) -> HostProcesses:
-        if self._host_processes is None:
-            assert self._home is not None
-            self._host_processes = HostProcesses(self._home, self._ensure_preloaded(first), self)
-        return self._host_processes
-
-    def _ensure_preloaded(self, first: Operation | None) -> Preloaded:
-        if self._preloaded is None:
-            # Whoever makes the first call need not have registered what it calls.
-            known = [*self._operations.values(), *([] if first is None else [first])]
-            hosted = [op.handler for op in known if op.place == "loop" and self._is_for_the_host(op)]
-            handlers = [op.handler for op in known if op.place == "process"] + hosted
-            # A host's own modules as well, where there will be one: otherwise each would import them anew.
-            own = (host.__name__,) if self._host_process or hosted else ()
-            self._preloaded = Preloaded(
-                self._request_fork,
-                program=self._program,
-                modules=(*own, *self._preload),
-                handlers=[handler for handler in dict.fromkeys(handlers) if not unfindable(handler)],
-            )
-        return self._preloaded
-
-    def _clean_zygote(self) -> socket.socket:
-        if self._zygote is None:
-            self._zygote, pid = start_clean_zygote(self._environment)
-            self._zygote_pids.append(pid)
-        return self._zygote
-
-    def _request_fork(self, note: bytes, fds: list[int]) -> None:
-        try:
-            wire.send_fds(self._clean_zygote(), note, fds)
-        except wire.Broken:  # somebody killed it; its supervisors carry on without it, and the next one forks
-            self._drop_zygote()
-            wire.send_fds(self._clean_zygote(), note, fds)
-
-    def _drop_zygote(self) -> None:
-        self._commands.dismiss()  # without a zygote to guard them
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
-        # One that was killed may still be dying; it is collected the next time, or at the end.
-        self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]
-
     async def close(self) -> None:
         """Stop everything that can be stopped, and wait, bounded, until it is gone."""
         if self._closed:
@@ -653,19 +591,7 @@ class Runtime:
         self._closed = True
         if self._pickup_check is not None:
             self._pickup_check.cancel()
-        await self._commands.stop_all()
-        if self._pool is not None:
-            await self._pool.close()
-        if self._host_processes is not None:
-            await self._host_processes.close()
-        if self._preloaded is not None:
-            self._preloaded.close()
-        self._drop_zygote()
-        for _ in range(int(ZYGOTE_LIMIT_S / ZYGOTE_PAUSE_S)):
-            self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]
-            if not self._zygote_pids:
-                break
-            await asyncio.sleep(ZYGOTE_PAUSE_S)
+        await self._crew.close()
         if self._home is not None and (bells := self._bells_of.get(self._home)) is not None:
             bells.close()
         await asyncio.to_thread(self._hosts.close)
@@ -677,10 +603,3 @@ class Runtime:
 
 def _not_importable(trouble: str) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return True
