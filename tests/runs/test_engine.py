@@ -1,5 +1,6 @@
 """When steps run, what becomes of them, and what the one envelope says."""
 
+import base64
 import json
 import os
 import pty
@@ -325,6 +326,68 @@ def test_secrets_reach_only_who_asks_and_are_written_down_nowhere(run: Run, stor
         if file.is_file():
             assert b"s3cr3t-value" not in file.read_bytes()
     assert "s3cr3t" not in json.dumps(envelope.to_dict())
+
+
+def test_a_secret_is_known_however_it_is_written(run: Run) -> None:
+    token, key = 's3cr3t+/="v&', '-----BEGIN KEY-----\nAAAAB3NzaC1yc2E\nzzzz"yyyyy\n-----END KEY-----\n'
+    ways = """
+import base64, json, os, urllib.parse as url
+for token in (os.environ["A_TOKEN"], os.environ["PLAIN_KEY"]):
+    for before in ("", "u:", "me:"):
+        print(base64.b64encode((before + token + "|more").encode()).decode())
+        print(base64.urlsafe_b64encode((before + token).encode()).decode())
+    print("x" + json.dumps(token), url.quote(token), url.quote(token, safe=""), token.encode().hex(), token)
+    print(*token.splitlines()[1:3], sep="\\n")
+"""
+    envelope = run(
+        f"""
+        steps:
+          say:
+            exec: python3 -c "$SCRIPT"
+            env: {{SCRIPT: {json.dumps(ways)}, A_TOKEN: "${{A_TOKEN}}", PLAIN_KEY: "${{PLAIN_KEY}}"}}
+          own: {{exec: 'echo $DEPLOY_PASSWORD', env: {{DEPLOY_PASSWORD: "written-{{{{ run.name }}}}"}}}}
+        """,
+        environment={"PATH": os.environ["PATH"], "A_TOKEN": token, "PLAIN_KEY": key},
+    )
+    assert envelope.ok and step(envelope, "own")["output"] == "***"
+    said = step(envelope, "say")["output"]
+    assert said.count("***") >= 20, said
+    for part in (
+        "s3cr3t",
+        "AAAAB3",
+        "yyyyy",
+        token.encode().hex()[:8],
+        "BAQUFCM05",
+        base64.b64encode(b"s3cr3t")[:6].decode(),
+    ):
+        assert part not in said, said
+
+
+def test_what_a_step_asks_for_is_there_for_its_templates(run: Run) -> None:
+    envelope = run(
+        """
+        steps:
+          asked: {exec: 'x="{{ env.GH_TOKEN }}"; echo ${#x} {{ env.MORE }}', env: {GH_TOKEN: "${GH_TOKEN}", MORE: 7}}
+          not: {exec: 'echo {{ env.GH_TOKEN }}'}
+        """,
+        environment={"PATH": os.environ["PATH"], "GH_TOKEN": "s3cr3t-value"},
+    )
+    assert step(envelope, "asked")["output"] == "12 7"
+    assert "`env: {GH_TOKEN: ${GH_TOKEN}}`" in step(envelope, "not")["error"]["message"]
+
+
+def test_an_output_is_read_as_its_format_says(run: Run) -> None:
+    envelope = run(
+        """
+        steps:
+          text: {exec: "echo 10; echo", output_format: text}
+          number: {exec: echo 10}
+          json: {exec: "echo '[1]'", output_format: json}
+          not: {exec: echo hello, output_format: json}
+        """
+    )
+    assert [step(envelope, name)["output"] for name in ("text", "number", "json")] == ["10\n", 10, [1]]
+    assert step(envelope, "not")["error"]["code"] == "OUTPUT_INVALID" and step(envelope, "not")["output"] == "hello"
 
 
 def test_a_child_is_kept_quiet_unless_the_file_says_otherwise(run: Run) -> None:

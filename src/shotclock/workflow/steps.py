@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import traceback
@@ -28,7 +29,7 @@ from .kinds import KINDS, duration_ms
 from .mentions import mentions
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
-from .secrets import Redaction, filled_in
+from .secrets import Redaction, filled_in, looks_secret
 from .shell import Unsafe, with_references
 from .states import Reason, Status, StepState
 
@@ -253,8 +254,9 @@ class Steps:
     def _noted(self, step: AnyStep, state: StepState, result: StepResult) -> Status:
         envelope = result.envelope
         output = result.output
+        wanted = step.output_format if isinstance(step, CommandStep) else "auto"
         if isinstance(output, str):
-            output = templates.as_value(output)
+            output = output.removesuffix("\n") if wanted == "text" else templates.as_value(output)
         state.output = self._redaction.value(output)
         state.ending = envelope.ending
         notes = envelope.warnings
@@ -262,6 +264,9 @@ class Steps:
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = [self._redaction.value(note) for note in notes]
         state.error = None
+        if envelope.error is None and wanted == "json" and not _is_json(result.output):
+            state.error = _error("OUTPUT_INVALID", "its output is no JSON, and `output_format` says so", "step/output")
+            return Status.FAILED
         if envelope.error is None:
             return Status.SUCCEEDED
         error = dict(envelope.error)
@@ -280,8 +285,8 @@ class Steps:
     async def _try(
         self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: Settings | None
     ) -> StepResult:
-        settings, values = approved or await self._settings(step, scope)
         asked, folder = await self._surroundings(step, scope)
+        settings, values = approved or await self._settings(step, _with_env(scope, asked))
         env = {**self._base_env, **asked} if asked else self._base_env
         key = f"{key_of(self._run_id, state)}.{state.attempts}"
         call = StepCall(name, settings, self._clocks(step), env, folder, key, self._attention.waits, values, asked)
@@ -289,7 +294,8 @@ class Steps:
 
     async def _approved(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Settings | StepResult:
         """What to run it with, once an operator has said yes to exactly that; or how that came to nothing."""
-        settings, values = await self._settings(step, scope)
+        asked, _ = await self._surroundings(step, scope)
+        settings, values = await self._settings(step, _with_env(scope, asked))
         gate = StepGate(self._inbox(), key_of(self._run_id, state), self._attention.waits)
         shown = self._redaction.value({key: value for key, value in settings.items() if value is not None})
         passed = await gate.passed(state.id, step, shown, self._redaction.value(values), self._deadline)
@@ -342,12 +348,13 @@ class Steps:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
     async def _surroundings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
-        """The variables that the file asks for, and where it is done."""
+        """The variables that the file asks for, secret or not, and where it is done."""
         asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
             asked = {**self._workflow.tools[step.tool].env, **asked}
         rendered = await self._rendered(asked, scope) if asked else {}
         filled = {key: filled_in(templates.as_text(value), self._environment) for key, value in rendered.items()}
+        self._redaction.learn(filled)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
         folder = self._folder
@@ -424,6 +431,19 @@ class Steps:
         return f"whether it does could not be found out: {(envelope.error or {})['message']}"
 
 
+def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
+    """What a step asks for by its `env` is there for its templates as well."""
+    return {**scope, "env": {**scope["env"], **asked}} if asked else scope
+
+
+def _is_json(text: Any) -> bool:
+    try:
+        json.loads(str(text))
+    except ValueError:
+        return False
+    return True
+
+
 def _kind_of(value: Any) -> str:
     """In the words of JSON."""
     kinds = {dict: "an object", str: "text", bool: "true or false", type(None): "nothing"}
@@ -445,6 +465,9 @@ def _looked_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
 
 def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> StepFailed:
     """With the reason, where it is that a step it speaks of has no output."""
+    for name in re.findall(r"\benv\.(\w+)", template):
+        if name not in scope["env"] and looks_secret(name):
+            message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"
     for kind, name in mentions(template):
         if name not in scope["steps"]:
             message += f"; there is no step {name!r}"
