@@ -3,7 +3,7 @@
 `cgroup.kill` cannot be outrun: not by a fork bomb, not by processes that fork and exit faster than they can be
 listed, not by ones of another user. It needs cgroup v2 and a place in it that we may write to, which root has on
 most machines and others have only where it was delegated to them. Everywhere else the walk over the descendants
-does the killing (see `supervisor.kill_below`), and verifies it here as well.
+does the killing (see `killing.kill_below`), and verifies it here as well.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from types import FrameType
 from ..core.deadlines import NS_PER_MS
 from . import kernel
 from .clock import monotonic_ns
-from .supervisor import LONGEST_WAIT_MS, kill_below
+from .killing import kill_below
+from .supervisor import LONGEST_WAIT_MS
 
 # Between SIGTERM and SIGKILL: time for an editor to put what was not saved somewhere.
 GRACE_MS = 2_000

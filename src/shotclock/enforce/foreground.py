@@ -14,7 +14,8 @@ from . import kernel, wire
 from .assignment import Assignment, Report
 from .cgroups import Cgroup
 from .clock import monotonic_ns, pause
-from .supervisor import LONGEST_WAIT_MS, VERIFY_LIMIT_MS, Supervisor, kill_below
+from .killing import VERIFY_LIMIT_MS, kill_below
+from .supervisor import LONGEST_WAIT_MS, Supervisor
 
 # Past the latest kill, the verification and this, the supervisor itself must be broken.
 REPORT_MARGIN_MS = 3_000

@@ -28,7 +28,8 @@ from . import kernel
 from .admission import Admission, Outcome
 from .cgroups import Cgroup
 from .clock import monotonic_ns
-from .supervisor import LONGEST_WAIT_MS, kill_below
+from .killing import kill_below
+from .supervisor import LONGEST_WAIT_MS
 
 T = TypeVar("T")
 

@@ -24,11 +24,11 @@ from .clock import monotonic_ns
 from .guests import Guest
 from .host import BEGUN, CLOSED, RUNNING, SHARED_SIZE
 from .hosted import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
+from .killing import VERIFY_LIMIT_MS
 from .pool import RESPAWN_PAUSE_S
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS
 from .questions import answered, redispatched
-from .supervisor import VERIFY_LIMIT_MS
 from .zygote import HOST
 
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)

@@ -12,8 +12,8 @@ import os
 from collections.abc import AsyncIterator, Callable
 
 from .assignment import Assignment, Report
+from .killing import VERIFY_LIMIT_MS
 from .processes import REPORT_MARGIN_MS, NeverTold, Running, Supervisors, shielded
-from .supervisor import VERIFY_LIMIT_MS
 
 # What a process may take to leave by itself once its stdin has ended; one that does not listen is told by TERM.
 LEAVE_LIMIT_S = 0.5

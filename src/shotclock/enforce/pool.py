@@ -17,10 +17,10 @@ from . import wire
 from .admission import Outcome
 from .alarms import NOT_YET, Alarms
 from .clock import monotonic_ns
+from .killing import VERIFY_LIMIT_MS
 from .outcomes import stalled_problem, timeout_problem
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS, shielded
-from .supervisor import VERIFY_LIMIT_MS
 from .workers import Task, Worker
 
 # How long closing waits for supervisors to report that their workers are gone.

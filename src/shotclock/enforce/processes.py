@@ -19,7 +19,7 @@ from ..core.deadlines import NS_PER_MS
 from . import wire
 from .assignment import Assignment, Report
 from .clock import monotonic_ns
-from .supervisor import VERIFY_LIMIT_MS
+from .killing import VERIFY_LIMIT_MS
 from .zygote import COMMAND
 
 # Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.

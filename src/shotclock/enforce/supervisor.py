@@ -27,6 +27,7 @@ from .assignment import Assignment, Output, Report
 from .capture import Capture
 from .cgroups import Cgroup
 from .clock import monotonic_ns
+from .killing import group_of, kill_below, signal_process
 from .starting import StartFailed, become, spawn
 from .streams import RELAY_HELD, Stream
 
@@ -34,13 +35,6 @@ from .streams import RELAY_HELD, Stream
 LEAK_GRACE_MS = 300
 # What leaked children get between TERM and KILL. They were never asked for, so it is short.
 LEAK_STOP_GRACE_MS = 500
-# How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts)
-# or owned by another user exhaust it; they are reported as survivors.
-VERIFY_LIMIT_MS = 2_000
-# Between two sweeps over a tree that is dying; SIGCHLD usually ends the wait sooner.
-SWEEP_PAUSE_MS = 5
-# Sweeps that a tree may outlive before the kernel is asked to kill it as a whole: it forks faster than it is found.
-SWEEPS_ALONE = 3
 # What ends sooner than this was never said to have started: one message less for most commands.
 START_TOLD_AFTER_MS = 20
 # How long the caller may take to read the report before we give up on telling it.
@@ -436,8 +430,8 @@ class Supervisor:
         self._report.leaked = [kernel.describe(pid) for pid in left]
         self._begin_stopping(LEAK_STOP_GRACE_MS)
         for pid in left:
-            _signal(pid, signal.SIGTERM)
-            _signal(pid, signal.SIGCONT)
+            signal_process(pid, signal.SIGTERM)
+            signal_process(pid, signal.SIGCONT)
 
     def _begin_flushing(self) -> None:
         now = monotonic_ns()
@@ -490,8 +484,8 @@ class Supervisor:
         self._signal_group(signal.SIGTERM)
         self._signal_group(signal.SIGCONT)
         for pid in self._outside_the_group():
-            _signal(pid, signal.SIGTERM)
-            _signal(pid, signal.SIGCONT)
+            signal_process(pid, signal.SIGTERM)
+            signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
         """Descendants that the group's signal does not reach. What another supervisor guards is asked by it."""
@@ -500,7 +494,7 @@ class Supervisor:
         for pid in below:
             if pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
                 guarded.update((pid, *kernel.descendants(pid)))
-        return [pid for pid in below if pid not in guarded and _group_of(pid) != self._group]
+        return [pid for pid in below if pid not in guarded and group_of(pid) != self._group]
 
     def _begin_stopping(self, grace_ms: int) -> None:
         self._stage = _Stage.STOPPING
@@ -553,41 +547,6 @@ class Supervisor:
             self._kill()
 
 
-def kill_below(
-    reap: Callable[[], bool],
-    pause: Callable[[int], None],
-    *,
-    find: Callable[[], list[int]] | None = None,
-    escalate: Callable[[], None] = lambda: None,
-) -> list[int]:
-    """SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
-
-    The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
-    forking while the signal is sent. `find` narrows the targets, anew for each sweep; what outlives the first few
-    calls for `escalate`. Returns the pids that would not die within the limit.
-    """
-    me, my_group = os.getpid(), os.getpgrp()
-    find = find or (lambda: kernel.descendants(me))
-    give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
-    sweeps = 0
-    while True:
-        sweeps += 1
-        targets = find()
-        for group in {_group_of(pid) for pid in targets} - {0, my_group}:
-            with contextlib.suppress(OSError):
-                os.killpg(group, signal.SIGKILL)
-        for pid in targets:
-            _signal(pid, signal.SIGKILL)
-        if reap():
-            return []
-        if monotonic_ns() >= give_up_ns:
-            return [pid for pid in targets if not kernel.is_zombie(pid)]
-        if sweeps == SWEEPS_ALONE:
-            escalate()
-        elif all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
-            pause(SWEEP_PAUSE_MS)
-
-
 def _due(at_ns: int | None, now_ns: int) -> bool:
     return at_ns is not None and now_ns >= at_ns
 
@@ -598,18 +557,6 @@ def _forget_standard_streams() -> None:
     for number in (0, 1, 2):
         os.dup2(null, number)
     os.close(null)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
-
-
-def _group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
 
 
 def _has_rung(bell_fd: int) -> bool:

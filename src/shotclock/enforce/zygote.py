@@ -31,7 +31,8 @@ from .assignment import Assignment, Report
 from .cgroups import Cgroup
 from .clock import pause
 from .kernel import Bell
-from .supervisor import SUPERVISOR_NAME, Supervisor, kill_below
+from .killing import kill_below
+from .supervisor import SUPERVISOR_NAME, Supervisor
 
 COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
 
