@@ -161,7 +161,9 @@ class Question:
         await self.say(self._shown())
         while True:
             said, is_end = await (self._lines() if self._is_multiline else self._line())
-            if said and self._choices and said not in self._choices and not is_end:
+            if said and self._choices and said not in self._choices:
+                if is_end:
+                    raise Gone("the input ended with an answer that is none of the choices")
                 await self.say(f"one of {', '.join(map(_printable, self._choices))} is needed\n> ")
                 continue
             if said or self._may_be_empty:

@@ -24,6 +24,8 @@ class Attention:
         """By the key that each was asked under."""
         self.asked: dict[str, Proposal] = {}
         """What was waited for when it was parked."""
+        self.left: list[Proposal] = []
+        """What nobody waits for any more, as far as is known undecided."""
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._at_work = 0
         self._bell: asyncio.TimerHandle | None = None
@@ -48,7 +50,7 @@ class Attention:
             yield
         finally:
             self._at_work += 1
-            del self.waiting[key]
+            self.left.append(self.waiting.pop(key))
             self._look()
 
     def _look(self) -> None:

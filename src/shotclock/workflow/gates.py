@@ -12,14 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..core.asks import TITLE_LIMIT
-from ..core.clocks import Clocks
+from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import Deadline
 from ..core.effects import Ending
 from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
 from ..enforce.admission import Outcome, admit, answer
+from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
+from ..enforce.hosted import current_scope
 from ..inbox import Inbox, Principal, outcome_of
 from ..providers.provider import StepResult, Waits
 from .kinds import duration_ms
@@ -47,7 +49,9 @@ class StepGate:
         deadline: Deadline | None,
     ) -> dict[str, Any] | StepResult:
         """What the operator has changed about it, or how it ended before it began."""
-        admission = admit(f"step {step_id}", Clocks(timeout_ms=0), parent=deadline, parent_owner="run")
+        scope = current_scope.get()
+        owner = "run" if scope is None else scope.name
+        admission = admit(f"step {step_id}", Clocks(timeout_ms=0), parent=deadline, parent_owner=owner)
         ask = self._ask(step_id, step, {**shown, **({"values": dict(values)} if values else {})})
         try:
             proposal = await self._inbox.propose(ask, Principal.local(), key=self._key)
@@ -58,11 +62,9 @@ class StepGate:
             if not proposal.status.allows:
                 outcome = outcome_of(proposal, 0, 0)
                 if proposal.is_open:  # the run's time is over
-                    outcome = Outcome(
-                        Ending.NOT_STARTED,
-                        Problem("NO_TIME_LEFT", f"nobody decided {proposal.id} before the run's time was over"),
-                        outcome.data,
-                    )
+                    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+                    message = f"nobody decided {proposal.id} before the run's time was over"
+                    outcome = Outcome(Ending.NOT_STARTED, Problem("NO_TIME_LEFT", message, fired=fired), outcome.data)
                 return StepResult(answer(admission, outcome), None, f"approval/{proposal.status}")
             changed = _changes(ask, proposal)
             if (wrong := _wrong(step, changed)) is not None:

@@ -17,7 +17,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
-from ..core.proposals import result_of
+from ..core.proposals import Proposal, result_of
 from ..core.trace import TraceContext
 from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
@@ -46,7 +46,7 @@ from .gates import key_of
 from .inner import identity, inner_workflow
 from .plan import retry_of, run_timeout_ms
 from .running import OnChange, Running
-from .schema import AnyStep, WorkflowFile
+from .schema import WorkflowFile
 from .secrets import Redaction, visible
 from .states import Status, StepState
 from .steps import StepFailed, Steps
@@ -235,13 +235,6 @@ def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepSt
     return known
 
 
-def _is_not_begun(step: AnyStep, run_id: str, state: StepState, store: Store) -> bool:
-    """Whether it was still waiting to be approved. What several items were asked for is not looked into."""
-    if not step.approval or step.for_each:
-        return False
-    return not store.proposals.was_used(Principal.local().name, key_of(run_id, state))
-
-
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Admission:
     """Inside the run that it is a step of, or else inside the time that came with the environment."""
     scope = current_scope.get()
@@ -327,6 +320,8 @@ async def _carry_out(
                     outputs = await _outputs(request.workflow, steps, running)
             except Exception as error:  # the store could not be used any more, or a bug
                 ended_by = error
+            if around is None and not running.is_parked and attention.left:
+                await _take_back(attention.left, inbox())
     finally:
         current_scope.reset(token)
     if running.is_parked:
@@ -380,6 +375,16 @@ async def _until_done(
             with contextlib.suppress(asyncio.CancelledError):
                 await working
     return stop.result() if stop is not None and stop.done() and not running.is_parked else None
+
+
+async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
+    """Nobody waits for these answers any more, so nobody should be asked for them."""
+    for proposal in asked:
+        try:
+            await inbox.withdraw(proposal.id, Principal.local())
+        except Failure as failure:
+            if failure.code.startswith("STORE_"):
+                return  # what could not be written now could not be for the next one; the others were decided
 
 
 def _parked(request: RunRequest, running: Running, attention: Attention) -> Outcome:

@@ -206,7 +206,8 @@ class Steps:
                 group.create_task(one(number, item))
         state.output = [part.output for part in parts]
         state.attempts = sum(part.attempts for part in parts)
-        state.warnings = [note for part in parts for note in part.warnings][:MOST_WARNINGS]
+        notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
+        state.warnings = notes[:MOST_WARNINGS]
         bad = [number for number, part in enumerate(parts) if part.status.is_bad]
         if not bad:
             return Status.SUCCEEDED
