@@ -43,16 +43,18 @@ class Mailbox:
     """Hands callbacks to one event loop from any thread.
 
     Waking a sleeping thread costs more than the rest of a call. In a burst, only the first letter wakes the loop at
-    once; those right behind it wait for the end of the sender's turn, and one wake-up delivers them all.
+    once; those right behind it wait for the end of the sender's turn, and one wake-up delivers them all. Letters that
+    come one at a time are no burst, however closely they follow each other: whoever sends them waits for the answer.
     """
 
-    __slots__ = ("_deferring", "_loop", "_posted", "_waking", "_woken_ns")
+    __slots__ = ("_deferring", "_in_crowds", "_loop", "_posted", "_waking", "_woken_ns")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = False
         self._deferring = False
+        self._in_crowds = False
         self._woken_ns = 0
 
     def post(self, then: Callable[..., None], *arguments: Any) -> None:
@@ -62,7 +64,7 @@ class Mailbox:
             return
         now_ns = monotonic_ns()
         sender = asyncio._get_running_loop()
-        if sender is None or now_ns - self._woken_ns >= BURST_NS:
+        if sender is None or not self._in_crowds or now_ns - self._woken_ns >= BURST_NS:
             self._wake(now_ns)
         elif not self._deferring:
             self._deferring = True
@@ -105,6 +107,7 @@ class Mailbox:
         # Cleared before looking: whoever posts from here on wakes us again, so nothing is left lying.
         self._waking = False
         posted = self._posted
+        self._in_crowds = len(posted) > 1
         for _ in range(min(len(posted), most)):
             try:
                 then, arguments = posted.popleft()
