@@ -64,7 +64,7 @@ browser:
 test: $(STAMP) browser ## the whole suite
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal --durations=25 -m "not soak and not alone" || \
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not soak and not alone"
-	$(BIN)/python -m pytest -q -m alone
+	$(BIN)/python -m pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff check .

@@ -24,8 +24,11 @@ from shotclock import Clocks, Envelope, Operation, Runtime
 from tests.enforce import operations, work
 from tests.enforce.bounds import OVERSHOOT_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
 
-# How late an answer is can only be told where nothing else keeps the cores busy.
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+# How late an answer is can only be told where nothing else keeps the cores busy; so it is with what has to happen
+# within a second of which an interpreter needs the better part to start.
+alone = pytest.mark.alone
 
 TIMEOUT_MS = 200
 COMMAND_TIMEOUT_MS = 400  # Python has to start first
@@ -121,6 +124,7 @@ SURFACES = pytest.mark.parametrize(
 )
 
 
+@alone
 @SURFACES
 @pytest.mark.parametrize(("adversary", "ignores"), KILLABLE, ids=[name for name, _ in KILLABLE])
 def test_whatever_a_process_does_it_is_gone_when_its_time_is_up(
@@ -180,6 +184,7 @@ def test_the_c_call_of_these_tests_really_holds_the_gil(tmp_path: Path) -> None:
     assert len(while_held) < 50, "the witness went on counting, some hundred times a second"
 
 
+@alone
 def test_output_written_before_the_stop_is_kept(shotclock: Any, tmp_path: Path) -> None:
     ran = shotclock("exec", "--json", "--timeout", "500ms", "--grace", "0", "--", *command("writes_for_ever", tmp_path))
     assert ran.json()["data"]["stdout"].startswith("y\ny\n")
@@ -188,6 +193,7 @@ def test_output_written_before_the_stop_is_kept(shotclock: Any, tmp_path: Path) 
 # --- commands that leave by themselves, and something stays ---------------------------------------
 
 
+@alone
 @pytest.mark.parametrize("surface", ["run", "exec"])
 @pytest.mark.parametrize(
     ("adversary", "left"),
@@ -351,6 +357,7 @@ UNKILLABLE = {
 }
 
 
+@alone
 @pytest.mark.parametrize(("make", "place", "ending", "ignores"), UNKILLABLE.values(), ids=UNKILLABLE.keys())
 def test_whatever_a_handler_in_our_process_does_its_caller_is_answered(
     make: Any, place: Any, ending: str, ignores: bool, validate_envelope: Validate
@@ -377,6 +384,7 @@ def test_whatever_a_handler_in_our_process_does_its_caller_is_answered(
     on_time(attempt, beyond_ms=GRACE_MS if ignores else 0)
 
 
+@alone
 def test_a_thread_that_heeds_stopping_ends_without_being_abandoned(validate_envelope: Validate) -> None:
     async def scenario() -> dict[str, Any]:
         async with Runtime() as runtime:
@@ -394,6 +402,7 @@ def test_a_thread_that_heeds_stopping_ends_without_being_abandoned(validate_enve
     on_time(attempt)
 
 
+@alone
 @pytest.mark.parametrize("place", ["loop", "thread"])
 def test_a_handler_in_our_process_that_holds_the_gil_delays_the_answer_only_while_it_holds_it(
     place: Any, validate_envelope: Validate
@@ -441,8 +450,19 @@ ROUNDS = 100
 def test_a_result_that_arrives_right_at_the_deadline_is_answered_once_and_truthfully(
     place: Any, grace_ms: int, edge_ms: int, spread_ms: int, tmp_path: Path, validate_envelope: Validate
 ) -> None:
-    notes = tmp_path / "notes"
-    notes.touch()
+    for slower in (1, 5):  # a machine that is busy answers nobody within 30 ms
+        notes = tmp_path / f"notes-{slower}"
+        notes.touch()
+        times = (slower * edge_ms, slower * spread_ms, grace_ms)
+        answers = [envelope.ok for envelope in answers_at_the_deadline(place, *times, notes, validate_envelope)]
+        if set(answers) == {True, False}:
+            return
+    pytest.fail(f"the rounds did not straddle the deadline: {answers}")
+
+
+def answers_at_the_deadline(
+    place: Any, edge_ms: int, spread_ms: int, grace_ms: int, notes: Path, validate_envelope: Validate
+) -> list[Envelope]:
     told: list[Envelope] = []
     handler = operations.note_async if place == "loop" else operations.note
 
@@ -477,9 +497,9 @@ def test_a_result_that_arrives_right_at_the_deadline_is_answered_once_and_truthf
         else:
             assert times <= 1
             assert envelope.meta["exit_code"] == 10
-    assert {envelope.ok for envelope in envelopes} == {True, False}, "the rounds did not straddle the deadline"
     ids = [envelope.meta["request_id"] for envelope in told]
     assert len(ids) == len(set(ids)) == ROUNDS + 2 + len(NOOPS), "every call is told exactly once"
+    return envelopes
 
 
 # --- more milliseconds than fit into 32 bits ------------------------------------------------------
@@ -568,7 +588,8 @@ def test_when_a_program_with_a_runtime_is_killed_its_workers_and_commands_die(
         guards = [supervisor_of(marked(folder)["ready"]) for folder in (worker, child)] if supervisors_too else []
         process.kill()
         for guard in guards:
-            guard.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has seen the program die, and was quicker
+                guard.kill()
         eventually(lambda: not marked(worker) and not marked(child), within=DEAD_WITHIN_S)
         process.wait(5)
         assert no_survivors.wait_until_alone(DEAD_WITHIN_S) == []
@@ -751,6 +772,7 @@ def test_when_zygotes_are_killed_the_next_calls_work(victims: tuple[int, ...], w
     run(scenario())
 
 
+@alone
 @pytest.mark.parametrize("victims", [(PRELOADED,), (CLEAN,), (PRELOADED, CLEAN)], ids=["preloaded", "clean", "both"])
 def test_when_zygotes_are_killed_running_work_goes_on_and_is_still_bounded(
     victims: tuple[int, ...], tmp_path: Path, validate_envelope: Validate
@@ -780,6 +802,7 @@ def test_when_zygotes_are_killed_running_work_goes_on_and_is_still_bounded(
 # --- a caller that is stuck -----------------------------------------------------------------------
 
 
+@alone
 @pytest.mark.parametrize("surface", ["worker", "run"])
 def test_a_caller_whose_own_loop_is_blocked_does_not_delay_the_kill(surface: str, tmp_path: Path) -> None:
     async def scenario() -> Envelope:
@@ -799,6 +822,7 @@ def test_a_caller_whose_own_loop_is_blocked_does_not_delay_the_kill(surface: str
     assert run(scenario()).code == "TIMEOUT"
 
 
+@alone
 def test_a_stopped_exec_does_not_delay_the_kill(tmp_path: Path, validate_envelope: Validate) -> None:
     folder = tmp_path / "marks"
     folder.mkdir()
