@@ -159,10 +159,32 @@ def test_the_deadline_is_the_one_it_had(tmp_path: Path) -> None:
         # As if five minutes less two seconds had passed since.
         with store._database.write() as connection:
             connection.execute("UPDATE runs SET deadline_at = ?", (WallTime(time.time_ns() // 1_000_000).ms + 2000,))
+        run = store.runs.get("r")
+        assert run is not None and run.deadline_at is not None
     began = time.monotonic()
     envelope = finished(home, "--resume", "r")
     assert envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["exit_code"] == 10
     assert time.monotonic() - began < 15
+    clock = envelope["error"]["context"]["clock"]
+    assert clock["limit_ms"] == run.deadline_at.since_ms(run.created_at) <= clock["elapsed_ms"] + 600, "of all of it"
+
+
+def test_a_run_of_another_version_is_refused_with_an_envelope(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text("steps: {a: {exec: touch begun; sleep 600, idempotent: true, grace: 0s}}\n")
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until((tmp_path / "begun").exists)
+    assert started.kill()
+    for change in (
+        "UPDATE steps SET record = json_set(record, '$.status', 'unheard-of')",
+        "UPDATE steps SET record = json_set(record, '$.status', 'running')",
+        'UPDATE runs SET workflow = \'{"steps": {"a": {"type": "unheard-of"}}}\'',
+    ):
+        with Store.open(home) as store, store._database.write() as connection:
+            connection.execute(change)
+        if "running" not in change:
+            refused = finished(home, "--resume", "r")
+            assert refused["error"]["code"] == "STORE_UNUSABLE" and "another version" in refused["error"]["message"]
 
 
 def test_nobody_takes_up_a_run_that_somebody_else_has(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from ..core.clocks import Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
 from ..core.texts import one_line
 from ..core.walltime import WallTime
@@ -26,13 +27,14 @@ from ..inbox import response_budget_ms
 from ..store import Store
 from ..workflow.lint import lint
 from ..workflow.report import MARKS, brief, unstarted, why_failed
-from ..workflow.run import RunRequest, resume, start
+from ..workflow.run import RunRequest, recorded, resume, start
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
 from . import flow, signals
 from .asked import RunAsked
 from .output import EX_IOERR, emit, is_terminal, say_line, summary_line, write_quietly
 from .report import ensure_writable, stored_report, text_of, write_file
+from .screen import Outlet, screen_here
 
 
 def main(asked: RunAsked, as_json: bool) -> int:
@@ -47,6 +49,8 @@ def main(asked: RunAsked, as_json: bool) -> int:
         outcome = raised(failure)
         outcome.ending = Ending.NOT_STARTED
         envelope = answer(admit("run", Clocks()), outcome)
+    except Exception as error:  # ours; whoever waits for an envelope gets one
+        envelope = answer(admit("run", Clocks()), raised(error))
     signals.only_note()
     return _deliver(envelope, asked, as_json or asked.output == "json")
 
@@ -67,7 +71,7 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     budget_ms = _budget_ms(asked)
     with Store.open() as store, _Events(asked.events) as events:
         if asked.resume is not None:
-            return asyncio.run(_resumed(asked.resume, store, events, as_json, budget_ms))
+            return events.ended(asyncio.run(_resumed(asked.resume, store, events, as_json, budget_ms)))
         assert asked.flow is not None
         loaded = flow.load(asked.flow)
         if isinstance(loaded, Outcome):
@@ -81,7 +85,7 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
             loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
-        return asyncio.run(_started(request, store, events, as_json, budget_ms))
+        return events.ended(asyncio.run(_started(request, store, events, as_json, budget_ms)))
 
 
 def _budget_ms(asked: RunAsked) -> int | None:
@@ -94,6 +98,7 @@ def _budget_ms(asked: RunAsked) -> int | None:
 async def _started(
     request: RunRequest, store: Store, events: _Events, as_json: bool, budget_ms: int | None
 ) -> Envelope:
+    events.run_id = request.run_id
     with signals.told() as stop:
         async with _watched(store, request.run_id, request.name, request.workflow, events, as_json) as watch:
             return await start(
@@ -102,8 +107,9 @@ async def _started(
 
 
 async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool, budget_ms: int | None) -> Envelope:
+    events.run_id = run_id
     run = store.runs.get(run_id)
-    workflow = None if run is None or run.ended_at is not None else WorkflowFile.model_validate(run.workflow)
+    workflow = None if run is None or run.ended_at is not None else recorded(run, store)[0]
     name = "" if run is None else run.name
     with signals.told() as stop:
         async with _watched(store, run_id, name, workflow, events, as_json) as watch:
@@ -124,20 +130,20 @@ async def _watched(
 ) -> AsyncIterator[_Watch]:
     """Who is told of changes: the file of events, and a person, by a view of the run or line by line."""
 
-    def on_line(state: StepState) -> None:
-        events.write(state)
-        if not as_json or is_terminal(sys.stderr):
-            say_line(_line(state))
+    screen = screen_here() if workflow is not None else None
+    if screen is None or workflow is None:
+        lines = Outlet(2) if sys.stderr is not None and (not as_json or is_terminal(sys.stderr)) else None
 
-    if workflow is None or not is_terminal(sys.stderr):
+        def on_line(state: StepState) -> None:
+            events.write(state)
+            if lines is not None:
+                lines.write(_line(state) + "\n")
+
         yield _Watch(on_line)
+        if lines is not None:
+            lines.finish()
         return
     from .live import View
-    from .screen import screen_here
-
-    if (screen := screen_here()) is None:
-        yield _Watch(on_line)
-        return
 
     def deadline_at() -> WallTime | None:
         run = store.runs.get(run_id)
@@ -158,22 +164,47 @@ class _Events:
     """A line of JSON for every change, for whoever watches from outside."""
 
     def __init__(self, path: str | None) -> None:
+        self.run_id = ""
+        self._outlet: Outlet | None = None
+        if path is None:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            self._file = None if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise Failure("FILE_UNREADABLE", f"--events {path!r}: {error.strerror}") from None
+            self._fd = os.open(path, flags, 0o666)
+        except (OSError, ValueError) as error:
+            nobody = isinstance(error, OSError) and error.errno == errno.ENXIO
+            why = "nobody reads from it" if nobody else getattr(error, "strerror", None) or str(error)
+            raise Failure("FILE_UNWRITABLE", f"--events {path!r}: {why}") from None
+        self._outlet = Outlet(self._fd)
 
     def __enter__(self) -> _Events:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._outlet is not None:
+            os.close(self._fd)
 
     def write(self, state: StepState) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({"type": "step", "id": state.id, **state.shown()}, default=str) + "\n")
-            self._file.flush()
+        if self._outlet is not None:
+            self._say("step", {"id": state.id, **state.shown()})
+
+    def ended(self, envelope: Envelope) -> Envelope:
+        """The last line. That not all of them were taken is told by the envelope."""
+        if self._outlet is None:
+            return envelope
+        try:
+            self._say("run", {"ok": envelope.ok, "code": envelope.code, "exit_code": envelope.exit_code})
+            is_told = self._outlet.finish()
+        except OSError:
+            is_told = False
+        if not is_told and not any(note["code"] == "NOT_TOLD" for note in envelope.warnings):
+            envelope.warnings.append(warning("NOT_TOLD", "of the last changes: nobody took them"))
+        return envelope
+
+    def _say(self, event: str, said: dict[str, Any]) -> None:
+        assert self._outlet is not None
+        told = {"event": event, "at": WallTime.of_ns(wall_ns()).iso(), "run_id": self.run_id, **said}
+        self._outlet.write(json.dumps(told, default=str) + "\n")
 
 
 def _line(state: StepState) -> str:

@@ -1,11 +1,54 @@
-"""A terminal that is drawn on and never waited for: Ctrl-S, or a window that hangs, holds nobody."""
+"""Where a run says how far it is, and never waits: Ctrl-S, a window that hangs, or a pipe nobody reads holds nobody."""
 
 from __future__ import annotations
 
 import os
+import select
 import sys
 
-from .output import is_terminal, write_quietly
+from .output import PIPE_ROOM, is_terminal, write_quietly
+
+# What a reader may be behind. One that has let so much lie is not going to read it.
+BEHIND_LIMIT = 4_000_000
+# How long the end waits for a reader that takes nothing at all.
+LAST_WORDS_MS = 1_000
+
+
+class Outlet:
+    """A descriptor that takes lines at once and writes what it can."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = bytearray()
+        self._poller = select.poll()
+        self._poller.register(fd, select.POLLOUT)
+
+    def write(self, text: str) -> None:
+        """Raises OSError: it is gone or full, or its reader does not keep up."""
+        self._rest += text.encode("utf-8", "replace")
+        self._drain(0)
+        if len(self._rest) > BEHIND_LIMIT:
+            self._rest.clear()
+            raise OSError("whoever reads it does not keep up")
+
+    def finish(self) -> bool:
+        """Whether all of it was taken."""
+        try:
+            self._drain(LAST_WORDS_MS)
+        except OSError:
+            return False
+        return not self._rest
+
+    def _drain(self, wait_ms: int) -> None:
+        """As long as something is taken within `wait_ms`."""
+        while self._rest and self._poller.poll(wait_ms):
+            try:
+                del self._rest[: os.write(self._fd, self._rest[:PIPE_ROOM])]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._rest.clear()
+                raise
 
 
 def screen_here() -> Screen | None:

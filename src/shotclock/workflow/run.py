@@ -202,20 +202,41 @@ async def _resumed(run_id: str, store: Store, company: _Company) -> Envelope:
     if run.envelope is not None:
         told = run.envelope
         return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
-    workflow = WorkflowFile.model_validate(run.workflow)
+    workflow, states = await asyncio.to_thread(recorded, run, store)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
     admission = _admit(request, left_ms, TraceContext(run.trace_id))
-    known = await asyncio.to_thread(lambda: _cut_off(workflow, store, run))
-    began_ns = monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS
-    return await _carry_out(request, run.inputs, admission, store, known, company, began_ns)
+    known = await asyncio.to_thread(lambda: _cut_off(workflow, states, store, run))
+    return await _carry_out(request, run.inputs, admission, store, known, company, _Begun.by(run))
 
 
-def _cut_off(workflow: WorkflowFile, store: Store, run: Run) -> dict[str, StepState]:
+@dataclass(frozen=True)
+class _Begun:
+    """When a run began that this process only goes on with, and how long it had."""
+
+    at_ns: int
+    budget_ms: int | None
+
+    @classmethod
+    def by(cls, run: Run) -> _Begun:
+        budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
+        return cls(monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS, budget_ms)
+
+
+def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
+    """A run as it was written down. Raises Failure if another version did, in a way that is not known here."""
+    try:
+        states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
+        return WorkflowFile.model_validate(run.workflow), states
+    except (ValueError, KeyError, TypeError):
+        message = f"run {run.id!r} was written down by another version of shotclock, which cannot be gone on with here"
+        raise Failure("STORE_UNUSABLE", message, suggestion="go on with it by the version that began it") from None
+
+
+def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run) -> dict[str, StepState]:
     """What is known of each step. One that was in the middle is done again only where that does no harm."""
     known = {}
-    for step_id, record in store.runs.steps(run.id).items():
-        state = StepState.from_record(record.record)
+    for step_id, state in states.items():
         if state.status is Status.RUNNING:
             step = workflow.steps[step_id]
             # A question is asked again under its key; a run inside this one knows by itself how far it was.
@@ -254,7 +275,7 @@ async def _carry_out(
     store: Store,
     known: Mapping[str, StepState],
     company: _Company,
-    began_ns: int | None = None,
+    begun: _Begun | None = None,
 ) -> Envelope:
     around = company.around
     everything = dict(os.environ if company.environment is None else company.environment)
@@ -310,7 +331,7 @@ async def _carry_out(
                 scope=scope,
                 on_change=company.on_change,
                 known=known,
-                began_ns=began_ns,
+                began_ns=None if begun is None else begun.at_ns,
             )
             ended_by: str | Exception | None
             outputs: dict[str, Any] = {}
@@ -326,7 +347,7 @@ async def _carry_out(
         current_scope.reset(token)
     if running.is_parked:
         return answer(admission, _parked(request, running, attention))
-    outcome = _outcome(request, admission, running, outputs, ended_by)
+    outcome = _outcome(request, admission, running, outputs, ended_by, begun)
     outcome.warnings = tuple(redaction.value(note) for note in running.notes)
     envelope = answer(admission, outcome)
     try:
@@ -432,6 +453,7 @@ def _outcome(
     running: Running,
     outputs: dict[str, Any],
     ended_by: str | Exception | None,
+    begun: _Begun | None,
 ) -> Outcome:
     """`ended_by` is the signal or the error that ended it before its steps did."""
     states = running.states
@@ -452,20 +474,23 @@ def _outcome(
         return Outcome(Ending.KILLED, raised(ended_by).problem, {**data, "partial": True})
     if not bad:
         return Outcome(Ending.FINISHED, data=data)
-    if fired := _run_fired(admission, [states[name] for name in bad]):
+    if fired := _run_fired(admission, [states[name] for name in bad], begun):
         message = f"the run did not end within {format_duration(fired.limit_ms)}"
         return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
     names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
     return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
 
 
-def _run_fired(admission: Admission, bad: list[StepState]) -> Fired | None:
+def _run_fired(admission: Admission, bad: list[StepState], begun: _Begun | None) -> Fired | None:
     """The run's own clock, if it was what stopped a step."""
     for state in bad:
         context = (state.error or {}).get("context")
         clock = context.get("clock") if isinstance(context, dict) else None
         if isinstance(clock, dict) and clock.get("owner") in (admission.name, admission.bound.owner, "caller"):
-            return admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+            if begun is None or begun.budget_ms is None:
+                return admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+            elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS
+            return Fired(ClockKind.TIMEOUT, admission.name, begun.budget_ms, elapsed_ms)
     return None
 
 

@@ -92,10 +92,11 @@ class StepState:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> StepState:
+        """Raises ValueError or KeyError where another version has written something that is not known here."""
         reason = record.get("reason")
-        return cls(
-            **{**record, "status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
-        )
+        known = {name: value for name, value in record.items() if name in _FIELDS}
+        known |= {"status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
+        return cls(**known)
 
 
 _FIELDS = tuple(field.name for field in fields(StepState))
