@@ -15,7 +15,7 @@ from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.envelope import Envelope, stopped_by
 from ..core.errors import Failure
 from ..core.records import changed
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline
@@ -25,8 +25,9 @@ from ..jobs.front import Front
 from ..store import Store
 from . import signals
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, parse, print_help
+from .parsing import Mistakes, mistaken, parse_verb
 
+VERBS = ("list", "status", "wait", "cancel")
 # Looking and cancelling take a moment; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
 
@@ -38,40 +39,29 @@ _ID = Annotated[str | None, Parameter(name="job-id")]
 def main(words: list[str], *, app: str | None, command: list[str]) -> int:
     """`app` limits the list to one app's jobs, `command` is how the job commands are called."""
     as_json = wants_json("--json" in words)
-    parser = _parser(command)
-    verbs = ("list", "status", "wait", "cancel")
-    if not words or words[0] in ("-h", "--help", "help"):
-        print_help(parser, [])
-        return 0 if words else _refuse([{"field": "verb", "message": f"one of {', '.join(verbs)}"}], as_json)
-    if words[0] not in verbs:
-        return _refuse([{"field": "verb", "message": f"{words[0]!r} is none of {', '.join(verbs)}"}], as_json)
-    parsed, mistakes = parse(parser, words, help_hint=f"{' '.join(command)} job --help")
-    if parsed is None:
-        return _refuse(mistakes, as_json)
-    if parsed.wants_help:
-        print_help(parser, words[:1])
+    spoken = parse_verb(_parser(command), words, VERBS, command=f"{' '.join(command)} job")
+    if spoken is None:
         return 0
-    said = parsed.bound.arguments
-    if words[0] != "list" and said.get("job_id") is None:
+    verb, said, mistakes = spoken
+    if said and verb != "list" and said["job_id"] is None:
         mistakes.append({"field": "job-id", "message": "which one? `job list` lists them"})
     budget_ms = _budget(said.get("budget"), mistakes)
     if mistakes:
-        return _refuse(mistakes, as_json)
-    name = f"job {words[0]}"
+        return deliver(mistaken("job", mistakes), as_json)
     # Waiting is bounded by the budget, and without one by the job's own clocks.
-    clocks = Clocks(timeout_ms=0 if words[0] == "wait" else TIMEOUT_MS)
+    clocks = Clocks(timeout_ms=0 if verb == "wait" else TIMEOUT_MS)
     admission = admit(
-        name,
+        f"job {verb}",
         clocks,
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
-        mutates=words[0] == "cancel",
+        mutates=verb == "cancel",
         idempotent=True,
     )
 
     async def perform() -> Envelope:
         with Store.open() as store:
             return await Front(store, command).perform(
-                words[0],
+                verb,
                 said.get("job_id"),
                 admission,
                 app=app,
@@ -152,12 +142,6 @@ def _parser(command: list[str]) -> Parser:
         """Stop a job, and wait until it has stopped."""
 
     return parser
-
-
-def _refuse(mistakes: Mistakes, as_json: bool) -> int:
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
-    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
-    return deliver(answer(admit("job", Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
 
 
 def deliver(envelope: Envelope, as_json: bool) -> int:

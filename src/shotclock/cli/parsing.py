@@ -1,17 +1,21 @@
-"""Words into a function and its arguments, by cyclopts, with every mistake at once."""
+"""Words into a verb, a function and its arguments, by cyclopts, with every mistake at once."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from cyclopts.help import PlainFormatter
 from rich.console import Console
 
+from ..core.clocks import Clocks
+from ..core.envelope import Envelope
+from ..enforce.admission import admit, answer
+from ..enforce.handlers import invalid
 from .output import is_terminal
 
 Mistakes = list[dict[str, str]]
@@ -69,6 +73,38 @@ def parse(parser: App, words: list[str], *, help_hint: str) -> tuple[Parsed | No
         else:
             return Parsed(command, bound, rest), mistakes
     return None, mistakes
+
+
+class Spoken(NamedTuple):
+    verb: str
+    said: dict[str, Any]
+    """By the names of the verb's parameters, with their defaults. Nothing, where it could not be understood at all."""
+    mistakes: Mistakes
+
+
+def parse_verb(parser: App, words: list[str], verbs: Sequence[str], *, command: str) -> Spoken | None:
+    """`command VERB …`. None where help was asked for, and has been given."""
+    verb = words[0] if words else ""
+    if verb in ("", "-h", "--help", "help"):
+        print_help(parser, [])
+        return None if words else Spoken("", {}, [{"field": "verb", "message": f"one of {', '.join(verbs)}"}])
+    if verb not in verbs:
+        close = difflib.get_close_matches(verb, verbs, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return Spoken("", {}, [{"field": "verb", "message": f"{verb!r} is none of {', '.join(verbs)}{hint}"}])
+    parsed, mistakes = parse(parser, words, help_hint=f"{command} {verb} --help")
+    if parsed is None:
+        return Spoken(verb, {}, mistakes)
+    if parsed.wants_help:
+        print_help(parser, [verb])
+        return None
+    parsed.bound.apply_defaults()
+    return Spoken(verb, dict(parsed.bound.arguments), mistakes)
+
+
+def mistaken(name: str, mistakes: Mistakes) -> Envelope:
+    """The answer to words that were not understood. Nothing has begun."""
+    return answer(admit(name, Clocks()), invalid(mistakes))
 
 
 def print_help(parser: App, words: list[str]) -> None:
