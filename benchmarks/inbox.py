@@ -176,7 +176,8 @@ async def _in_one_process(waits: int, decisions: int) -> Measured:
 
 @contextlib.contextmanager
 def serving(home: Path, *options: str, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "SHOTCLOCK_HOME": str(home), "SHOTCLOCK_RESPONSE_TIMEOUT": "30m"}
+    limits = {"SHOTCLOCK_INBOX_LIMIT_EACH": str(2 * WAITS), "SHOTCLOCK_INBOX_LIMIT": str(2 * WAITS)}
+    environment = {**os.environ, **limits, "SHOTCLOCK_HOME": str(home), "SHOTCLOCK_RESPONSE_TIMEOUT": "30m"}
     command = [sys.executable, "-m", "shotclock", "serve", "benchmarks.inbox:app", *options]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
     try:
@@ -236,7 +237,7 @@ async def _all_waiting(
         if rests:
             ids, last = {}, None
             while page := store.proposals.list(status=ProposalStatus.PENDING, limit=2_000, before_seq=last):
-                ids.update((each.id, int(each.ask.title.rpartition(" ")[2])) for each in page)
+                ids.update((each.id, int(each.title.rpartition(" ")[2])) for each in page)
                 last = page[-1].seq
         if len(ids) >= count and rests:
             return ids

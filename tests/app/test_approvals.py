@@ -46,7 +46,7 @@ async def pending(inbox: Inbox, at_least: int = 1) -> list[Proposal]:
     while len(found := await inbox.list(status=ProposalStatus.PENDING)) < at_least:
         assert time.monotonic() < give_up_at, "nothing was proposed"
         await asyncio.sleep(0.01)
-    return found
+    return [whole for each in found if (whole := await inbox.get(each.id))]
 
 
 def with_inbox(work: Callable[[Inbox], Coroutine[Any, Any, Any]], home: Home) -> Any:
@@ -251,7 +251,11 @@ def test_on_the_command_line_pending_is_exit_14_and_the_operator_is_told_why(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("SHOTCLOCK_RESPONSE_TIMEOUT", "soon"), ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "-3")],
+    [
+        ("SHOTCLOCK_RESPONSE_TIMEOUT", "soon"),
+        ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "-3"),
+        ("SHOTCLOCK_INBOX_LIMIT", "many"),
+    ],
 )
 def test_a_budget_that_is_none_is_refused_at_the_start(name: str, value: str, tool: Any, tmp_path: Path) -> None:
     env = {"SHOTCLOCK_RESPONSE_TIMEOUT": None, name: value}
@@ -524,6 +528,25 @@ def test_all_that_is_wrong_is_told_at_once(served: Served) -> None:
     for (tool_name, _, fields), (envelope, is_error) in zip(WRONG, served(*(each[:2] for each in WRONG)), strict=True):
         assert is_error and envelope["error"]["code"] == "ARG_ERROR", tool_name
         assert sorted(each["field"] for each in envelope["error"]["errors"]) == fields
+
+
+def test_an_agent_that_asks_in_a_loop_is_told_that_the_inbox_is_full(
+    served: Served, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Any
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_INBOX_LIMIT_EACH", "2")
+    monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", "10ms")
+    loop = [("propose", {"title": f"May I {n}?", "justification": "?"}) for n in (1, 2, 3, 1)]
+    gated = ("deploy", {"folder": str(tmp_path), "service": "web"})
+    *fit, (third, third_is_error), (again, _), (deploy, deploy_is_error) = served(*loop, gated)
+    assert [envelope["data"]["status"] for envelope, _ in fit] == ["pending", "pending"]
+    assert again["data"] == fit[0][0]["data"], "the identical call still attaches"
+    for envelope, is_error in ((third, third_is_error), (deploy, deploy_is_error)):
+        error = validate_envelope(envelope)["error"]
+        assert is_error and error["code"] == "INBOX_FULL" and error["retryable"]
+        assert error["context"]["limit"] == 2 and "withdraw" in error["suggestion"]
+        assert envelope["meta"]["side_effects"] == "none"
+    with Store.open(home.path) as store:
+        assert len(store.proposals.list()) == 2
 
 
 def test_a_proposal_that_is_not_ones_own_is_not_there(served: Served, home: Home) -> None:

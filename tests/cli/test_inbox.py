@@ -160,7 +160,11 @@ def wait_for(condition: Callable[[], T], what: str) -> T:
 
 
 def pending() -> list[Proposal]:
-    return inside(lambda inbox: inbox.list(status=ProposalStatus.PENDING))
+    async def work(inbox: Inbox) -> list[Proposal]:
+        listed = await inbox.list(status=ProposalStatus.PENDING)
+        return [whole for each in listed if (whole := await inbox.get(each.id))]
+
+    return inside(work)
 
 
 # --- asking -------------------------------------------------------------------------------------------------------
@@ -259,6 +263,7 @@ def test_a_signal_ends_the_waiting_and_not_the_proposal(number: int, start: Any,
     [
         ("SHOTCLOCK_RESPONSE_TIMEOUT", "-1s"),
         ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "nan"),
+        ("SHOTCLOCK_INBOX_LIMIT_EACH", "0"),
     ],
 )
 def test_nonsense_in_the_environment_is_refused_before_anything_is_proposed(
@@ -276,6 +281,21 @@ def test_the_environment_says_how_long_is_waited(shotclock: Any) -> None:
     assert (ran.code, ran.json()["meta"]["budget_ms"]) == (14, 150)
     ran = shotclock("inbox", "check", pending()[0].id, env={"SUPERVISE_RESPONSE_TIMEOUT_SECONDS": "0.2"})
     assert (ran.code, ran.json()["meta"]["budget_ms"]) == (14, 200)
+
+
+def test_what_is_one_too_many_is_not_proposed_until_there_is_room_again(shotclock: Any, validate_envelope: Any) -> None:
+    proposed("A")
+
+    def propose(title: str) -> Any:
+        words = ("inbox", "propose", "--title", title, "--as", "builder", "--wait", "0")
+        return shotclock(*words, env={"SHOTCLOCK_INBOX_LIMIT_EACH": "1"})
+
+    full = propose("B")
+    assert (full.code, validate_envelope(full.json())["error"]["code"]) == (11, "INBOX_FULL")
+    assert "builder has 1 proposals open" in full.json()["error"]["message"]
+    assert propose("A").code == 14, "the identical call still attaches"
+    assert shotclock("inbox", "withdraw", pending()[0].id, "--as", "builder").code == 0
+    assert propose("B").code == 14
 
 
 def test_an_inherited_deadline_is_never_outwaited(shotclock: Any, validate_envelope: Any) -> None:

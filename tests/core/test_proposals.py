@@ -25,7 +25,6 @@ from shotclock.core.proposals import (
     problems_with,
     problems_with_decision,
     problems_with_key,
-    reminded,
     result_of,
     used,
     withdrawn,
@@ -64,7 +63,6 @@ steps = st.one_of(
     st.just(lambda p, now: expired(p)),
     st.sampled_from(["agent", "somebody"]).map(lambda by: lambda p, now: withdrawn(p, by)),
     st.integers(1, 10**9).map(lambda ms: lambda p, now: extended(p, ms, "ann")),
-    st.just(lambda p, now: reminded(p, now)),
     st.sampled_from([OPERATION.action_hash, FILE.action_hash]).map(lambda h: lambda p, now: used(p, h, now)),
 )
 
@@ -168,7 +166,7 @@ def test_an_extension_is_a_time(by_ms: Any):
 def test_an_extension_brings_a_new_reminder():
     there = proposal(replace(OPERATION, policy=Policy(ttl_ms=1000, remind_ms=400)))
     assert there.remind_at == NOW + 600
-    told = reminded(there, NOW + 600)
+    told = replace(there, reminded_at=NOW + 600)
     assert told.remind_at is None
     assert extended(told, 500, "ann").remind_at == NOW + 1100
     assert expired(there).remind_at is None

@@ -88,7 +88,9 @@ async def proposed(inbox: Inbox) -> Proposal:
     while not (found := await inbox.list(status=ProposalStatus.PENDING)):
         assert time.monotonic() < give_up_at, "nothing was proposed"
         await asyncio.sleep(0.01)
-    (proposal,) = found
+    (listed,) = found
+    proposal = await inbox.get(listed.id)
+    assert proposal is not None
     return proposal
 
 

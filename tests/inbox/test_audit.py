@@ -154,7 +154,9 @@ def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
         ("UPDATE proposals SET used_at = NULL WHERE used_at IS NOT NULL", "is not what its entries say"),
         ("UPDATE proposals SET expires_at = expires_at + 1 WHERE status = 'pending'", "is not what its entries say"),
         ("UPDATE proposals SET decision = replace(decision, 'go', 'no')", "is not what its entries say"),
-        ("UPDATE proposals SET ask = replace(ask, '\"n\":3', '\"n\":4')", "is not what its entries say"),
+        ("UPDATE asks SET ask = replace(ask, '\"n\":3', '\"n\":4')", "is not what its entries say"),
+        ("UPDATE proposals SET about = replace(about, 'Restart', 'Praise')", "is not what its entries say"),
+        ("UPDATE proposals SET notes = 'yes' WHERE status = 'rejected'", "is not what its entries say"),
         ("DELETE FROM proposals WHERE status = 'rejected'", "is gone from the store"),
     ],
 )
@@ -174,7 +176,7 @@ def test_an_end_that_was_taken_from_file_and_store_alike_is_missed_by_the_propos
 
 def test_a_decision_that_was_forged_with_its_entry_left_out_is_named(home: Path, file: Path):
     tampered(
-        home, "UPDATE proposals SET status = 'approved', decided_by = 'ann', decided_at = 1, "
+        home, "UPDATE proposals SET status = 'approved', decided_by = 'ann', decided_at = 1, notes = '', "
         "decision = (SELECT decision FROM proposals WHERE status = 'approved') WHERE status = 'pending'"
     )  # fmt: skip
     assert len([problem for problem in verified(home) if "is not what its entries say" in problem]) == 2

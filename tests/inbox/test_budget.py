@@ -1,11 +1,17 @@
-"""The response budget: 30 seconds, or what the environment says, or a clear refusal at the start."""
+"""How long is waited and how many may be open: as usual, as the environment says, or a clear refusal at the start."""
+
+from pathlib import Path
 
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.inbox import response_budget_ms
+from shotclock.core.proposals import Room
+from shotclock.inbox import Inbox, response_budget_ms
+from shotclock.inbox.budget import room_in_inbox
+from shotclock.store import Store
 
 OURS, SECONDS = "SHOTCLOCK_RESPONSE_TIMEOUT", "SUPERVISE_RESPONSE_TIMEOUT_SECONDS"
+EACH, ALL = "SHOTCLOCK_INBOX_LIMIT_EACH", "SHOTCLOCK_INBOX_LIMIT"
 
 
 @pytest.mark.parametrize(
@@ -50,3 +56,34 @@ def test_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_variable(sai
 def test_without_an_environment_it_is_our_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(OURS, "7s")
     assert response_budget_ms() == 7_000
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "room"),
+    [
+        ({}, Room(100, 1_000)),
+        ({EACH: " ", ALL: ""}, Room(100, 1_000)),
+        ({EACH: "5"}, Room(5, 1_000)),
+        ({EACH: "20000", ALL: " 30000 "}, Room(20_000, 30_000)),
+    ],
+)
+def test_the_room_is_what_the_environment_says(environ: dict[str, str], room: Room):
+    assert room_in_inbox(environ) == room
+
+
+@pytest.mark.parametrize("name", [EACH, ALL])
+@pytest.mark.parametrize("said", ["0", "-1", "1.5", "1e3", "many", "1_000", "٣", "9" * 10, "5 6"])
+def test_what_is_no_number_of_proposals_is_refused_with_the_budget(name: str, said: str):
+    with pytest.raises(Failure, match=name) as refused:
+        response_budget_ms({name: said})
+    assert refused.value.code == "ARG_ERROR"
+    assert refused.value.context["errors"][0]["field"] == name
+
+
+def test_an_inbox_does_not_open_where_its_room_is_nonsense(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(ALL, "some")
+    with Store.open(home) as store, pytest.raises(Failure, match=ALL):
+        Inbox(store)

@@ -27,13 +27,13 @@ WRITER = """
 import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Decision, ProposalStatus
+from shotclock.core.proposals import Decision, ProposalStatus, Room
 from shotclock.inbox import Inbox, Principal, Role
 from shotclock.store import Store
 from tests.inbox.work import operation
 
 async def main(home, name):
-    inbox = Inbox(Store.open(Path(home)))
+    inbox = Inbox(Store.open(Path(home)), Room(10**6, 10**6))
     agent, operator = Principal("agent-" + name, Role.AGENT), Principal("operator-" + name, Role.OPERATOR)
     say = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
     say("ready", name)

@@ -244,16 +244,16 @@ def test_a_watcher_sees_every_proposal_as_it_is_now_reminders_included_and_goes_
             before = await inbox.propose(operation(0), AGENT)
             watching = asyncio.create_task(watch(0, 1))
             await watching
-            assert seen.pop() == before
+            assert seen.pop() == before.summary
             watching = asyncio.create_task(watch(before.seq, 4))
             made = await elsewhere.propose(operation(1, ttl_ms=2_000, remind_ms=1_500), AGENT)
             await until(lambda: len(seen) == 3)
             decided = await elsewhere.decide(before.id, APPROVE, ANN)
             await watching
-            assert seen[0] == made
+            assert seen[0] == made.summary
             assert isinstance(seen[1], Reminder) and seen[1].proposal.id == made.id and seen[1].proposal.is_open
             assert seen[2].id == made.id and seen[2].status is EXPIRED
-            assert seen[3] == decided
+            assert seen[3] == decided.summary
             assert [getattr(c, "proposal", c).seq for c in seen] == sorted(getattr(c, "proposal", c).seq for c in seen)
 
     bounded(work)

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from mcp import Client
 
-from shotclock.core.proposals import Proposal, ProposalStatus
+from shotclock.core.proposals import ProposalStatus
 from shotclock.inbox import Access, AuditFile, Principal, Role
 from shotclock.store import Store
 from tests.inbox.work import wall_now
@@ -262,7 +262,9 @@ def check(home: Path, folder: Path, killed: Killed, told: dict[str, str], count:
     with Store.open(home) as store:
         assert AuditFile(store).verify() == []
         entries = store.audit.entries(limit=1_000_000)
-        found: dict[str, Proposal] = {each.id: each for each in store.proposals.list(limit=10_000)}
+        proposed = {entry.proposal for entry in entries if entry.proposal is not None}
+        found = {each.id: each for each in map(store.proposals.get, proposed) if each}
+        assert found.keys() == {each.id for each in store.proposals.list(limit=10_000)}
     in_file = [json.loads(line) for line in (home / "audit.jsonl").read_text().splitlines()]
     assert [entry["hash"] for entry in in_file] == [entry.hash for entry in entries]
 

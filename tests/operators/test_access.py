@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from shotclock.core.proposals import Ask, Kind
 from shotclock.inbox import Role
 from shotclock.servers.operators.access import API_RATE, BODY_LIMIT, SMALL_BODY_LIMIT
-from tests.operators.serving import ANSWER_WITHIN_S, Served, serving
+from shotclock.store import Store
+from shotclock.store.proposals import NewProposal
+from tests.operators.serving import ANSWER_WITHIN_S, Served, now, serving
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +51,29 @@ def cookie_and_proof(served: Served) -> dict[str, str]:
 
 def approval(served: Served, id: str, token: str) -> dict[str, Any]:
     return {"status": "approved", "answer": "yes", "action_hash": served.whole(id, token)["action_hash"]}
+
+
+# --- how many ---------------------------------------------------------------------------------------
+
+
+def test_the_hundred_and_first_open_proposal_of_an_agent_is_refused_and_nobody_elses(
+    served: Served, agent: str, validate_envelope: Callable[[Any], Any]
+) -> None:
+    loop = served.token("loop", Role.AGENT)
+    asked = [NewProposal(f"p-loop{n}", Ask(Kind.QUESTION, f"{n}?"), "loop") for n in range(100)]
+    with Store.open(served.home) as store:
+        store.proposals.attach_or_create_all(asked, now())
+    refused = served.ask("POST", "/api/inbox", {"title": "One more?"}, token=loop)
+    assert (refused.status, refused.code) == (429, "INBOX_FULL")
+    assert validate_envelope(refused.envelope)["error"]["retryable"]
+    assert served.propose(loop, title="7?") == "p-loop7", "the identical call still attaches"
+    assert served.propose(agent, title="One more?")
+    assert served.ask("POST", "/api/inbox/p-loop7/withdraw", {}, token=loop).status == 200
+    assert served.propose(loop, title="One more?")
+    with Store.open(served.home) as store:
+        for each in store.proposals.list(asked_by="loop"):
+            if each.is_open:
+                store.proposals.withdraw(each.id, "loop", now())
 
 
 # --- roles ----------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def deciding(decision: Decision, seen: list[Proposal] | None = None) -> Any:
             assert time.monotonic() < give_up_at
             await asyncio.sleep(0.005)
         if seen is not None:
-            seen.extend(found)
+            seen.extend([whole for each in found if (whole := await inbox.get(each.id))])
         await inbox.decide(found[0].id, decision, Principal.local())
 
     return conduct

@@ -68,7 +68,9 @@ class Runs:
                 while not (found := await inbox.list(status=ProposalStatus.PENDING)):
                     assert time.monotonic() < give_up_at, "nobody asks anything"
                     await asyncio.sleep(0.02)
-                [proposal] = found
+                [listed] = found
+                proposal = await inbox.get(listed.id)
+                assert proposal is not None
                 said = decision(proposal) if callable(decision) else decision
                 decided = await inbox.decide(proposal.id, said, Principal.local())
                 await inbox.close()

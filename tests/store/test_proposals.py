@@ -1,7 +1,9 @@
 """Proposals in the store: the identical call attaches, of two at once one wins, and the end is the store's to find."""
 
+import contextlib
 import multiprocessing
 import os
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
+from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile, Room
 from shotclock.core.walltime import WallTime
 from shotclock.store import Store, proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
+from shotclock.store.schema import MIGRATIONS
 from tests.store.work import CHILDREN_WITHIN_S, NOW, in_children
 
 APPROVE = Decision(ProposalStatus.APPROVED, "go")
@@ -25,9 +28,15 @@ _numbers = iter(range(10**6))
 
 
 def propose(
-    store: Store, ask: Ask = ASK, by: str = "agent", key: str | None = None, now: WallTime = NOW
+    store: Store,
+    ask: Ask = ASK,
+    by: str = "agent",
+    key: str | None = None,
+    now: WallTime = NOW,
+    room: Room | None = None,
 ) -> tuple[Proposal, bool]:
-    attached = store.proposals.attach_or_create(NewProposal(f"p-{next(_numbers)}", ask, by, key), now)
+    new = NewProposal(f"p-{os.getpid()}-{next(_numbers)}", ask, by, key)
+    attached = store.proposals.attach_or_create(new, now, room)
     return attached.proposal, attached.was_made
 
 
@@ -216,19 +225,111 @@ def test_the_list_is_by_last_change_and_goes_on_where_it_stopped(store: Store):
     assert [each.id for each in pending] == [ids[3]]
 
 
-def test_long_texts_are_listed_a_few_at_a_time_and_none_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(proposals, "LISTED_CHARACTERS", 5_000)
-    asks = [Ask(Kind.FILE, f"t{n}", file=ProposedFile(str(n), "x" * 2_000)) for n in range(5)]
-    asks.append(Ask(Kind.FILE, "huge", file=ProposedFile("huge", "x" * 9_000)))
-    made = {propose(store, ask)[0].id for ask in asks}
-    seen: list[str] = []
-    before = None
-    while found := store.proposals.list(before_seq=before):
-        assert len(found) <= 2
-        seen += [each.id for each in found]
-        before = found[-1].seq
-    assert len(seen) == 6 and set(seen) == made
-    assert len(store.proposals.since(0)) == 2
+def test_a_list_shows_what_the_proposals_are_without_their_texts(store: Store):
+    asks = [
+        replace(ASK, policy=Policy(deciders=("ann",), destructive=True)),
+        Ask(Kind.FILE, "Türen \x00", file=ProposedFile("/a", "x", "y")),
+        Ask(Kind.QUESTION, "Why?", choices=("a", "b")),
+    ]
+    made = [propose(store, ask)[0] for ask in asks]
+    store.proposals.decide(made[1].id, Decision(ProposalStatus.MODIFIED, "n" * 300, file_text="z"), "ann", NOW)
+    listed = store.proposals.list()
+    assert listed == [store.proposals.get(made[n].id).summary for n in (1, 2, 0)]
+    assert listed[0].notes == "n" * 200
+    assert [summary for summary, _ in store.proposals.since(0)] == listed[::-1]
+    assert [each.id for each in store.proposals.list(ended=True)] == [made[1].id]
+
+
+def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_there(home: Path):
+    asks = [
+        replace(ASK, policy=Policy(deciders=("ann", "bob"), destructive=True)),
+        Ask(Kind.FILE, "Türen 🚪", "weil", file=ProposedFile("/ä", "x\n", None)),
+        Ask(Kind.QUESTION, "Why?"),
+    ]
+    with Store.open(home) as store:
+        made = [propose(store, ask)[0] for ask in asks]
+        store.proposals.decide(made[0].id, Decision(ProposalStatus.REJECTED, "nein " * 100), "ann", NOW)
+        before = [store.proposals.get(each.id) for each in made]
+    with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
+        rows = connection.execute("SELECT *, ask FROM proposals JOIN asks USING (id)").fetchall()
+        for name in ("proposals", "asks", "audit", "audit_filed", "tokens"):
+            connection.execute(f"DROP TABLE {name}")
+        for statement in MIGRATIONS[2]:
+            connection.execute(statement)
+        for row in rows:
+            connection.execute(f"INSERT INTO proposals VALUES ({', '.join('?' * 15)})", (*row[:13], *row[15:17]))
+        connection.execute("PRAGMA user_version=3")
+        connection.commit()
+    with Store.open(home) as store:
+        assert [store.proposals.get(each.id) for each in made] == before
+        assert sorted(store.proposals.list(), key=lambda each: each.seq) == sorted(
+            (each.summary for each in before), key=lambda each: each.seq
+        )
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def full(attempt: Any) -> dict[str, Any]:
+    with pytest.raises(Failure) as refused:
+        attempt()
+    assert refused.value.code == "INBOX_FULL"
+    return refused.value.context
+
+
+def number(n: int, **policy: Any) -> Ask:
+    return replace(ASK, arguments={"n": n}, policy=Policy(**{"ttl_ms": 1000, **policy}))
+
+
+def test_nobody_has_more_open_than_there_is_room_for_and_what_is_open_still_answers(store: Store):
+    room = Room(each=2, all=3)
+    first, _ = propose(store, number(1), "a", room=room)
+    propose(store, number(2), "a", room=room)
+    before = store.audit.entries()
+    assert full(lambda: propose(store, number(3), "a", room=room)) == {"asked_by": "a", "open": 2, "limit": 2}
+    assert propose(store, number(1), "a", room=room) == (first, False), "the identical call attaches"
+    assert store.audit.entries() == before and len(store.proposals.list()) == 2, "nothing was made"
+    propose(store, number(3), "b", room=room)
+    assert full(lambda: propose(store, number(4), "b", room=room)) == {"asked_by": None, "open": 3, "limit": 3}
+
+
+@pytest.mark.parametrize("end", ["decided", "withdrawn", "expired"])
+def test_what_has_ended_makes_room(store: Store, end: str):
+    room = Room(each=1, all=1)
+    made, _ = propose(store, number(1), room=room)
+    now = NOW
+    if end == "decided":
+        store.proposals.decide(made.id, REJECT, "ann", NOW)
+    elif end == "withdrawn":
+        store.proposals.withdraw(made.id, "agent", NOW)
+    else:
+        now = END  # nobody has noticed yet
+    assert propose(store, number(2), now=now, room=room)[1]
+
+
+def test_of_many_at_once_those_that_fit_are_made(store: Store):
+    asked = [NewProposal(f"p-f{n}", number(n % 4), "a") for n in range(8)]
+    found = store.proposals.attach_or_create_all(asked, NOW, Room(each=3, all=9))
+    codes = [each.code if isinstance(each, Failure) else each.proposal.id for each in found]
+    assert codes == ["p-f0", "p-f1", "p-f2", "INBOX_FULL"] * 2
+
+
+def propose_in_a_loop(me: int, home: Path) -> int:
+    made = 0
+    with Store.open(home) as store:
+        for n in range(40):
+            try:
+                made += propose(store, number(1000 * me + n), f"agent{me}", room=Room(each=30, all=50))[1]
+            except Failure as failure:
+                assert failure.code == "INBOX_FULL"
+    return made
+
+
+@pytest.mark.usefixtures("no_survivors")
+def test_two_processes_at_once_do_not_exceed_it_either(store: Store, home: Path):
+    made = in_children(2, propose_in_a_loop, home)
+    assert sum(made) == 50 and max(made) <= 30
+    assert len(store.proposals.list(status=ProposalStatus.PENDING)) == 50
 
 
 def test_a_feed_sees_what_others_change_and_costs_nothing_while_they_do_not(store: Store, home: Path):

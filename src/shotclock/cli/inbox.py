@@ -29,7 +29,7 @@ from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
-from ..inbox import Inbox, Principal, Role
+from ..inbox import Inbox, Principal, Role, refused
 from ..servers.operators.shown import summary, whole
 from ..store import Store
 from ..store.audit import Entry
@@ -37,10 +37,9 @@ from . import inbox_shown as shown
 from . import person, signals
 from .inbox_asking import waited
 from .inbox_editing import Edit, modified
-from .inbox_refused import failed, mistaken
 from .inbox_words import VERBS, parser_of
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, parse, print_help
+from .parsing import Mistakes, mistaken, parse_verb
 
 # Looking and deciding take a moment; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
@@ -59,28 +58,17 @@ _WITHOUT_ID = frozenset(("list", "watch", "audit", "propose"))
 
 def main(words: list[str]) -> int:
     as_json = wants_json("--json" in words)
-    parser = parser_of()
-    if not words or words[0] in ("-h", "--help", "help"):
-        print_help(parser, [])
-        return 0 if words else _refuse([{"field": "verb", "message": f"one of {', '.join(VERBS)}"}], as_json)
-    verb = words[0]
-    if verb not in VERBS:
-        return _refuse([{"field": "verb", "message": f"{verb!r} is none of {', '.join(VERBS)}"}], as_json)
-    parsed, mistakes = parse(parser, words, help_hint=f"shotclock inbox {verb} --help")
-    if parsed is not None and parsed.wants_help:
-        print_help(parser, [verb])
+    spoken = parse_verb(parser_of(), words, VERBS, command="shotclock inbox")
+    if spoken is None:
         return 0
-    # What is not given has no entry, and its default is in the signature.
-    said: dict[str, Any] = {}
-    if parsed is not None:
-        parsed.bound.apply_defaults()
-        said = dict(parsed.bound.arguments)
+    verb, said, mistakes = spoken
+    if said:
         if verb not in _WITHOUT_ID and not said["proposal_id"]:
             mistakes.append({"field": "proposal-id", "message": "which one? `shotclock inbox list` lists them"})
         _understand_durations(said, mistakes)
         _understand_others(verb, said, mistakes)
-    if parsed is None or mistakes:
-        return _refuse(mistakes, as_json)
+    if mistakes:
+        return _deliver("", mistaken("inbox", mistakes), as_json)
     signals.raise_when_told()
     inherited = inherited_deadline(os.environ, monotonic_ns())
     timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
@@ -143,7 +131,7 @@ def _answered(verb: str, said: dict[str, Any], admission: Admission, begin: Begi
     except signals.Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stopped_by(signalled.name))
     except Failure as failure:
-        outcome = failed(failure)
+        outcome = refused(failure)
     return answer(admission, outcome)
 
 
@@ -250,13 +238,13 @@ def _inside(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcom
         try:
             return asyncio.run(perform())
         except Failure as failure:
-            return failed(failure)
+            return refused(failure)
 
     return carry_out(begin(), body)
 
 
 async def _told(changing: Awaitable[Proposal], me: Principal) -> Outcome:
-    return Outcome(Ending.FINISHED, data=summary(await changing, me))
+    return Outcome(Ending.FINISHED, data=summary((await changing).summary, me))
 
 
 async def _found(inbox: Inbox, id: str, me: Principal) -> Outcome:
@@ -268,14 +256,7 @@ async def _found(inbox: Inbox, id: str, me: Principal) -> Outcome:
 
 
 async def _listed(inbox: Inbox, me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
-    found: list[Proposal] = []
-    before: int | None = None
-    while len(found) <= limit:  # long texts come in pieces
-        page = await inbox.list(status=status, limit=limit + 1 - len(found), before_seq=before)
-        if not page:
-            break
-        found += page
-        before = page[-1].seq
+    found = await inbox.list(status=status, limit=limit + 1)
     proposals = [summary(proposal, me) for proposal in found[:limit]]
     said = None if status is None else status.value
     return Outcome(Ending.FINISHED, data={"status": said, "proposals": proposals, "more": len(found) > limit})
@@ -290,7 +271,7 @@ def _audited(id: str, *, verify: bool, limit: int) -> Outcome:
             if id and not entries:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
     except Failure as failure:
-        return failed(failure)
+        return refused(failure)
     return Outcome(Ending.FINISHED, data={"entries": [_entry(entry) for entry in entries]})
 
 
@@ -329,10 +310,6 @@ def now() -> WallTime:
 
 
 # --- the answer -----------------------------------------------------------------------------------------------
-
-
-def _refuse(mistakes: Mistakes, as_json: bool) -> int:
-    return _deliver("", mistaken("inbox", mistakes), as_json)
 
 
 def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:

@@ -18,12 +18,11 @@ from ..core.proposals import Ask, Kind, Policy, Proposal, ProposedFile
 from ..core.records import changed
 from ..enforce.admission import Admission, Outcome, answer
 from ..enforce.clock import monotonic_ns
-from ..inbox import Inbox, Principal, Role, outcome_of, response_budget_ms
+from ..inbox import Inbox, Principal, Role, outcome_of, refused, response_budget_ms
 from ..jobs.front import Front
 from ..store import Store
 from . import signals
 from .inbox_editing import read_text
-from .inbox_refused import failed
 from .output import is_terminal, say_line
 
 # What making the proposal and telling how it stands may take beyond the waiting. A stuck disk would run this out.
@@ -85,7 +84,7 @@ async def _until_decided(
             working.cancel()
             return answer(admission, _left(known, stop.result() if stop.done() else None, wait_ms))
         except Failure as failure:
-            return answer(admission, failed(failure))
+            return answer(admission, refused(failure))
         finally:
             await inbox.close()
 

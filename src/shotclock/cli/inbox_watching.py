@@ -12,7 +12,7 @@ from rich.console import Console
 from ..core.effects import Ending
 from ..core.envelope import Envelope, stopped_by
 from ..core.errors import Failure
-from ..core.proposals import Proposal, ProposalStatus
+from ..core.proposals import ProposalStatus, Summary
 from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, answer
 from ..enforce.clock import wall_ns
@@ -84,7 +84,7 @@ class _Told:
         self._console = Console(highlight=False)
         self.count = 0
 
-    def tell(self, change: Proposal | Reminder, *, rings: bool) -> bool:
+    def tell(self, change: Summary | Reminder, *, rings: bool) -> bool:
         """Whether there is still somebody to tell."""
         is_reminder = isinstance(change, Reminder)
         proposal = change.proposal if isinstance(change, Reminder) else change

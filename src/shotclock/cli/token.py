@@ -22,14 +22,13 @@ from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
-from ..inbox import Access, Principal, Role
+from ..inbox import Access, Principal, Role, refused
 from ..store import Store
 from ..store.tokens import Token
 from . import signals
-from .inbox_refused import failed, mistaken
 from .inbox_shown import age, time_left
 from .output import emit, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, parse, print_help
+from .parsing import Mistakes, mistaken, parse_verb
 
 VERBS = ("create", "list", "revoke")
 # Each is one short transaction; the store's own waits are shorter than this.
@@ -43,24 +42,14 @@ _NAME = Annotated[str | None, Parameter(name="name")]
 
 def main(words: list[str]) -> int:
     as_json = wants_json("--json" in words)
-    parser = _parser()
-    if not words or words[0] in ("-h", "--help", "help"):
-        print_help(parser, [])
-        return 0 if words else _refuse([{"field": "verb", "message": f"one of {', '.join(VERBS)}"}], as_json)
-    verb = words[0]
-    if verb not in VERBS:
-        return _refuse([{"field": "verb", "message": f"{verb!r} is none of {', '.join(VERBS)}"}], as_json)
-    parsed, mistakes = parse(parser, words, help_hint=f"shotclock token {verb} --help")
-    if parsed is None:
-        return _refuse(mistakes, as_json)
-    if parsed.wants_help:
-        print_help(parser, [verb])
+    spoken = parse_verb(_parser(), words, VERBS, command="shotclock token")
+    if spoken is None:
         return 0
-    parsed.bound.apply_defaults()
-    said: dict[str, Any] = dict(parsed.bound.arguments)
-    _understand(verb, said, mistakes)
+    verb, said, mistakes = spoken
+    if said:
+        _understand(verb, said, mistakes)
     if mistakes:
-        return _refuse(mistakes, as_json)
+        return _deliver("", mistaken("token", mistakes), as_json)
     inherited = inherited_deadline(os.environ, monotonic_ns())
     admission = admit(
         f"token {verb}",
@@ -104,7 +93,7 @@ def _done(verb: str, said: dict[str, Any]) -> Outcome:
             tokens = [_shown(token, now) for token in access.tokens() if token.id in ended]
             return Outcome(Ending.FINISHED, data={"revoked": tokens})
     except Failure as failure:
-        return failed(failure)
+        return refused(failure)
 
 
 def _shown(token: Token, now: WallTime) -> dict[str, object]:
@@ -171,10 +160,6 @@ def _parser() -> Parser:
 
 
 # --- the answer -----------------------------------------------------------------------------------------------
-
-
-def _refuse(mistakes: Mistakes, as_json: bool) -> int:
-    return _deliver("", mistaken("token", mistakes), as_json)
 
 
 def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:

@@ -24,6 +24,15 @@ DEPTH_LIMIT = 64
 KEY_LIMIT = 200
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many proposals may be open at once. An agent that asks in a loop buries neither a person nor other agents."""
+
+    each: int = 100
+    """Of one asker."""
+    all: int = 1_000
+
+
 class ProposalStatus(StrEnum):
     PENDING = "pending"
     APPROVED = "approved"
@@ -106,6 +115,17 @@ class Ask:
     def confirmation(self) -> str:
         """What has to be typed before something destructive is approved."""
         return " ".join((self.operation or self.title).split())
+
+    def about(self) -> dict[str, JSON]:
+        """What a list shows of it. None of it is long."""
+        return {
+            "kind": self.kind.value,
+            "title": self.title,
+            "operation": self.operation,
+            "path": None if self.file is None else self.file.path,
+            "destructive": self.policy.destructive,
+            "deciders": list(self.policy.deciders),
+        }
 
     def as_json(self) -> dict[str, JSON]:
         policy = asdict(self.policy) | {"deciders": list(self.policy.deciders)}

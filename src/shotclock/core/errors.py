@@ -84,6 +84,8 @@ _ERRORS: dict[str, ErrorEntry] = {
         # The inbox: what a person decides, and who may.
         ErrorEntry("PROPOSAL_NOT_FOUND", 5, 404, False, NONE, "There is no proposal of that id.",
                    "list the proposals, and mind the spelling"),
+        ErrorEntry("INBOX_FULL", 11, 429, True, NONE, "As many proposals are open as may be; this one was not made.",
+                   "withdraw what is not wanted any more, or call again once some of them are decided or expired"),
         ErrorEntry("ALREADY_DECIDED", 6, 409, False, NONE, "Somebody has decided this proposal; the decision stays.",
                    "see error.context for who decided, when and how"),
         ErrorEntry("PROPOSAL_EXPIRED", 6, 409, False, NONE, "Nobody decided the proposal in time.",

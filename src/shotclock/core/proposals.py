@@ -21,6 +21,7 @@ from .asks import (
     Problems,
     ProposalStatus,
     ProposedFile,
+    Room,
     canonical,
     digest,
     problems_with,
@@ -40,6 +41,8 @@ __all__ = [
     "Proposal",
     "ProposalStatus",
     "ProposedFile",
+    "Room",
+    "Summary",
     "canonical",
     "decided",
     "digest",
@@ -50,13 +53,41 @@ __all__ = [
     "problems_with",
     "problems_with_decision",
     "problems_with_key",
-    "reminded",
     "result_of",
     "used",
     "withdrawn",
 ]
 
 STILL_QUEUED = "operator response timed out; proposal remains queued"
+# What a list shows of an operator's notes.
+NOTES_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a list shows of a proposal, and what is read for it: no long texts."""
+
+    id: str
+    seq: int
+    status: ProposalStatus
+    asked_by: str
+    created_at: WallTime
+    expires_at: WallTime
+    decided_by: str | None
+    decided_at: WallTime | None
+    used_at: WallTime | None
+    kind: Kind
+    title: str
+    operation: str | None
+    path: str | None
+    destructive: bool
+    deciders: tuple[str, ...]
+    notes: str | None
+    """The beginning of what the operator wrote; None while nobody has decided."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.status.is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +119,23 @@ class Proposal:
         if not self.ask.policy.remind_ms or self.reminded_at is not None or not self.is_open:
             return None
         return WallTime(max(self.created_at.ms, self.expires_at.ms - self.ask.policy.remind_ms))
+
+    @property
+    def summary(self) -> Summary:
+        about = self.ask.about()
+        return Summary(
+            self.id,
+            self.seq,
+            self.status,
+            self.asked_by,
+            self.created_at,
+            self.expires_at,
+            self.decided_by,
+            self.decided_at,
+            self.used_at,
+            **{**about, "kind": self.ask.kind, "deciders": self.ask.policy.deciders},
+            notes=None if self.decision is None else self.decision.notes[:NOTES_SHOWN],
+        )
 
     def is_due(self, now: WallTime) -> bool:
         return self.is_open and now >= self.expires_at
@@ -161,11 +209,6 @@ def extended(proposal: Proposal, by_ms: int, by: str) -> Proposal:
         raise Failure("ARG_ERROR", "a proposal is extended by a time from 1ms to ten years")
     expires_at = WallTime(min(LATEST_MS, proposal.expires_at.ms + by_ms))
     return replace(proposal, expires_at=expires_at, reminded_at=None)
-
-
-def reminded(proposal: Proposal, now: WallTime) -> Proposal:
-    must_be_open(proposal)
-    return replace(proposal, reminded_at=now)
 
 
 def used(proposal: Proposal, action_hash: str, now: WallTime) -> Proposal:

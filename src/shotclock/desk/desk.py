@@ -31,7 +31,7 @@ from ..enforce.handlers import invalid, raised
 from ..enforce.hosted import current_scope
 from ..enforce.preloaded import Program
 from ..enforce.processes import shielded
-from ..inbox import Approvals, Inbox, Passed, Principal
+from ..inbox import Approvals, Inbox, Passed, Principal, refused
 from ..jobs.attending import Checkpointing
 from ..jobs.front import Front
 from ..jobs.invocation import Invocation, Stdin, invocation_key
@@ -266,7 +266,7 @@ class Desk:
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
         except Failure as failure:
-            return answer(admission, raised(failure))
+            return answer(admission, refused(failure))
         except NotSerializable as error:
             return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
         if passed is None:

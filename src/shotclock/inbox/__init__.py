@@ -1,7 +1,7 @@
 """The inbox: an agent proposes, a person decides, and whoever waits for it is bounded either way."""
 
 from .access import Access, Issued, Principal, Role
-from .answers import outcome_of
+from .answers import outcome_of, refused
 from .approvals import Approvals, Passed
 from .audit import AuditFile, AuditProblem
 from .budget import response_budget_ms
@@ -19,5 +19,6 @@ __all__ = [
     "Reminder",
     "Role",
     "outcome_of",
+    "refused",
     "response_budget_ms",
 ]

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from ..core.durations import MAX_MS
 from ..core.errors import Failure
-from ..core.proposals import Proposal
+from ..core.proposals import Proposal, Summary
 from ..core.walltime import WallTime
 from ..store import Store
 from ..store.tokens import Token
@@ -47,7 +47,7 @@ class Principal:
         except KeyError:  # a container may run as a user that has no name
             return cls(f"uid-{os.getuid()}", Role.OPERATOR)
 
-    def may_see(self, proposal: Proposal) -> bool:
+    def may_see(self, proposal: Proposal | Summary) -> bool:
         return self.role is Role.OPERATOR or proposal.asked_by == self.name
 
 

@@ -1,7 +1,8 @@
 """What a call that needed a person answers with: one shape for every outcome, on every surface.
 
 An approval is a success. That nobody has answered yet is no failure: the proposal stays, and the answer says how to go
-on. A rejection is a decision, but whoever called must not take it for a permission, so it is not `ok`.
+on. A rejection is a decision, but whoever called must not take it for a permission, so it is not `ok`. And where the
+inbox does not do what it was asked for, nothing has changed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from ..core.clocks import ClockKind, Fired
 from ..core.durations import format_duration
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Problem
+from ..core.errors import Failure
 from ..core.proposals import Proposal, ProposalStatus, result_of
+from ..core.records import changed
 from ..enforce.admission import Outcome
+from ..enforce.handlers import raised
 
 
 def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int) -> Outcome:
@@ -45,3 +49,13 @@ def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int) -> Outcome:
         f"{proposal.id} expired at {proposal.expires_at}" if status is ProposalStatus.EXPIRED else str(data["notes"])
     )
     return Outcome(Ending.NOT_STARTED, Problem(code, message), data)
+
+
+def refused(failure: Failure) -> Outcome:
+    """What the inbox, or its door, would not do; with everything that is wrong with what was said, where it says so."""
+    outcome = raised(failure)
+    outcome.ending = Ending.NOT_STARTED
+    errors = failure.context.get("errors")
+    if failure.code == "ARG_ERROR" and isinstance(errors, list) and isinstance(outcome.problem, Problem):
+        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=None)
+    return outcome

@@ -174,19 +174,25 @@ class AuditFile:
 
     def _check_proposals(self, problems: list[AuditProblem]) -> None:
         """Whether the proposals are what their entries say."""
-        told: dict[str, _Told] = {}
-        for entry in self._entries():
-            if entry.proposal is not None:
-                told.setdefault(entry.proposal, _Told()).hear(entry, problems)
+        ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
+        for id in sorted(ids):
+            # Each with its entries, as they were in one instant: others go on deciding.
+            proposal, summary, entries = self._store.proposals.with_entries(id)
+            told = _Told()
+            for entry in entries:
+                told.hear(entry, problems)
+            if proposal is None or summary is None:
+                problems.append(AuditProblem("proposal", f"proposal {id} is gone from the store"))
+            elif not told.fits(proposal) or summary != proposal.summary:
+                message = f"proposal {id} is not what its entries say: it was changed"
+                problems.append(AuditProblem("proposal", message, proposal.seq))
         seq = 0
         while found := self._store.proposals.since(seq):
-            for proposal, _ in found:
-                seq = proposal.seq
-                expected = told.pop(proposal.id, None)
-                if expected is None or not expected.fits(proposal):
-                    message = f"proposal {proposal.id} is not what its entries say: it was changed"
-                    problems.append(AuditProblem("proposal", message, proposal.seq))
-        problems += [AuditProblem("proposal", f"proposal {id} is gone from the store") for id in told]
+            for summary, _ in found:
+                seq = summary.seq
+                if summary.id not in ids and not self._store.audit.of(summary.id, 1):
+                    message = f"proposal {summary.id} is in the store without any entry"
+                    problems.append(AuditProblem("proposal", message, seq))
 
     def _entries(self) -> Iterator[Entry]:
         last = 0

@@ -25,6 +25,8 @@ from ..core.proposals import (
     Problems,
     Proposal,
     ProposalStatus,
+    Room,
+    Summary,
     may_decide,
     must_be_open,
     problems_with,
@@ -38,6 +40,7 @@ from ..store.audit import Entry
 from ..store.proposals import NewProposal
 from .access import Principal, Role
 from .audit import AuditFile, AuditProblem
+from .budget import room_in_inbox
 from .waiting import Watcher
 
 # How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
@@ -59,13 +62,15 @@ T = TypeVar("T")
 class Reminder:
     """The proposal is about to expire, and nobody has decided it."""
 
-    proposal: Proposal
+    proposal: Summary
 
 
 class Inbox:
     """May be used from several event loops. What is refused is a Failure with a registered code."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, room: Room | None = None) -> None:
+        """Raises Failure where the environment says nonsense about how many may be open."""
+        self._room = room or room_in_inbox()
         self._store = store
         self._proposals = store.proposals
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="shotclock-inbox-store")
@@ -89,7 +94,9 @@ class Inbox:
     # --- for those who ask ----------------------------------------------------------------------------------
 
     async def propose(self, ask: Ask, by: Principal, *, key: str | None = None) -> Proposal:
-        """The proposal that answers this call: one that is open, a decision that still holds, or a new one."""
+        """The proposal that answers this call: one that is open, a decision that still holds, or a new one.
+
+        Raises Failure (INBOX_FULL) where a new one would be one too many."""
         id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
         answer: Future[Proposal] = Future()
         with self._lock:
@@ -183,7 +190,7 @@ class Inbox:
     async def get(self, proposal_id: str) -> Proposal | None:
         return await self._do(lambda: self._look(proposal_id))
 
-    async def changes(self, after_seq: int | None = None) -> AsyncIterator[Proposal | Reminder]:
+    async def changes(self, after_seq: int | None = None) -> AsyncIterator[Summary | Reminder]:
         """Each proposal as it is after it changed, for ever; several changes at once are one.
 
         `after_seq` is the `seq` of the last one seen, None means from now on. Ends when the inbox is closed.
@@ -239,7 +246,7 @@ class Inbox:
                     fitting.append((new, answer))
             if not fitting:
                 return
-            found = self._proposals.attach_or_create_all([new for new, _ in fitting], _now())
+            found = self._proposals.attach_or_create_all([new for new, _ in fitting], _now(), self._room)
         except BaseException as error:
             for _, answer in asked:
                 if not answer.done():
@@ -276,7 +283,7 @@ class Inbox:
             return self._proposals.get(proposal_id)
         return proposal
 
-    def _since(self, seq: int) -> list[tuple[Proposal, str]]:
+    def _since(self, seq: int) -> list[tuple[Summary, str]]:
         self._watcher.start()
         return self._proposals.since(seq, CHANGES_AT_ONCE)
 
@@ -310,15 +317,18 @@ class Inbox:
         self,
         *,
         status: ProposalStatus | None = None,
+        ended: bool = False,
         asked_by: str | None = None,
         limit: int = 200,
         before_seq: int | None = None,
-    ) -> list[Proposal]:
-        """The one that changed last comes first. Fewer than `limit` where texts are long: go on with `before_seq`."""
+    ) -> list[Summary]:
+        """The one that changed last comes first. `ended`: only those that are not pending any more."""
 
-        def work() -> list[Proposal]:
+        def work() -> list[Summary]:
             self._end_due()
-            return self._proposals.list(status=status, asked_by=asked_by, limit=limit, before_seq=before_seq)
+            return self._proposals.list(
+                status=status, ended=ended, asked_by=asked_by, limit=limit, before_seq=before_seq
+            )
 
         return await self._do(work)
 

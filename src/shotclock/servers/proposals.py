@@ -21,8 +21,7 @@ from ..core.proposals import Ask, Kind, Policy, Proposal, ProposedFile
 from ..desk import Desk
 from ..enforce.admission import Admission, Outcome, admit, answer
 from ..enforce.clock import monotonic_ns
-from ..enforce.handlers import raised
-from ..inbox import Principal, outcome_of, response_budget_ms
+from ..inbox import Principal, outcome_of, refused, response_budget_ms
 
 PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
 NAMES = frozenset((PROPOSE, CHECK, WITHDRAW))
@@ -127,7 +126,7 @@ class Proposing:
         try:
             proposal = await self._carried_out(name, arguments, by, key, wait_ms)
         except Failure as failure:
-            return answer(admission, raised(failure))
+            return answer(admission, refused(failure))
         return _answered(admission, name, proposal, wait_ms)
 
     async def _carried_out(

@@ -77,9 +77,8 @@ class Audit:
 
     def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
         """The history of one proposal."""
-        query = f"SELECT {_COLUMNS} FROM audit WHERE proposal = ? ORDER BY seq LIMIT ?"
         with self._database.read() as connection:
-            return [_entry(row) for row in connection.execute(query, (proposal_id, limit))]
+            return entries_of(connection, proposal_id, limit)
 
     def unfiled(self, limit: int) -> list[Entry]:
         with self._database.read() as connection:
@@ -93,6 +92,11 @@ class Audit:
         """Everything up to this one is in the file, and on the disk."""
         with self._database.write(durable=False) as connection:
             connection.execute("UPDATE audit_filed SET seq = max(seq, ?)", (seq,))
+
+
+def entries_of(connection: sqlite3.Connection, proposal_id: str, limit: int = -1) -> list[Entry]:
+    query = f"SELECT {_COLUMNS} FROM audit WHERE proposal = ? ORDER BY seq LIMIT ?"
+    return [_entry(row) for row in connection.execute(query, (c.text_in(proposal_id), limit))]
 
 
 def _filed(connection: sqlite3.Connection) -> int:

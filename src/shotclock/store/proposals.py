@@ -3,39 +3,42 @@
 Every change is one transaction that reads the proposal, lets core/proposals.py decide whether the change may be,
 and writes it down together with its entry in the audit trail. The entry's number is the proposal's new `seq`.
 One that is past its end is expired in the same transaction, before anything else is done with it.
+
+What is asked for stands in a table of its own: it can be long and never changes, so lists and expiry leave it alone.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import Failure
-from ..core.proposals import Ask, Decision, Proposal, ProposalStatus, digest
+from ..core.proposals import NOTES_SHOWN, Ask, Decision, Kind, Proposal, ProposalStatus, Room, Summary, digest
 from ..core.proposals import decided as as_decided
 from ..core.proposals import expired as as_expired
 from ..core.proposals import extended as as_extended
-from ..core.proposals import reminded as as_reminded
 from ..core.proposals import used as as_used
 from ..core.proposals import withdrawn as as_withdrawn
 from ..core.walltime import WallTime
 from . import columns as c
-from .audit import append
+from .audit import Entry, append, entries_of
 from .database import Database
 
 # How many are expired or reminded of in one transaction.
 AT_ONCE = 200
-# What one listing reads of long texts. Whoever wants more goes on from the last one.
-LISTED_CHARACTERS = 16 * 1024 * 1024
 # Who did it, where nobody did.
 THE_CLOCK = "(clock)"
 
 _COLUMNS = (
     "id, seq, status, asked_by, key, action_hash, created_at, expires_at, reminded_at, decided_by, decided_at, "
     "used_at, decision, ask"
+)
+_WHOLE = f"SELECT {_COLUMNS} FROM proposals JOIN asks USING (id)"
+_SUMMARY = (
+    "SELECT id, proposals.seq, status, asked_by, created_at, expires_at, decided_by, decided_at, used_at, about, notes"
 )
 
 
@@ -57,21 +60,26 @@ class Proposals:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def attach_or_create(self, new: NewProposal, now: WallTime) -> Attached:
-        """The proposal that answers this call. Raises Failure (KEY_REUSED) if the key stands for another action.
+    def attach_or_create(self, new: NewProposal, now: WallTime, room: Room | None = None) -> Attached:
+        """The proposal that answers this call. Raises Failure if the key stands for another action (KEY_REUSED), or
+        if a new one would be one too many (INBOX_FULL).
 
         Identical is the same key, or without one the same action without a key, by the same asker.
         """
-        (found,) = self.attach_or_create_all([new], now)
+        (found,) = self.attach_or_create_all([new], now, room)
         if isinstance(found, Failure):
             raise found
         return found
 
-    def attach_or_create_all(self, asked: Sequence[NewProposal], now: WallTime) -> list[Attached | Failure]:
-        """Many at the price of one wait for the disk. Those before count for those that follow."""
+    def attach_or_create_all(
+        self, asked: Sequence[NewProposal], now: WallTime, room: Room | None = None
+    ) -> list[Attached | Failure]:
+        """Many at the price of one wait for the disk. Those before count for those that follow. `room` is how many may
+        be open then; None: as many as come."""
         texts = [c.json_in(new.ask.as_json()) for new in asked]
         with self._database.write() as connection:
-            return [_attach_or_create(connection, new, text, now) for new, text in zip(asked, texts, strict=True)]
+            left = _RoomLeft(connection, now, room)
+            return [_attach_or_create(connection, new, text, now, left) for new, text in zip(asked, texts, strict=True)]
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -117,11 +125,10 @@ class Proposals:
         while more:
             with self._database.write() as connection:
                 due, to_remind = _due(connection, now), _to_remind(connection, now)
-                for proposal in due:
-                    _expire(connection, proposal, now)
-                for proposal in to_remind:
-                    details = {"expires_at": proposal.expires_at.iso()}
-                    _write(connection, as_reminded(proposal, now), now, "reminded", THE_CLOCK, details)
+                for id, expires_at in due:
+                    _expire(connection, id, expires_at, now)
+                for id, expires_at in to_remind:
+                    _remind(connection, id, expires_at, now)
                 more = AT_ONCE in (len(due), len(to_remind))
         return True
 
@@ -139,7 +146,7 @@ class Proposals:
             if proposal is None:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
             if proposal.is_due(now):
-                proposal = _expire(connection, proposal, now)
+                proposal = _expired(connection, proposal, now)
             refusal: Failure | None = None
             try:
                 changed = step(proposal)
@@ -167,17 +174,20 @@ class Proposals:
         with self._database.read() as connection:
             return _get(connection, id)
 
-    def since(self, after_seq: int, limit: int = 100) -> list[tuple[Proposal, str]]:
-        """Those that changed later, in the order of their last change, and what that was. Fewer where texts are
-        long."""
-        columns = ", ".join(f"proposals.{name}" for name in _COLUMNS.split(", "))
+    def with_entries(self, id: str) -> tuple[Proposal | None, Summary | None, list[Entry]]:
+        """All that is kept of one, as it was in one instant."""
+        with self._database.read() as connection:
+            row = connection.execute(f"{_SUMMARY} FROM proposals WHERE id = ?", (c.text_in(id),)).fetchone()
+            return _get(connection, id), None if row is None else _summary(row), entries_of(connection, id)
+
+    def since(self, after_seq: int, limit: int = 100) -> list[tuple[Summary, str]]:
+        """Those that changed later, in the order of their last change, and what that was."""
         query = (
-            f"SELECT {columns}, audit.action FROM proposals LEFT JOIN audit ON audit.seq = proposals.seq "
+            f"{_SUMMARY}, audit.action FROM proposals LEFT JOIN audit ON audit.seq = proposals.seq "
             "WHERE proposals.seq > ? ORDER BY proposals.seq LIMIT ?"
         )
         with self._database.read() as connection:
-            rows = connection.execute(query, (after_seq, limit)).fetchall()
-            return [(proposal, row[-1]) for proposal, row in zip(_within_reason(rows), rows, strict=False)]
+            return [(_summary(row), row[-1]) for row in connection.execute(query, (after_seq, limit))]
 
     def last_seq(self) -> int:
         with self._database.read() as connection:
@@ -191,23 +201,26 @@ class Proposals:
         self,
         *,
         status: ProposalStatus | None = None,
+        ended: bool = False,
         asked_by: str | None = None,
         limit: int = 200,
         before_seq: int | None = None,
-    ) -> list[Proposal]:
-        """The one that changed last comes first. Fewer than `limit` where the texts are long."""
+    ) -> list[Summary]:
+        """The one that changed last comes first. `ended`: only those that are not pending any more."""
         wanted: list[tuple[str, Any]] = []
         if status is not None:
             wanted.append(("status = ?", status.value))
+        if ended:
+            wanted.append(("status <> ?", ProposalStatus.PENDING.value))
         if asked_by is not None:
             wanted.append(("asked_by = ?", c.text_in(asked_by)))
         if before_seq is not None:
             wanted.append(("seq < ?", c.count_in(before_seq, "before_seq")))
         where = " AND ".join(condition for condition, _ in wanted) or "1"
-        query = f"SELECT {_COLUMNS} FROM proposals WHERE {where} ORDER BY seq DESC LIMIT ?"
+        query = f"{_SUMMARY} FROM proposals WHERE {where} ORDER BY seq DESC LIMIT ?"
         with self._database.read() as connection:
             rows = connection.execute(query, (*(value for _, value in wanted), c.count_in(limit, "limit")))
-            return _within_reason(rows)
+            return [_summary(row) for row in rows]
 
 
 class Feed:
@@ -251,16 +264,56 @@ class Feed:
         self._database.close()
 
 
-def _attach_or_create(connection: sqlite3.Connection, new: NewProposal, text: str, now: WallTime) -> Attached | Failure:
+class _RoomLeft:
+    """What may still be opened, by whom. Counted once in a transaction, which nobody else can add to."""
+
+    def __init__(self, connection: sqlite3.Connection, now: WallTime, room: Room | None) -> None:
+        self._connection = connection
+        self._now = now
+        self._room = room
+        self._open: dict[str | None, int] = {}
+
+    def refusal(self, asker: str) -> Failure | None:
+        if self._room is None:
+            return None
+        for who, most in ((asker, self._room.each), (None, self._room.all)):
+            if (count := self._count(who)) >= most:
+                whose = f"{count} proposals are open" if who is None else f"{who} has {count} proposals open"
+                context = {"asked_by": who, "open": count, "limit": most}
+                return Failure("INBOX_FULL", f"{whose}, and no more than {most} may be", context=context)
+        return None
+
+    def take(self, asker: str) -> None:
+        for who in (asker, None):
+            self._open[who] = self._count(who) + 1
+
+    def _count(self, who: str | None) -> int:
+        """Nobody: all of them. What is past its end does not count, whether or not anybody has noticed."""
+        if who not in self._open:
+            query = "SELECT count(*) FROM proposals WHERE status = 'pending' AND expires_at > ?"
+            given: list[Any] = [self._now.ms]
+            if who is not None:
+                query += " AND asked_by = ?"
+                given.append(c.text_in(who))
+            self._open[who] = int(self._connection.execute(query, given).fetchone()[0])
+        return self._open[who]
+
+
+def _attach_or_create(
+    connection: sqlite3.Connection, new: NewProposal, text: str, now: WallTime, left: _RoomLeft
+) -> Attached | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
     there = _identical(connection, new, action_hash)
     if there is not None and there.is_due(now):
-        there = _expire(connection, there, now)
+        there = _expired(connection, there, now)
     if there is not None and there.action_hash != action_hash and _is_in_force(there, now):
         message = f"the key {new.key!r} stands for another proposal: {there.id}"
         return Failure("KEY_REUSED", message, context={"proposal_id": there.id})
     if there is not None and there.action_hash == action_hash and there.answers(now):
         return Attached(there, was_made=False)
+    if (refusal := left.refusal(new.asked_by)) is not None:
+        return refusal
+    left.take(new.asked_by)
     expires_at = now + ask.policy.ttl_ms
     details = {
         "kind": ask.kind.value,
@@ -288,7 +341,7 @@ def _identical(connection: sqlite3.Connection, new: NewProposal, action_hash: st
     else:
         where, given = "key IS NULL AND action_hash = ?", action_hash
     row = connection.execute(
-        f"SELECT {_COLUMNS} FROM proposals WHERE asked_by = ? AND {where} ORDER BY rowid DESC LIMIT 1",
+        f"{_WHOLE} WHERE asked_by = ? AND {where} ORDER BY proposals.rowid DESC LIMIT 1",
         (c.text_in(new.asked_by), given),
     ).fetchone()
     return None if row is None else _proposal(row)
@@ -301,25 +354,39 @@ def _next_due_at(connection: sqlite3.Connection) -> WallTime | None:
     return WallTime(min(times)) if times else None
 
 
-def _due(connection: sqlite3.Connection, now: WallTime) -> list[Proposal]:
-    query = f"SELECT {_COLUMNS} FROM proposals WHERE status = 'pending' AND expires_at <= ? LIMIT ?"
-    return [_proposal(row) for row in connection.execute(query, (now.ms, AT_ONCE))]
+def _due(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
+    query = "SELECT id, expires_at FROM proposals WHERE status = 'pending' AND expires_at <= ? LIMIT ?"
+    return [(id, WallTime(at)) for id, at in connection.execute(query, (now.ms, AT_ONCE))]
 
 
-def _to_remind(connection: sqlite3.Connection, now: WallTime) -> list[Proposal]:
+def _to_remind(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
     """Those that are not past their end already."""
-    query = f"SELECT {_COLUMNS} FROM proposals WHERE remind_at <= ? AND expires_at > ? LIMIT ?"
-    return [_proposal(row) for row in connection.execute(query, (now.ms, now.ms, AT_ONCE))]
+    query = "SELECT id, expires_at FROM proposals WHERE remind_at <= ? AND expires_at > ? LIMIT ?"
+    return [(id, WallTime(at)) for id, at in connection.execute(query, (now.ms, now.ms, AT_ONCE))]
 
 
-def _expire(connection: sqlite3.Connection, proposal: Proposal, now: WallTime) -> Proposal:
-    details = {"expires_at": proposal.expires_at.iso()}
-    return _write(connection, as_expired(proposal), now, "expired", THE_CLOCK, details)
+def _expire(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: WallTime) -> int:
+    """A pending one. Its new `seq`."""
+    seq = append(connection, now, "expired", id, THE_CLOCK, {"expires_at": expires_at.iso()})
+    connection.execute("UPDATE proposals SET seq = ?, status = 'expired', remind_at = NULL WHERE id = ?", (seq, id))
+    return seq
+
+
+def _expired(connection: sqlite3.Connection, proposal: Proposal, now: WallTime) -> Proposal:
+    return replace(as_expired(proposal), seq=_expire(connection, proposal.id, proposal.expires_at, now))
+
+
+def _remind(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: WallTime) -> None:
+    seq = append(connection, now, "reminded", id, THE_CLOCK, {"expires_at": expires_at.iso()})
+    connection.execute(
+        "UPDATE proposals SET seq = ?, remind_at = NULL, reminded_at = ? WHERE id = ?", (seq, now.ms, id)
+    )
 
 
 def _insert(connection: sqlite3.Connection, made: Proposal, text: str) -> None:
+    connection.execute("INSERT INTO asks (id, ask) VALUES (?, ?)", (made.id, text))
     connection.execute(
-        "INSERT INTO proposals (id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, ask) "
+        "INSERT INTO proposals (id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, about) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             made.id,
@@ -331,7 +398,7 @@ def _insert(connection: sqlite3.Connection, made: Proposal, text: str) -> None:
             made.created_at.ms,
             made.expires_at.ms,
             c.maybe_time_in(made.remind_at),
-            text,
+            c.json_in(made.ask.about()),
         ),
     )
 
@@ -342,7 +409,7 @@ def _write(
     changed = replace(changed, seq=append(connection, now, action, changed.id, by, details))
     connection.execute(
         "UPDATE proposals SET seq = ?, status = ?, expires_at = ?, remind_at = ?, reminded_at = ?, decided_by = ?, "
-        "decided_at = ?, used_at = ?, decision = ? WHERE id = ?",
+        "decided_at = ?, used_at = ?, notes = ?, decision = ? WHERE id = ?",
         (
             changed.seq,
             changed.status.value,
@@ -352,6 +419,7 @@ def _write(
             c.maybe_text_in(changed.decided_by),
             c.maybe_time_in(changed.decided_at),
             c.maybe_time_in(changed.used_at),
+            None if changed.decision is None else c.text_in(changed.decision.notes[:NOTES_SHOWN]),
             None if changed.decision is None else c.json_in(changed.decision.as_json()),
             changed.id,
         ),
@@ -364,19 +432,8 @@ def _last_seq(connection: sqlite3.Connection) -> int:
 
 
 def _get(connection: sqlite3.Connection, id: str) -> Proposal | None:
-    row = connection.execute(f"SELECT {_COLUMNS} FROM proposals WHERE id = ?", (c.text_in(id),)).fetchone()
+    row = connection.execute(f"{_WHOLE} WHERE id = ?", (c.text_in(id),)).fetchone()
     return None if row is None else _proposal(row)
-
-
-def _within_reason(rows: Iterable[tuple[Any, ...]]) -> list[Proposal]:
-    found: list[Proposal] = []
-    left = LISTED_CHARACTERS
-    for row in rows:
-        left -= len(row[13]) + len(row[12] or "")
-        if left < 0 and found:
-            break
-        found.append(_proposal(row))
-    return found
 
 
 def _proposal(row: tuple[Any, ...]) -> Proposal:
@@ -396,4 +453,26 @@ def _proposal(row: tuple[Any, ...]) -> Proposal:
         used_at=c.maybe_time_out(row[11]),
         decision=None if decision is None else Decision.of_json(c.json_out(decision)),
         ask=Ask.of_json(c.json_out(row[13])),
+    )
+
+
+def _summary(row: tuple[Any, ...]) -> Summary:
+    about = c.json_out(row[9])
+    return Summary(
+        id=c.text_out(row[0]),
+        seq=row[1],
+        status=ProposalStatus(row[2]),
+        asked_by=c.text_out(row[3]),
+        created_at=WallTime(row[4]),
+        expires_at=WallTime(row[5]),
+        decided_by=c.maybe_text_out(row[6]),
+        decided_at=c.maybe_time_out(row[7]),
+        used_at=c.maybe_time_out(row[8]),
+        notes=c.maybe_text_out(row[10]),
+        kind=Kind(about["kind"]),
+        title=about["title"],
+        operation=about["operation"],
+        path=about["path"],
+        destructive=bool(about["destructive"]),
+        deciders=tuple(about["deciders"]),
     )

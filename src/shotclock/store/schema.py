@@ -184,4 +184,57 @@ _INBOX = (
     "CREATE INDEX tokens_by_name ON tokens (name)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX)
+# What is asked for can be megabytes, and never changes: in a table of its own it is neither read for a list nor written
+# again with every change.
+_ASKS = (
+    "CREATE TABLE asks (id TEXT NOT NULL PRIMARY KEY, ask TEXT NOT NULL)",
+    "INSERT INTO asks (id, ask) SELECT id, ask FROM proposals",
+    "ALTER TABLE proposals RENAME TO proposals_before",
+    """
+    CREATE TABLE proposals (
+        id TEXT NOT NULL PRIMARY KEY,
+        seq INTEGER NOT NULL UNIQUE,
+        status TEXT NOT NULL
+            CHECK (status IN ('pending', 'approved', 'modified', 'rejected', 'expired', 'withdrawn')),
+        asked_by TEXT NOT NULL,
+        key TEXT,
+        action_hash TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL,
+        remind_at INTEGER,
+        reminded_at INTEGER,
+        decided_by TEXT,
+        decided_at INTEGER,
+        used_at INTEGER,
+        about TEXT NOT NULL,
+        notes TEXT,
+        decision TEXT,
+        CHECK ((status IN ('approved', 'modified', 'rejected')) = (decision IS NOT NULL)),
+        CHECK ((decision IS NULL) = (decided_by IS NULL)),
+        CHECK ((decision IS NULL) = (decided_at IS NULL)),
+        CHECK ((decision IS NULL) = (notes IS NULL)),
+        CHECK (used_at IS NULL OR status IN ('approved', 'modified'))
+    )
+    """,
+    """
+    INSERT INTO proposals (rowid, id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at,
+        reminded_at, decided_by, decided_at, used_at, about, notes, decision)
+    SELECT rowid, id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, reminded_at,
+        decided_by, decided_at, used_at,
+        json_object('kind', json_extract(ask, '$.kind'), 'title', json_extract(ask, '$.title'),
+            'operation', json_extract(ask, '$.operation'), 'path', json_extract(ask, '$.file.path'),
+            'destructive', json_extract(ask, '$.policy.destructive'),
+            'deciders', json_extract(ask, '$.policy.deciders')),
+        substr(json_extract(decision, '$.notes'), 1, 200), decision
+    FROM proposals_before
+    """,
+    "DROP TABLE proposals_before",
+    "CREATE INDEX proposals_by_key ON proposals (asked_by, key) WHERE key IS NOT NULL",
+    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash)",
+    "CREATE INDEX proposals_by_status ON proposals (status, seq)",
+    "CREATE INDEX proposals_due ON proposals (expires_at) WHERE status = 'pending'",
+    "CREATE INDEX proposals_to_remind ON proposals (remind_at) WHERE remind_at IS NOT NULL",
+    "CREATE INDEX proposals_open ON proposals (asked_by, expires_at) WHERE status = 'pending'",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS)

@@ -16,8 +16,9 @@ from ...core.envelope import Envelope
 from ...core.errors import Failure, error_entry
 from ...enforce.admission import Admission, Outcome, admit, answer
 from ...enforce.clock import monotonic_ns
-from ...enforce.handlers import invalid, raised
+from ...enforce.handlers import raised
 from ...enforce.outcomes import timeout_problem
+from ...inbox import refused
 
 # What one request to the inbox may take, beside the time that its caller asked to wait for a person. The store's own
 # waits are shorter; a disk that hangs would run this out.
@@ -64,14 +65,6 @@ async def _outcome(admission: Admission, work: Awaitable[Mapping[str, Any]]) -> 
         return _unexpected(error)
 
 
-def refused(failure: Failure) -> Outcome:
-    """With everything that is wrong with the arguments, where it says so."""
-    errors = failure.context.get("errors")
-    if failure.code == "ARG_ERROR" and isinstance(errors, list) and errors:
-        return invalid(errors)
-    return raised(failure)
-
-
 def _unexpected(error: Exception) -> Outcome:
     """A bug of ours: its traceback is for whoever runs the server, not for whoever asks."""
     sys.excepthook(type(error), error, error.__traceback__)
@@ -83,9 +76,7 @@ def _unexpected(error: Exception) -> Outcome:
 
 def refusal(name: str, failure: Failure) -> Response:
     """Before anything was done."""
-    outcome = refused(failure)
-    outcome.ending = Ending.NOT_STARTED
-    return shown(answer(admit(name, Clocks()), outcome), _headers_of(failure))
+    return shown(answer(admit(name, Clocks()), refused(failure)), _headers_of(failure))
 
 
 def _headers_of(failure: object) -> Mapping[str, str] | None:

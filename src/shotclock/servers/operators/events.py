@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ...core.errors import Failure
-from ...core.proposals import Proposal
+from ...core.proposals import Summary
 from ...core.walltime import WallTime
 from ...enforce.clock import wall_ns
 from ...inbox import Inbox, Principal
@@ -115,11 +115,11 @@ class _Stream:
     async def _read(self) -> None:
         self._put(event("hello", {"now": WallTime.of_ns(wall_ns()).iso()}))
         async for change in self._inbox.changes(self._after):
-            proposal = change if isinstance(change, Proposal) else change.proposal
+            proposal = change if isinstance(change, Summary) else change.proposal
             if not self._principal.may_see(proposal):
                 continue
             said = summary(proposal, self._principal)
-            self._put(event("proposal" if isinstance(change, Proposal) else "reminder", said, proposal.seq))
+            self._put(event("proposal" if isinstance(change, Summary) else "reminder", said, proposal.seq))
 
     def _put(self, text: bytes) -> None:
         try:

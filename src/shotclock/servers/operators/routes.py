@@ -41,8 +41,6 @@ from .shown import summary, whole
 # How long a body may take to arrive. A client that sends it byte by byte would run this out.
 BODY_WITHIN_S = 15.0
 MOST_LISTED = 500
-# How many times the store is asked for more, when long texts make its lists short.
-MOST_LOOKS = 20
 TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -182,7 +180,13 @@ class Operators:
             limit = number_of(request.query_params.get("limit", "200"), "limit", 1, MOST_LISTED)
             said = request.query_params.get("before")
             before = None if said is None else number_of(said, "before", 0, 2**62)
-            found = await self._listed(wanted, principal, limit, before)
+            found = await self._inbox().list(
+                status=ProposalStatus.PENDING if wanted == "pending" else None,
+                ended=wanted == "ended",
+                asked_by=None if principal.role is Role.OPERATOR else principal.name,
+                limit=limit,
+                before_seq=before,
+            )
             seen = await self._inbox().list(limit=1)
             return {
                 "served": self._served,
@@ -194,19 +198,6 @@ class Operators:
             }
 
         return await enveloped("inbox list", work())
-
-    async def _listed(self, wanted: str, principal: Principal, limit: int, before: int | None) -> list[Proposal]:
-        """The store's lists are short where texts are long, and know one status or all."""
-        status = ProposalStatus.PENDING if wanted == "pending" else None
-        asked_by = None if principal.role is Role.OPERATOR else principal.name
-        found: list[Proposal] = []
-        for _ in range(MOST_LOOKS):
-            more = await self._inbox().list(status=status, asked_by=asked_by, limit=limit, before_seq=before)
-            found += [proposal for proposal in more if wanted != "ended" or not proposal.is_open]
-            if not more or len(found) >= limit:
-                break
-            before = more[-1].seq
-        return found[:limit]
 
     async def _get(self, request: Request) -> Response:
         principal = principal_of(request)

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.proposals import Proposal
+from ...core.proposals import Proposal, Summary
 from ...inbox import Principal, Role
 
 
-def may_decide(proposal: Proposal, principal: Principal) -> bool:
-    deciders = proposal.ask.policy.deciders
-    return principal.role is Role.OPERATOR and (not deciders or principal.name in deciders)
-
-
-def summary(proposal: Proposal, principal: Principal) -> dict[str, Any]:
-    """What a list shows: no long texts."""
-    ask, decision = proposal.ask, proposal.decision
+def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
+    is_decider = not proposal.deciders or principal.name in proposal.deciders
     return {
         "id": proposal.id,
         "seq": proposal.seq,
-        "kind": ask.kind.value,
-        "title": ask.title,
-        "operation": ask.operation,
-        "path": None if ask.file is None else ask.file.path,
+        "kind": proposal.kind.value,
+        "title": proposal.title,
+        "operation": proposal.operation,
+        "path": proposal.path,
         "asked_by": proposal.asked_by,
         "status": proposal.status.value,
-        "destructive": ask.policy.destructive,
+        "destructive": proposal.destructive,
         "created_at": proposal.created_at.iso(),
         "expires_at": proposal.expires_at.iso(),
         "decided_by": proposal.decided_by,
         "decided_at": None if proposal.decided_at is None else proposal.decided_at.iso(),
         "used_at": None if proposal.used_at is None else proposal.used_at.iso(),
-        "notes": None if decision is None else decision.notes[:200],
-        "may_decide": may_decide(proposal, principal),
+        "notes": proposal.notes,
+        "may_decide": principal.role is Role.OPERATOR and is_decider,
     }
 
 
 def whole(proposal: Proposal, principal: Principal) -> dict[str, Any]:
     decision = proposal.decision
     return {
-        **summary(proposal, principal),
+        **summary(proposal.summary, principal),
         **proposal.ask.as_json(),
         "action_hash": proposal.action_hash,
         "confirmation": proposal.ask.confirmation if proposal.ask.policy.destructive else None,
