@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import subprocess
 import textwrap
@@ -365,6 +366,28 @@ def test_an_empty_folder_stays_and_stays_empty(check_out: Checkout, stubborn_ssh
     (work / "here").mkdir()
     assert_timed_out(check_out("host:repo", path="here", timeout_ms=LIMIT_MS, env=stubborn_ssh))
     assert list((work / "here").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is(
+    check_out: Checkout, origin: Path, work: Path
+) -> None:
+    ours = [work / f".here.{number:012x}.part" for number in range(3)]
+    for folder in (*ours, work / "here" / ".here.00000000000a.part", work / ".there.00000000000a.part"):
+        (folder / ".git").mkdir(parents=True)
+    (work / ".here.00000000000b.part").symlink_to(work / ".there.00000000000a.part")
+    (work / ".here.notours.part").mkdir()
+    in_use = os.open(ours[0], os.O_RDONLY)
+    try:
+        fcntl.flock(in_use, fcntl.LOCK_EX)
+        assert check_out(origin, path="here").result.envelope.ok, (
+            "a folder that was left in it is no reason to take it for somebody's"
+        )
+    finally:
+        os.close(in_use)
+    there = {".here.000000000000.part", ".here.00000000000b.part", ".here.notours.part", ".there.00000000000a.part"}
+    assert {path.name for path in work.iterdir()} == {"here", *there}
+    assert (work / ".there.00000000000a.part" / ".git").is_dir()
+    assert not list((work / "here").glob(".here.*"))
 
 
 @pytest.mark.slow

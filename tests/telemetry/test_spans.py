@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,13 @@ def test_what_fails_says_its_code_and_what_is_stopped_says_whose_clock_it_was(
     assert tried.attributes["shotclock.clock.elapsed_ms"] >= 300
     not_now = collector.one("step not-now")
     assert (not_now.status, not_now.attributes["shotclock.step.status"]) == ("ok", "skipped")
-    assert "step after" not in [span.name for span in collector.spans]  # it never began
+    after = collector.one("step after")  # it never began: a moment of the run
+    assert (after.status, after.parent_id, after.started_ns) == ("ok", whole.span_id, after.ended_ns)
+    assert {name: after.attributes[f"shotclock.step.{name}"] for name in ("status", "reason", "cause")} == {
+        "status": "skipped",
+        "reason": "dependency_failed",
+        "cause": "hangs",
+    }
 
 
 def test_a_workflow_in_a_step_is_below_its_step(run: Any, write: Write, collector: Collector):
@@ -220,6 +227,19 @@ def test_a_collector_that_hangs_delays_the_end_by_no_more_than_the_limit(shotclo
         assert time.monotonic() - began < FLUSH_LIMIT_S + STARTED_S
     assert (ran.code, ran.stderr) == (0, b"")
     assert ran.json()["meta"]["duration_ms"] < 1000 * FLUSH_LIMIT_S
+
+
+def test_a_collector_that_is_unwell_is_asked_once_at_the_end(shotclock: Any):
+    asked: list[bytes] = []
+
+    def unwell(request: BaseHTTPRequestHandler, body: bytes) -> bytes:
+        asked.append(body)
+        request.send_error(503)
+        raise ConnectionResetError  # nothing more of it
+
+    with http_server(unwell) as port:
+        ran = shotclock("exec", "--json", "--", "true", env={"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"})
+    assert ran.json()["ok"] and len(asked) == 1
 
 
 def test_the_envelope_stays_the_last_line_of_stderr(shotclock: Any):

@@ -25,22 +25,30 @@ from .spans import Span, span_context
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
 
 
+# For each request of the last batches, while a process waits to end. Shorter than the SDK's first pause between two
+# tries (0.8 s), so a collector that refuses is asked once.
+LAST_EXPORT_S = 0.7
+
+
 class Writer:
     """`most` is how many spans may wait for the collector."""
 
     def __init__(self, on_failure: Callable[[str], None], *, most: int) -> None:
         provider = api.get_tracer_provider()
         self._own: TracerProvider | None = None
+        self._exporter: _Exporter | None = None
         if not isinstance(provider, TracerProvider):
-            provider = self._own = _own_provider(on_failure, most)
+            self._exporter = _Exporter(on_failure)
+            provider = self._own = _own_provider(self._exporter, most)
         tracer = provider.get_tracer("shotclock", __version__)
         assert isinstance(tracer, Tracer)
         self._tracer, self._ids = tracer, _Ids()
         tracer.id_generator = self._ids
 
     def flush(self) -> None:
-        """Takes as long as the collector does. A provider of the program's own is the program's to flush."""
-        if self._own is not None:
+        """The last of it. A provider of the program's own is the program's to flush."""
+        if self._own is not None and self._exporter is not None:
+            self._exporter.hurry()
             self._own.force_flush()
 
     def write(self, ended: Span) -> None:
@@ -72,7 +80,7 @@ class _Ids(RandomIdGenerator):
         return int(self.following.span_id, 16)
 
 
-def _own_provider(on_failure: Callable[[str], None], most: int) -> TracerProvider:
+def _own_provider(exporter: _Exporter, most: int) -> TracerProvider:
     """As the variables of OpenTelemetry say it. It is not made the program's: nobody else's spans get into it."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "shotclock", "service.version": __version__})
@@ -80,7 +88,7 @@ def _own_provider(on_failure: Callable[[str], None], most: int) -> TracerProvide
     provider = TracerProvider(sampler=DEFAULT_ON, resource=resource, shutdown_on_exit=False)
     # The SDK's default is 2,048, less than what a thousand steps end with in a moment.
     size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else most
-    provider.add_span_processor(BatchSpanProcessor(_Exporter(on_failure), max_queue_size=size))
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=size))
     return provider
 
 
@@ -91,8 +99,14 @@ class _Exporter(SpanExporter):
         # Here: a program with a provider of its own need not have it.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+        self._make = OTLPSpanExporter
         self._exporter = OTLPSpanExporter()
         self._on_failure = on_failure
+
+    def hurry(self) -> None:
+        """From here on nothing is tried twice, and what waits to be tried again is given up."""
+        tried, self._exporter = self._exporter, self._make(timeout=LAST_EXPORT_S)
+        tried.shutdown()  # type: ignore[no-untyped-call]
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)

@@ -2,7 +2,7 @@
 
 There is no `git clone`: what the ref means is asked of the remote first, so that a shallow fetch fetches the right
 thing. A new checkout is made beside its place and moved there when it is whole, so a step that is stopped leaves
-nothing, and one whose process is killed leaves nothing that looks like a checkout.
+nothing, and one whose process is killed leaves nothing that looks like a checkout: the next one removes it.
 """
 
 from __future__ import annotations
@@ -335,6 +335,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Admission) -> tuple[Ou
     effects: SideEffects | None = None
     try:
         try:
+            await place.sweep()
             if place.is_free():
                 found = await checkout.made(place.prepare())
                 place.take()
@@ -349,7 +350,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Admission) -> tuple[Ou
     except (Refused, InTheWay) as refused:
         problem, ending, data = Problem("GIT_FAILED", str(refused)), Ending.FINISHED, {}
     except OSError as error:
-        message = f"{place.target} cannot be made: {error.strerror}"
+        message = f"{place.target} cannot be made: {error.strerror or error}"
         problem, ending, data = Problem("FILE_UNWRITABLE", message), Ending.FINISHED, {}
     if effects is not None:
         problem = changed(problem, side_effects=effects)

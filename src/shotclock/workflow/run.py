@@ -50,7 +50,7 @@ from .schema import WorkflowFile
 from .secrets import Redaction, visible
 from .states import Status, StepState
 from .steps import StepFailed, Steps
-from .tracing import traced
+from .tracing import tell_of_skipped, traced
 
 
 @dataclass(frozen=True)
@@ -330,6 +330,7 @@ async def _carry_out(
                 record=record,
                 scope=scope,
                 on_change=company.on_change,
+                on_skip=tell_of_skipped,
                 known=known,
                 began_ns=None if begun is None else begun.at_ns,
             )

@@ -43,16 +43,18 @@ class Running:
         record: Record,
         scope: Mapping[str, Any],
         on_change: OnChange | None = None,
+        on_skip: OnChange | None = None,
         known: Mapping[str, StepState] | None = None,
         began_ns: int | None = None,
     ) -> None:
-        """`record` returns when it is written down, and raises if it cannot be. `known` is what an earlier process
-        wrote down of this very run, `began_ns` when that began."""
+        """`record` returns when it is written down, and raises if it cannot be. `on_skip` hears of those that are never
+        executed. `known` is what an earlier process wrote down of this very run, `began_ns` when that began."""
         self._workflow = workflow
         self._execute = execute
         self._record = record
         self._scope = scope
         self._on_change = on_change
+        self._on_skip = on_skip
         self._graph = graph_of(workflow)
         self._behind: dict[str, list[str]] = {name: [] for name in self._graph}
         for name, groups in self._graph.items():
@@ -176,11 +178,15 @@ class Running:
     def _skip(self, state: StepState, members: list[StepState]) -> None:
         culprit = next((member for member in members if member.status.is_bad), members[0])
         failed = culprit.status.is_bad or culprit.reason is Reason.DEPENDENCY_FAILED
-        state.status = Status.SKIPPED
-        state.reason = Reason.DEPENDENCY_FAILED if failed else Reason.DEPENDENCY_SKIPPED
         state.cause = culprit.cause or culprit.id
-        self._unwritten.append(state)
+        self._skipped(state, Reason.DEPENDENCY_FAILED if failed else Reason.DEPENDENCY_SKIPPED)
         self._over.append(state.id)
+
+    def _skipped(self, state: StepState, reason: Reason) -> None:
+        state.status, state.reason = Status.SKIPPED, reason
+        self._unwritten.append(state)
+        if self._on_skip is not None:
+            self._on_skip(state)
 
     def _start(self, name: str) -> None:
         self._starts += 1
@@ -304,10 +310,10 @@ class Running:
                 continue
             if state.status is Status.RUNNING:
                 _cancel(state)
+                self._unwritten.append(state)
             else:
                 is_uncalled = state.id in self._on_demand and not state.is_called
-                state.status, state.reason = Status.SKIPPED, Reason.ON_DEMAND if is_uncalled else Reason.RUN_ENDED
-            self._unwritten.append(state)
+                self._skipped(state, Reason.ON_DEMAND if is_uncalled else Reason.RUN_ENDED)
 
 
 def _cancel(state: StepState) -> None:

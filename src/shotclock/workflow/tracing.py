@@ -44,6 +44,15 @@ def traced(execute: Execute) -> Execute:
     return execute_traced
 
 
+def tell_of_skipped(state: StepState) -> None:
+    """A step that was never executed is a moment of its run."""
+    around = current_scope.get()
+    if spans.recorder is not None and around is not None:
+        run, now_ns = around.span.trace, wall_ns()
+        span = _span(state, run.below(new_span_id()), run.span_id, now_ns, now_ns)
+        spans.recorder.tell(lambda: span)
+
+
 def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> spans.Span:
     """Made at once: what a state says is changed when the step runs again."""
     # It is not final where a cancellation has gone through it.
@@ -61,6 +70,8 @@ def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, end
         attributes["shotclock.ending"] = state.ending
     if state.reason is not None:
         attributes["shotclock.step.reason"] = state.reason.value
+    if state.cause is not None:
+        attributes["shotclock.step.cause"] = state.cause
     code, message = None, ""
     if status.is_bad:
         error = state.error or {}
