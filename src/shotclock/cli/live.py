@@ -69,6 +69,7 @@ class View:
         self._running: dict[str, None] = {}
         self._finished: dict[str, None] = {}
         self._grace_ms = {name: grace_ms(workflow, step) for name, step in workflow.steps.items()}
+        self._gated = {name for name, step in workflow.steps.items() if step.approval} - self._per_item
         self._on_call = _on_call(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
         for state in known:
@@ -167,7 +168,9 @@ class View:
             lines.append(self._waiting(name) if state is None else self._row(state, now_ns))
         if len(names) < len(self._graph):
             waiting = len(self._graph) - len(self._running) - len(self._finished)
-            lines.append(Text(f"  … {len(self._finished)} finished, {waiting} waiting", "bright_black"))
+            hidden = len(self._running.keys() - set(names))
+            more = f"{hidden} more running, " if hidden else ""
+            lines.append(Text(f"  … {more}{len(self._finished)} finished, {waiting} waiting", "bright_black"))
         return Group(*lines)
 
     def _chosen(self, room: int) -> list[str]:
@@ -242,6 +245,10 @@ class View:
     def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
         clock.look(state, now_ns)
         line = self._named(state.id, Status.RUNNING)
+        if state.id in self._gated and not state.attempts:  # its own clock starts with the first try
+            return line.append("waits to be approved: shotclock inbox list", "yellow")
+        if state.type == "human-input":
+            line.append("asks a person  ", "yellow")
         if state.error is not None and clock.is_pausing(state):
             return line.append(
                 f"try {state.attempts} failed, tries again: {one_line(why_failed(state.error))}", "yellow"
