@@ -58,6 +58,22 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {a: {exec: x, description: '{{ outputs.b }}'}}",
         ],
     ),
+    "shell/value-in-script": (
+        [
+            ("steps: {a: {exec: 'sh -c \"echo {{ run.id }}\"'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'x | /usr/bin/python3.11 -u -c \"print(1, {{ run.id }})\"'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'eval \"{{ run.id }}\"'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'ssh host \"ls {{ run.id }}\"'}}", "steps.a.exec"),
+            ("tools: {t: {exec: 'bash -ec \"{{ args.x }}\"'}}\nsteps: {a: {type: tool, tool: t}}", "tools.t.exec"),
+        ],
+        [
+            "steps: {a: {exec: 'sh -c \"echo $1\" sh {{ run.id }}'}}",
+            'steps: {a: {exec: \'echo "{{ run.id }}" | python3 -c "print(1)"\'}}',
+            "steps: {a: {exec: 'sh build.sh \"{{ run.id }}\"'}}",
+            "steps: {a: {exec: 'push \"{{ run.id }}\"'}}",
+            "steps: {a: {exec: './deploy.sh \"{{ run.id }}\"'}}",
+        ],
+    ),
     "template/not-waited-for": (
         [("steps: {a: {exec: x}, b: {exec: 'echo {{ outputs.a }}'}}", "steps.b.exec")],
         [

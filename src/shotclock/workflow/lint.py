@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -164,6 +165,7 @@ def _own(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> It
     yield from graph
     yield from _clocks(workflow)
     yield from islice(_tools(workflow), FINDINGS_LIMIT)
+    yield from islice(_scripts(workflow), FINDINGS_LIMIT)
     yield from _people(workflow, unattended)
     if not any(finding.rule == "graph/cycle" for finding in graph):
         yield from islice(mentions.findings(workflow), FINDINGS_LIMIT)
@@ -336,6 +338,28 @@ def _tools(workflow: WorkflowFile) -> Iterator[Finding]:
             hint = suggest(step.tool, workflow.tools, otherwise="there are ")
             message = f"there is no tool {step.tool!r} in `tools`"
             yield Finding("tool/unknown", message, _steps_key((step_id, "tool")), suggestion=hint)
+
+
+# A program that is given a script as a word, with a value in the script.
+_SCRIPT = re.compile(
+    r"""(?<![\w.-])
+        (?:(?P<program>(?:ba|da|z|k)?sh|python[\d.]*|perl|ruby|node)(?:\s+-[\w=]+)*?\s+-\w*[ce]|(?P<word>eval|ssh\b[^'"\n;|&]{0,200}))
+        \s+(?P<quote>['"])(?:(?!(?P=quote)).)*?\{\{""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+def _scripts(workflow: WorkflowFile) -> Iterator[Finding]:
+    """A value is data to the shell that runs the step. To one that is started inside it, it would be a part of its
+    script."""
+    texts = [(_steps_key((name, "exec")), step.exec) for name, step in workflow.steps.items() if step.type == "command"]
+    texts += [(("tools", name, "exec"), tool.exec) for name, tool in workflow.tools.items()]
+    for path, text in texts:
+        if "{{" in text and (found := _SCRIPT.search(text)) is not None:
+            program = found["program"] or found["word"].split()[0]
+            message = f"a value stands inside a script for {program}, which would run what is in it"
+            hint = "give it as an argument behind the script, or by `env`"
+            yield Finding("shell/value-in-script", message, path, suggestion=hint, is_error=False)
 
 
 def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
