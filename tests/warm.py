@@ -45,6 +45,7 @@ HARMLESS = {"HOME", "PYTHONDONTWRITEBYTECODE"}
 
 ZYGOTE = Path(__file__).with_name("warm_zygote.py")
 _STREAMS = (0, 1, 2)
+_AT_FIRST = dict(os.environ)  # what a test has set when it happens to be the first would hold for all the others
 _Popen = subprocess.Popen  # a test may have put WarmStart in its place
 
 
@@ -186,8 +187,7 @@ class _Zygote:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self._ignored = _ignored()
-        # A test's own variables, which happen to be set now, would stay for all the tests to come.
-        self._environment = {k: v for k, v in os.environ.items() if not k.startswith(("SHOTCLOCK_", "OTEL_"))}
+        self._environment = {k: v for k, v in _AT_FIRST.items() if not k.startswith(("SHOTCLOCK_", "OTEL_"))}
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(READY_WITHIN_S)
         with theirs:

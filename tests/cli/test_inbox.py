@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import locale
 import os
 import pty
 import re
@@ -40,7 +41,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    if locale.getencoding().upper() != "UTF-8":  # otherwise it would only keep programs from starting warm
+        monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
 
