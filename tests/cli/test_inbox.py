@@ -691,6 +691,13 @@ def test_texts_too_different_to_compare_are_shown_all_the_same(shotclock: Any, v
     assert data["file"]["proposed"] == file.proposed
 
 
+def test_a_line_without_end_does_not_fill_the_terminal(terminal: Any) -> None:
+    proposal = proposed("One line", file=ProposedFile("/x", "y" * 500_000))
+    ran = terminal("inbox", "show", proposal.id)
+    ran.ends()
+    assert len(ran.raw) < 10_000 and "more characters" in ran.text
+
+
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1m\u202e[bold]x[/bold]\r\b"
 
 
@@ -704,7 +711,7 @@ def test_no_escape_sequence_of_a_proposal_reaches_the_terminal(terminal: Any) ->
     ]
     decide(made[2], answer=EVIL, notes=EVIL)
     views = [["show", each.id] for each in made]
-    views += [["list", "--all"], ["audit"], ["approve", made[1].id], ["watch", "--for", "300ms"]]
+    views += [["list", "--all"], ["audit"], ["approve", made[1].id], ["watch", "--for", "1s"]]
     views += [["check", made[0].id, "--wait", "0"], ["withdraw", made[0].id], ["approve", made[2].id]]
     for words in views:
         ran = terminal("inbox", *words)

@@ -158,6 +158,13 @@ def test_a_decision_answers_the_identical_call_until_the_end_or_until_it_is_used
     assert not expired(proposal()).answers(NOW) and not withdrawn(proposal(), "agent").answers(NOW)
 
 
+@pytest.mark.parametrize(
+    ("title", "wrong"), [("", "required"), (" \n", "required"), (None, "required"), (5, "must be text")]
+)
+def test_a_title_is_needed_and_is_text(title: Any, wrong: str):
+    assert problems_with(replace(QUESTION, title=title)) == [{"field": "title", "message": wrong}]
+
+
 @pytest.mark.parametrize("by_ms", [0, -1, 10**15, True, 1.5, None])
 def test_an_extension_is_a_time(by_ms: Any):
     assert code_of(extended, proposal(), by_ms, "ann") == "ARG_ERROR"

@@ -53,6 +53,23 @@ def approval(served: Served, id: str, token: str) -> dict[str, Any]:
     return {"status": "approved", "answer": "yes", "action_hash": served.whole(id, token)["action_hash"]}
 
 
+def test_a_stream_ends_with_the_token_it_was_opened_with(served: Served, agent: str) -> None:
+    token = served.token("leaver", Role.OPERATOR)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=ANSWER_WITHIN_S)
+    try:
+        connection.request("GET", "/api/inbox/events", headers={"Authorization": f"Bearer {token}"})
+        stream = connection.getresponse()
+        assert stream.readline() == b"event: hello\n"
+        served.propose(agent, title="Seen")
+        while b"Seen" not in stream.readline():
+            pass
+        served.revoke("leaver")
+        served.propose(agent, title="Not seen")
+        assert b"Not seen" not in stream.read(), "it goes on telling"
+    finally:
+        connection.close()
+
+
 # --- how many ---------------------------------------------------------------------------------------
 
 

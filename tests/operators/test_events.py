@@ -1,4 +1,4 @@
-"""Streams of events whose readers do not read: what waits for them is bounded, and so is our patience."""
+"""Streams of events whose readers do not read: what is read ahead for them is bounded, and so is our patience."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from shotclock.core.proposals import Ask, Kind
 from shotclock.inbox import Inbox, Principal, Role
 from shotclock.servers.operators import events
-from shotclock.servers.operators.access import PRINCIPAL
+from shotclock.servers.operators.access import IS_STILL, PRINCIPAL
 from shotclock.store import Store
 from tests.enforce.bounds import run, soon
 
@@ -24,7 +24,12 @@ def scope(principal: Principal) -> dict[str, Any]:
         "query_string": b"after=0",
         "headers": [],
         PRINCIPAL: principal,
+        IS_STILL: still,
     }
+
+
+async def still() -> bool:
+    return True
 
 
 class Client:
@@ -68,15 +73,24 @@ def test_a_reader_that_does_not_read_is_let_go_of_after_a_while(inbox: Inbox, mo
     run(scenario())
 
 
-def test_a_reader_that_falls_behind_is_let_go_of_before_it_costs_memory(
+def test_a_reader_that_falls_behind_costs_no_memory_and_gets_all_of_it_once_it_reads(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MOST_WAITING", 5)
+    waiting: list[Any] = []
+    monkeypatch.setattr(events.asyncio, "Queue", lambda most: waiting.append(asyncio.queues.Queue(most)) or waiting[-1])
 
     async def scenario() -> None:
         client, streams = Client(), events.Streams(lambda: inbox)
         await proposed(inbox, 30)
-        await asyncio.wait_for(streams(scope(OPERATOR), client.receive, client.send), 10)
+        reading = asyncio.ensure_future(streams(scope(OPERATOR), client.receive, client.send))
+        await soon(lambda: len(waiting) == 1 and waiting[0].full())
+        client.reads.set()
+        await soon(lambda: client.taken.count(b"event: proposal") == 30)
+        began = asyncio.get_running_loop().time()
+        streams.end()
+        await asyncio.wait_for(reading, 10)
+        assert asyncio.get_running_loop().time() - began < 5, "it ends when it is told to"
         await inbox.close()
 
     run(scenario())

@@ -465,3 +465,27 @@ def test_differences_are_right_and_bounded(served: Served, opened: Any) -> None:
     expect(page.locator(".dl.new .code").first).to_contain_text("LINE 6000")
     assert page.locator(".dl").count() < 100
     expect(page.get_by_role("button", name="show 299000 more characters")).to_be_visible()
+
+
+def test_a_page_whose_session_has_ended_asks_to_sign_in_and_keeps_what_was_typed(served: Served, opened: Any) -> None:
+    title = "Asked before the session ended"
+    id = served.propose(title=title, operation="ops/stop", arguments={})
+    page = opened(served, served.token("gone-for-lunch", Role.OPERATOR))
+    row(page, title).click()
+    page.keyboard.press("r")
+    page.get_by_label("Notes", exact=True).fill("not before Monday")
+    served.revoke("gone-for-lunch")
+    page.get_by_role("button", name="Reject").click()
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "session-ended.png")
+    page.get_by_label("Operator token").fill(served.token("back-again", Role.OPERATOR))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_label("Notes", exact=True)).to_have_value("not before Monday")
+    expect(page.locator(".bar .error")).to_be_empty()
+    page.get_by_role("button", name="Reject").click()
+    expect(page.locator(".outcome")).to_contain_text("Rejected")
+    assert served.result(id)["notes"] == "not before Monday"
+    # And one that nobody touches learns of it by itself.
+    served.revoke("back-again")
+    served.propose(title="Something new")
+    expect(page.get_by_text("Your session has ended")).to_be_visible()

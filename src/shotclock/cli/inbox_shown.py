@@ -24,6 +24,7 @@ DIFF_LIMIT_NS = 3_000_000_000
 TOO_DIFFERENT = "the texts are too different to compare"
 # Of what a terminal shows of one text. All of it is in the envelope.
 LINES_SHOWN = 2_000
+LINE_SHOWN = 2_000
 # Of a title in a list. Where the terminal is too narrow for that, other columns give way.
 LEAST_TITLE = 24
 
@@ -196,7 +197,8 @@ def _shown_lines(text: str, console: Console) -> Iterator[str]:
     """Each with everything in it to be seen. `visible` leaves line ends and tabs alone."""
     lines = text.split("\n") if text else []
     for line in lines[:LINES_SHOWN]:
-        yield visible(line).expandtabs(8)
+        more = f"… {len(line) - LINE_SHOWN} more characters" if len(line) > LINE_SHOWN else ""
+        yield visible(line[:LINE_SHOWN]).expandtabs(8) + more
     if len(lines) > LINES_SHOWN:
         console.print(Text(f"… {len(lines) - LINES_SHOWN} more lines: --json has them all", style="dim"))
 

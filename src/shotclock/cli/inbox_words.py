@@ -33,8 +33,8 @@ expired or was withdrawn; 7 it is not yours to decide.
 `shotclock inbox VERB --help` says more about each."""
 _ANSWERS = """\
 Exit codes: 0 approved or modified, and nothing else; 14 nobody has decided yet, and it stays queued; 7 rejected; 6
-expired or withdrawn. So `shotclock inbox propose … && do-it` does it only after somebody has said yes. data.status says
-the same in one word, data.notes is what the operator wrote."""
+expired or withdrawn; 11 too many are open, and this one was not proposed. So `shotclock inbox propose … && do-it` does
+it only after somebody has said yes. data.status says the same in one word, data.notes is what the operator wrote."""
 _USAGES = {
     "list": "[--all | --status STATUS]",
     "show": "ID",

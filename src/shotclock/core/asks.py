@@ -280,8 +280,10 @@ def _say(found: Problems, field: str, message: str) -> None:
 
 
 def _text(found: Problems, field: str, text: object, limit: int, *, needed: bool = False) -> None:
-    if not isinstance(text, str) or (needed and not text.strip()):
-        _say(found, field, "required" if needed and not text else "must be text")
+    if needed and (text is None or (isinstance(text, str) and not text.strip())):
+        _say(found, field, "required")
+    elif not isinstance(text, str):
+        _say(found, field, "must be text")
     elif len(text) > limit:
         _say(found, field, f"{len(text)} characters are too many: {limit} at most")
     elif _size(text) < 0:

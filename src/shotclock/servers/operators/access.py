@@ -12,8 +12,8 @@ A wrong token is never taken for none: whoever shows one is refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
 from http.cookies import CookieError, SimpleCookie
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -35,6 +35,7 @@ from .sites import Site
 # Names under which we are asked for; those who make them up only make each other forgotten.
 KNOWN_HOSTS = 64
 PRINCIPAL = "shotclock.principal"
+IS_STILL = "shotclock.is_still"
 # Nobody's name: no token can be issued for it.
 ANONYMOUS = Principal("(anonymous)", Role.AGENT)
 PROOF_HEADER = "shotclock-proof"
@@ -76,6 +77,12 @@ def principal_of(request: object) -> Principal:
     return principal if isinstance(principal, Principal) else ANONYMOUS
 
 
+async def is_still_known(request: HTTPConnection) -> bool:
+    """Whether whoever sent it would be let in as the same now: for answers that last, and outlive a token."""
+    look: Callable[[], Awaitable[bool]] = request.scope[IS_STILL]
+    return await look()
+
+
 class Door:
     """ASGI middleware around everything that a server offers over HTTP."""
 
@@ -105,6 +112,7 @@ class Door:
             _check_length(headers, limit)
             principal = await self._admitted(scope, headers)
             scope[PRINCIPAL] = principal
+            scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
                 scope["user"] = _user(principal)  # a session of MCP belongs to whoever began it
             receive = receive if scope["path"] == MCP_PATH else _bounded(receive, limit)
@@ -127,10 +135,9 @@ class Door:
 
     async def _admitted(self, scope: Scope, headers: Headers) -> Principal:
         path = scope["path"]
-        address = (scope.get("client") or ("?",))[0]
         if is_public(path):
             return ANONYMOUS
-        principal = await self._principal(headers, address)
+        principal = await self._principal(headers, _address(scope))
         if path != MCP_PATH:
             _count(self._api, f"{principal.role} {principal.name}")
         elif not self._is_local:
@@ -149,6 +156,14 @@ class Door:
         if self._is_local:
             return ANONYMOUS
         raise Refused("TOKEN_INVALID", "this server wants a token with every request", headers=_BEARER)
+
+    async def _is_still(self, principal: Principal, scope: Scope, headers: Headers) -> bool:
+        try:
+            return await self._principal(headers, _address(scope)) == principal
+        except Refused:
+            return False
+        except Failure:  # the store cannot be asked now, and has nothing to tell either
+            return True
 
     async def known(self, token: str, address: str) -> tuple[Principal, str, WallTime | None]:
         """Whose token it is, its id and until when it lives. Raises Refused.
@@ -208,6 +223,10 @@ def cookie_of(headers: Headers, name: str) -> str | None:
 
 def _user(principal: Principal) -> AuthenticatedUser:
     return AuthenticatedUser(AccessToken(token="", client_id=f"{principal.role} {principal.name}", scopes=[]))
+
+
+def _address(scope: Scope) -> str:
+    return str((scope.get("client") or ("?",))[0])
 
 
 def _name_of(scope: Scope) -> str:

@@ -6,7 +6,7 @@
     event: alive      every 15 s, so that silence means that the connection is dead
 
 Whoever comes back with `Last-Event-ID` (or `?after=`) gets what was missed. Whoever does not read is let go of, and may
-come back the same way.
+come back the same way. Whose token was revoked, or session has ended, is told nothing more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from ...core.errors import Failure
 from ...core.proposals import Summary
 from ...core.walltime import WallTime
 from ...enforce.clock import wall_ns
-from ...inbox import Inbox, Principal
-from .access import principal_of
+from ...inbox import Inbox
+from .access import is_still_known, principal_of
 from .answers import refusal
 from .shown import summary
 
 HEARTBEAT_S = 15.0
-# How many changes may wait for one reader, and how long one piece may take to be taken from us.
+# How many changes are read ahead for one reader, and how long one piece may take to be taken from us. What is not read
+# ahead stays where it is, in the store.
 MOST_WAITING = 256
 TAKEN_WITHIN_S = 20.0
 MOST_STREAMS = 256
@@ -63,7 +64,7 @@ class Streams:
             return
         self._open[who] += 1
         try:
-            await _Stream(inbox, principal, after, self._ending).run(receive, send)
+            await _Stream(inbox, request, after, self._ending).run(receive, send)
         finally:
             self._open[who] -= 1
             if not self._open[who]:
@@ -81,9 +82,10 @@ def _after(request: Request) -> int | None:
 
 
 class _Stream:
-    def __init__(self, inbox: Inbox, principal: Principal, after: int | None, ending: asyncio.Event) -> None:
+    def __init__(self, inbox: Inbox, request: Request, after: int | None, ending: asyncio.Event) -> None:
         self._inbox = inbox
-        self._principal = principal
+        self._request = request
+        self._principal = principal_of(request)
         self._after = after
         self._ending = ending
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
@@ -107,47 +109,43 @@ class _Stream:
                 task.cancel()
             await asyncio.wait(tasks, timeout=TAKEN_WITHIN_S)
         with contextlib.suppress(OSError, TimeoutError):
-            await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), TAKEN_WITHIN_S)
+            async with asyncio.timeout(TAKEN_WITHIN_S):
+                await send({"type": "http.response.body", "body": b""})
         for task in tasks:  # what went wrong is said where bugs are said
-            if not task.cancelled() and (error := task.exception()) is not None and not _is_leaving(error):
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, _TooSlow | OSError):
                 raise error
 
     async def _read(self) -> None:
-        self._put(event("hello", {"now": WallTime.of_ns(wall_ns()).iso()}))
+        await self._waiting.put(event("hello", {"now": WallTime.of_ns(wall_ns()).iso()}))
         async for change in self._inbox.changes(self._after):
             proposal = change if isinstance(change, Summary) else change.proposal
             if not self._principal.may_see(proposal):
                 continue
             said = summary(proposal, self._principal)
-            self._put(event("proposal" if isinstance(change, Summary) else "reminder", said, proposal.seq))
-
-    def _put(self, text: bytes) -> None:
-        try:
-            self._waiting.put_nowait(text)
-        except asyncio.QueueFull:
-            raise _TooSlow from None
+            name = "proposal" if isinstance(change, Summary) else "reminder"
+            await self._waiting.put(event(name, said, proposal.seq))  # as fast as it is taken, which is bounded below
 
     async def _write(self, send: Send) -> None:
-        while True:
+        while True:  # not with wait_for, which in Python 3.11 may swallow that we are to end
             try:
-                text = await asyncio.wait_for(self._waiting.get(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    text = await self._waiting.get()
             except TimeoutError:
                 text = event("alive", {})
             while not self._waiting.empty():
                 text += self._waiting.get_nowait()
+            if not await is_still_known(self._request):
+                return
             try:
-                message = {"type": "http.response.body", "body": text, "more_body": True}
-                await asyncio.wait_for(send(message), TAKEN_WITHIN_S)
+                async with asyncio.timeout(TAKEN_WITHIN_S):
+                    await send({"type": "http.response.body", "body": text, "more_body": True})
             except TimeoutError:
                 raise _TooSlow from None
 
 
 class _TooSlow(Exception):
     """The reader does not read."""
-
-
-def _is_leaving(error: BaseException) -> bool:
-    return isinstance(error, _TooSlow | OSError)
 
 
 async def _until_gone(receive: Receive) -> None:

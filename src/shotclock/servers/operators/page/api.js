@@ -22,6 +22,15 @@ export function keepProof(text) {
   try { if (text) localStorage.setItem("proof", text); else localStorage.removeItem("proof"); } catch { /* as above */ }
 }
 
+/** Called when another page of this browser has signed in or out. */
+export function onProof(changed) {
+  addEventListener("storage", (event) => {
+    if (event.key !== "proof") return;
+    proof = event.newValue || "";
+    changed();
+  });
+}
+
 if (location.hash.startsWith("#proof=")) {
   keepProof(location.hash.slice(7));
   window.history.replaceState(null, "", "/");
@@ -60,9 +69,10 @@ export class Events {
   #timer = 0;
   #silence = 0;
 
-  constructor({ onHello, onProposal, onReminder, onLost }) {
+  constructor({ onHello, onProposal, onReminder, onLost, onRefused }) {
     this.on = { hello: onHello, proposal: onProposal, reminder: onReminder };
     this.onLost = onLost;
+    this.onRefused = onRefused;
     addEventListener("online", () => this.now());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.now(); });
     addEventListener("pagehide", () => this.close());
@@ -80,6 +90,7 @@ export class Events {
       const response = await fetch(`/api/inbox/events${after === null ? "" : `?after=${after}`}`, {
         headers: headers({ Accept: "text/event-stream" }), credentials: "same-origin", cache: "no-store", signal: abort.signal,
       });
+      if (response.status === 401 && abort === this.#abort) { this.close(); this.onRefused(); return; }
       if (!response.ok) throw new Error(String(response.status));
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = "", piece = await reader.read(); !piece.done; piece = await reader.read()) {

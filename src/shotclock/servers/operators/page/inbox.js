@@ -1,6 +1,6 @@
 // The page: the list of what waits, the history, which proposal is open, and the keys.
 
-import { Events, ask, keepProof } from "/page/api.js";
+import { Events, ask, keepProof, onProof } from "/page/api.js";
 import { countdown, el, moment, now, pill, setClock, tick, visible } from "/page/elements.js";
 import { ProposalView } from "/page/proposal.js";
 
@@ -8,6 +8,8 @@ const $ = (id) => document.getElementById(id);
 // A row that was decided stays where it is for this long, so that the list does not jump under anybody's hand.
 const LINGER_MS = 4_000;
 const HISTORY_PAGE = 50;
+// As many as the server gives at once. There may be more: what waits longest must not be missing.
+const PENDING_PAGE = 500;
 const ENDED = ["approved", "modified", "rejected", "expired", "withdrawn"];
 const MARKS = { operation: "▸", file: "≡", question: "?" };
 const narrow = matchMedia("(max-width: 52rem)");
@@ -18,7 +20,7 @@ const history = new Map(); // id → summary, newest first
 const rows = new Map(); // id → list item
 const state = { tab: "waiting", open: null, statuses: new Set(), hasOlder: false, historyLoaded: false, wanted: 0 };
 
-const view = new ProposalView($("detail"), { onChange: changed, onBack: () => go(null), me });
+const view = new ProposalView($("detail"), { onChange: changed, onBack: () => go(null), onRefused: whoAreWe, me });
 
 // --- what the server says --------------------------------------------------------------------------
 
@@ -34,6 +36,7 @@ const events = new Events({
     const row = rows.get(id);
     if (row) { row.classList.add("reminded"); row.title = `expires ${new Date(expires_at).toLocaleTimeString()}`; }
   },
+  onRefused() { signIn(); },
   onLost(wait) {
     setLink("lost");
     lostUntil = Date.now() + wait;
@@ -57,7 +60,10 @@ async function showLost() {
 
 /** Who are we, and what waits? After a reconnect the whole list is read again: it is the truth, events only add. */
 async function load() {
-  const data = await ask("GET", "?status=pending&limit=500");
+  const data = await ask("GET", `?status=pending&limit=${PENDING_PAGE}`);
+  for (let page = data.proposals; page.length === PENDING_PAGE; data.proposals.push(...page)) {
+    page = (await ask("GET", `?status=pending&limit=${PENDING_PAGE}&before=${page.at(-1).seq}`)).proposals;
+  }
   Object.assign(me, data.principal);
   if (me.role !== "operator") return signIn(data.sign_in);
   document.body.dataset.state = "ready";
@@ -73,6 +79,13 @@ async function load() {
   paint();
   await follow();
   return data.seq;
+}
+
+/** Whether a refusal means that our session has ended: then signing in is what there is to say about it. */
+async function whoAreWe(refusal) {
+  if (refusal.status === 401) signIn();
+  else if (refusal.code === "NOT_ALLOWED") await load().catch(refused);
+  return document.body.dataset.state === "signin";
 }
 
 async function loadHistory(before) {
@@ -306,12 +319,14 @@ const WAYS = {
 };
 
 function signIn(ways = ["token"]) {
+  const ended = document.body.dataset.state === "ready";
+  if (document.body.dataset.state === "signin") return;
   events.close();
   document.body.dataset.state = "signin";
   $("signin").hidden = false;
   $("lost").hidden = true;
   const failed = new URLSearchParams(location.search).get("key") === "used";
-  $("signin-why").textContent = failed ? "That link was used before, or belongs to a server that has ended." : "Agents propose here, people decide. This browser is not known as an operator's.";
+  $("signin-why").textContent = ended ? "Your session has ended. What you typed is still there once you are back." : failed ? "That link was used before, or belongs to a server that has ended." : "Agents propose here, people decide. This browser is not known as an operator's.";
   $("signin-how").textContent = ways.map((way) => WAYS[way]).filter(Boolean).join(" ");
   $("token").focus();
 }
@@ -330,6 +345,7 @@ $("signin-form").addEventListener("submit", async (event) => {
 $("sign-out").addEventListener("click", async () => {
   try { await ask("DELETE", "/session"); } catch { return; }
   keepProof("");
+  document.body.dataset.state = "starting";
   waiting.clear(); history.clear(); state.historyLoaded = false;
   view.clear(); paint(); signIn();
 });
@@ -403,6 +419,8 @@ document.addEventListener("keydown", (event) => {
 });
 
 setInterval(() => { tick(document); sweep(); if (document.body.dataset.link === "lost") showLost(); }, 1_000);
+
+onProof(() => start());
 
 // The first look says who we are, before a stream is opened that nobody here may be allowed to have.
 async function start() {

@@ -17,9 +17,10 @@ export class ProposalView {
   #editor = null;
   #busy = false;
 
-  constructor(root, { onChange, onBack, me }) {
+  constructor(root, { onChange, onBack, onRefused, me }) {
     this.root = root;
     this.onChange = onChange;
+    this.onRefused = onRefused;
     this.onBack = onBack;
     this.me = me;
   }
@@ -185,7 +186,7 @@ export class ProposalView {
         parts.push(el("div", { class: "answers", role: "group", "aria-label": "Answer" }, p.choices.map((one, i) =>
           el("button", { type: "submit", class: one === p.default ? "choice suggested" : "choice", "data-focus": p.default == null ? i === 0 : one === p.default, onclick: () => { draft.answer = one; } }, el("bdi", {}, visible(one))))));
       } else {
-        answer = el("textarea", { rows: "2", "aria-label": "Answer", "data-focus": true, placeholder: p.default == null ? "Answer" : `Answer (unanswered it counts as: ${p.default})` });
+        answer = el("textarea", { rows: "2", "aria-label": "Answer", "data-focus": true, placeholder: p.default == null ? "Answer" : `Answer (unanswered it counts as: ${String(p.default).slice(0, 200)})` });
         answer.value = draft.answer ?? "";
         answer.addEventListener("input", () => { draft.answer = answer.value; });
         parts.push(answer);
@@ -268,7 +269,7 @@ export class ProposalView {
         return;
       } catch { /* then at least say what we know */ }
     }
-    if (this.#proposal?.id !== p.id) return;
+    if (await this.onRefused(refusal) || this.#proposal?.id !== p.id) return;
     const place = this.bar.querySelector("[data-place=form]") || this.bar.appendChild(el("p", { class: "error", role: "alert" }));
     const lost = refusal.code === "NO_ANSWER" ? " It may or may not have arrived: this page will show which, once the server is back. Your notes are kept." : "";
     place.replaceChildren(visible((namedErrors(refusal.errors) || refusal.message) + lost));
