@@ -73,16 +73,10 @@ def judged(
     data = {"file": loaded.source.name, **data}
     if not wrong:
         return Outcome(Ending.FINISHED, data=data)
-    errors = [{"field": finding.field, "message": _line(loaded, finding)} for finding in wrong]
+    errors = [{"field": finding.field, "message": loaded.told(finding)} for finding in wrong]
     count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
     problem = Problem("WORKFLOW_INVALID", f"{loaded.source.name}: {count}, nothing ran", "validation", errors=errors)
     return Outcome(Ending.FINISHED, problem, data)
-
-
-def _line(loaded: Loaded, finding: Finding) -> str:
-    hint = f"; {finding.suggestion}" if finding.suggestion else ""
-    file = finding.file or loaded.source.name
-    return f"{file}:{finding.place.line}:{finding.place.column}: {finding.message}{hint}"
 
 
 def _shown(loaded: Loaded, finding: Finding) -> dict[str, object]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..core.errors import Failure
 from .lint import NESTING_LIMIT, lint
-from .loading import Finding, Loaded, load_file
+from .loading import load_file
 from .schema import WorkflowFile
 
 
@@ -37,13 +37,8 @@ def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> W
     # Clocks that cannot fit were told when the outer file was looked at, and may have been wanted so.
     wrong = [found for found in findings if found.is_error and not found.rule.startswith("budget/")]
     if wrong or loaded.workflow is None:
-        errors = [{"field": found.field, "message": _line(loaded, found)} for found in wrong]
+        errors = [{"field": found.field, "message": loaded.told(found)} for found in wrong]
         count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
         message = f"{loaded.source.name}: {count}, nothing ran: {errors[0]['message']}"
         raise Failure("WORKFLOW_INVALID", message, context={"errors": errors})
     return loaded.workflow
-
-
-def _line(loaded: Loaded, found: Finding) -> str:
-    hint = f"; {found.suggestion}" if found.suggestion else ""
-    return f"{found.file or loaded.source.name}:{found.place.line}:{found.place.column}: {found.message}{hint}"

@@ -84,6 +84,11 @@ class Loaded:
     workflow: WorkflowFile | None
     findings: tuple[Finding, ...] = ()
 
+    def told(self, found: Finding) -> str:
+        """In one line, as compilers do."""
+        hint = f"; {found.suggestion}" if found.suggestion else ""
+        return f"{found.file or self.source.name}:{found.place.line}:{found.place.column}: {found.message}{hint}"
+
 
 def load_file(path: Path) -> Loaded:
     """Raises OSError if it cannot be read at all. A pipe or a device may never end, so only files are read."""
