@@ -535,10 +535,11 @@ def test_an_agent_that_asks_in_a_loop_is_told_that_the_inbox_is_full(
 ) -> None:
     monkeypatch.setenv("SHOTCLOCK_INBOX_LIMIT_EACH", "2")
     monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", "10ms")
-    loop = [("propose", {"title": f"May I {n}?", "justification": "?"}) for n in (1, 2, 3, 1)]
+    loop = [("propose", {"title": f"May I {n}?", "justification": "?", "wait_ms": 10**30}) for n in (1, 2, 3, 1)]
     gated = ("deploy", {"folder": str(tmp_path), "service": "web"})
     *fit, (third, third_is_error), (again, _), (deploy, deploy_is_error) = served(*loop, gated)
     assert [envelope["data"]["status"] for envelope, _ in fit] == ["pending", "pending"]
+    assert fit[0][0]["meta"]["budget_ms"] == 10, "nobody waits longer than the response budget"
     assert again["data"] == fit[0][0]["data"], "the identical call still attaches"
     for envelope, is_error in ((third, third_is_error), (deploy, deploy_is_error)):
         error = validate_envelope(envelope)["error"]

@@ -182,6 +182,24 @@ def test_a_decision_that_was_forged_with_its_entry_left_out_is_named(home: Path,
     assert len([problem for problem in verified(home) if "is not what its entries say" in problem]) == 2
 
 
+def test_what_others_decide_while_it_is_verified_is_no_alarm(home: Path, file: Path, monkeypatch: pytest.MonkeyPatch):
+    with Store.open(home) as store, Store.open(home) as others:
+        look = store.proposals.with_entries
+        looked: list[str] = []
+
+        def meanwhile(id: str):
+            looked.append(id)
+            for each in others.proposals.list(status=ProposalStatus.PENDING):
+                others.proposals.decide(each.id, REJECT, "bob", wall_now())
+            new = NewProposal(f"p-m{len(looked)}", operation(200 + len(looked)), "agent")
+            others.proposals.attach_or_create(new, wall_now())
+            return look(id)
+
+        monkeypatch.setattr(store.proposals, "with_entries", meanwhile)
+        assert AuditFile(store).verify() == [] and len(looked) == 4
+    assert verified(home) == []
+
+
 # --- catching up ----------------------------------------------------------------------------------
 
 

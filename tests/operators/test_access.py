@@ -202,7 +202,7 @@ def test_a_modification_is_checked_and_every_mistake_is_named(served: Served, op
     "body",
     [b"", b"null", b"[]", b"{", b'{"title": NaN}', b"{" * 100_000, b'{"kind":"wish"}',
      b'{"title":1,"file":[],"policy":3}', b'{"title":"x","policy":{"ttl":"soon"}}', b'{"title":"x","choices":"ab"}',
-     b'{"title":"\\ud800"}', b"\xff"],
+     b'{"title":"\\ud800"}', b"\xff", b'{"title":"x","kind":["file"]}', b'{"title":"x","idempotency_key":""}'],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(served: Served, body: bytes, validate_envelope: Callable[[Any], Any]) -> None:
     answer = served.ask("POST", "/api/inbox", raw=body)

@@ -235,7 +235,7 @@ def problems_with(ask: Ask) -> Problems:
 def problems_with_key(key: str | None) -> Problems:
     found: Problems = []
     if key is not None:
-        _text(found, "key", key, KEY_LIMIT, needed=True)
+        _text(found, "idempotency_key", key, KEY_LIMIT, needed=True)
     return found
 
 

@@ -29,7 +29,8 @@ NAMES = frozenset((PROPOSE, CHECK, WITHDRAW))
 _WAIT = {
     "type": "integer",
     "minimum": 0,
-    "description": "How long to wait for the operator, at most; the response budget where nothing is said.",
+    "description": "How long to wait for the operator, in milliseconds. No longer than the response budget, which is "
+    "also how long it is where nothing is said.",
 }
 _ID = {"type": "string", "description": "The proposal_id of an earlier answer."}
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -121,7 +122,8 @@ class Proposing:
         wait_ms: int,
         parent: Deadline | None,
     ) -> Envelope:
-        """`arguments` were looked at by `mistakes_in`. Always one envelope."""
+        """`arguments` were looked at by `mistakes_in`. Always one envelope, and within the budget."""
+        wait_ms = min(wait_ms, self.budget_ms)
         admission = admit(name, Clocks(timeout_ms=0), parent=parent, mutates=name != CHECK, idempotent=True)
         try:
             proposal = await self._carried_out(name, arguments, by, key, wait_ms)

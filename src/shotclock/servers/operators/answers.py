@@ -42,10 +42,16 @@ class Refused(Failure):
 
 
 async def enveloped(
-    name: str, work: Awaitable[Mapping[str, Any]], *, mutates: bool = False, wait_ms: int = 0
+    name: str,
+    work: Awaitable[Mapping[str, Any]],
+    *,
+    mutates: bool = False,
+    idempotent: bool = False,
+    wait_ms: int = 0,
 ) -> Response:
     """The answer to a request, on time. A cancellation is passed on."""
-    admission = admit(name, Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0), mutates=mutates)
+    clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
+    admission = admit(name, clocks, mutates=mutates, idempotent=idempotent)
     outcome = await _outcome(admission, work)
     return shown(answer(admission, outcome), _headers_of(outcome.value))
 

@@ -57,7 +57,7 @@ def ask_of(said: dict[str, Any]) -> Ask:
     mistakes = _Mistakes()
     mistakes.unknown(said, _ASK)
     kind = said.get("kind", "file" if said.get("file") else "operation" if said.get("operation") else "question")
-    if kind not in set(Kind):
+    if kind not in list(Kind):  # which takes what cannot be hashed as well
         mistakes.say("kind", f"must be one of {', '.join(Kind)}")
         kind = Kind.QUESTION
     file, policy = _file(said.get("file"), mistakes), _policy(said.get("policy"), mistakes)

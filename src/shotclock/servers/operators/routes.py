@@ -241,15 +241,14 @@ class Operators:
             key = said.pop("idempotency_key", None)
             if not isinstance(key, str | None):
                 raise _mistake("idempotency_key", "must be text")
-            ask = ask_of(said)
         except Failure as failure:
             return refusal("inbox propose", failure)
 
         async def work() -> dict[str, Any]:
-            proposal = await self._inbox().propose(ask, principal, key=key)
+            proposal = await self._inbox().propose(ask_of(said), principal, key=key)
             return result_of(await self._inbox().wait(proposal.id, wait_ms) if proposal.is_open else proposal)
 
-        return await enveloped("inbox propose", work(), mutates=True, wait_ms=wait_ms)
+        return await enveloped("inbox propose", work(), mutates=True, idempotent=True, wait_ms=wait_ms)
 
     async def _decide(self, request: Request) -> Response:
         principal = principal_of(request)
