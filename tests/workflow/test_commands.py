@@ -217,3 +217,23 @@ def test_a_file_that_takes_too_long_to_read_ends_on_the_clock(
     ran = shotclock("check", flow, "--timeout", "1s", timeout=AT_ONCE_S)
     envelope = validate_envelope(ran.json())
     assert (ran.code, envelope["error"]["code"], envelope["meta"]["ending"]) == (10, "TIMEOUT", "killed")
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["flow.yaml", "--run-id", "a b"], ["run-id"]),
+        (["flow.yaml", "--run-id", "../up"], ["run-id"]),
+        (["flow.yaml", "--run-id", "x" * 101], ["run-id"]),
+        (["--resume", "r", "--input", "n=1", "--timeout", "5m", "--run-id", "s"], ["run-id", "input", "timeout"]),
+    ],
+)
+def test_what_no_run_can_be_told_is_refused_before_anything_runs(
+    words: list[str], fields: list[str], flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(GOOD)
+    ran = shotclock("run", *words, cwd=flow.parent, env={"SHOTCLOCK_HOME": str(flow.parent / "home")})
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 2 and envelope["error"]["code"] == "ARG_ERROR"
+    assert [error["field"] for error in envelope["error"]["errors"]] == fields
+    assert not (flow.parent / "ran").exists()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from ..core.clocks import Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, warning
+from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.texts import one_line
 from ..core.walltime import WallTime
@@ -35,6 +36,9 @@ from .asked import RunAsked
 from .output import EX_IOERR, emit, is_terminal, say_line, summary_line, write_quietly
 from .report import ensure_writable, stored_report, text_of, write_file
 from .screen import Outlet, screen_here
+
+# It is a word of the commands that go on with a run, and a part of other names.
+RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 
 def main(asked: RunAsked, as_json: bool) -> int:
@@ -65,6 +69,10 @@ def _findable() -> None:
 
 def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     signals.raise_when_told()
+    if mistakes := _mistakes(asked):
+        message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+        problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
+        return answer(admit("run", Clocks()), Outcome(Ending.NOT_STARTED, problem))
     _findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
@@ -86,6 +94,18 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
         return events.ended(asyncio.run(_started(request, store, events, as_json, budget_ms)))
+
+
+def _mistakes(asked: RunAsked) -> list[dict[str, str]]:
+    mistakes = []
+    if asked.run_id is not None and not RUN_ID.fullmatch(asked.run_id):
+        message = f"{one_line(asked.run_id, 40)!r}: letters, digits, `.`, `_` and `-`, up to 100 of them, no dash first"
+        mistakes.append({"field": "run-id", "message": message})
+    if asked.resume is not None:
+        given = {"run-id": asked.run_id, "input": asked.inputs, "timeout": asked.timeout_ms, "force": asked.force}
+        said = "cannot be changed: a run that goes on has what it began with"
+        mistakes += [{"field": name, "message": said} for name, value in given.items() if value]
+    return mistakes
 
 
 def _budget_ms(asked: RunAsked) -> int | None:
