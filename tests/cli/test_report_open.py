@@ -1,5 +1,6 @@
 """`report --open`: the page in the person's own browser, where there is a person and a browser."""
 
+import asyncio
 import os
 import signal
 import stat
@@ -8,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shotclock.store import Store
+from shotclock.workflow.loading import load_text
+from shotclock.workflow.run import RunRequest, start
 
 from .conftest import Seen, is_alive, wait_for
 
@@ -18,14 +23,17 @@ LIMIT_S = 30.0
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shotclock: Callable[..., Any]) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with the run `../x y`, whose id is no path."""
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     for name in ("NO_COLOR", "CI", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    (tmp_path / "flow.yaml").write_text("steps: {a: {exec: echo here}}")
-    assert shotclock("run", tmp_path / "flow.yaml", "--run-id", "../x y").code == 0
+    workflow = load_text(b"steps: {a: {exec: echo here}}").workflow
+    assert workflow is not None
+    request = RunRequest(workflow, str(tmp_path / "flow.yaml"), tmp_path, run_id="../x y")  # not from a command line
+    with Store.open() as store:
+        assert asyncio.run(start(request, store)).ok
     return tmp_path / "home"
 
 
