@@ -116,6 +116,12 @@ def test_what_a_macro_or_a_block_makes_reaches_the_shell_as_data(template: str, 
     assert ran.stdout.decode() == "<a'b $(touch pwned) \ue0000\ue001>\n" and list(tmp_path.iterdir()) == []
 
 
+def test_json_that_is_deeper_than_anybody_goes_stays_text() -> None:
+    assert templates.as_value("[" * 200 + "]" * 200) != "[" * 200 + "]" * 200
+    for levels in (202, 900, 100_000):
+        assert templates.as_value("[" * levels + "]" * levels) == "[" * levels + "]" * levels
+
+
 @pytest.mark.parametrize("template", ["{{ 'a' * 9000000000 }}", "{{ ('%9000000000d' | format(1)) | length }}"])
 def test_a_template_that_wants_all_the_memory_there_is_is_refused(template: str) -> None:
     with pytest.raises(templates.TemplateError, match="512 MB of memory"):
@@ -128,7 +134,7 @@ def test_a_number_may_stand_in_arithmetic(tmp_path: Path) -> None:
     assert shell_says("/bin/sh", "echo $(( {m} + 1 ))", "41", tmp_path) == "42\n"
 
 
-@pytest.mark.parametrize("value", ["a\0b", "x" * 200_000])
+@pytest.mark.parametrize("value", ["a\0b", "x" * 200_000, "\ud800"])
 def test_what_no_variable_can_hold_is_refused(value: str) -> None:
     with pytest.raises(Unsafe):
         with_references(f"echo {mark(0)}", [value])

@@ -53,7 +53,11 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
         value = values[int(found.group(1))]
         if "\0" in value:
             raise Unsafe("a value with a NUL byte in it cannot be handed to a command")
-        if len(value.encode("utf-8", "surrogateescape")) > VALUE_LIMIT:
+        try:
+            size = len(value.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            raise Unsafe("a value with half a character in it cannot be handed to a command") from None
+        if size > VALUE_LIMIT:
             raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be handed over in a command: use `stdin`")
         name = VARIABLE.format(found.group(1))
         variables[name] = value

@@ -19,6 +19,8 @@ from .shell import has_marks, mark, unmarked
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
+# JSON that is nested deeper than this stays text.
+DEPTH_LIMIT = 200
 # What a worker may take for one template, beyond what it has: a few outputs several times over. `'a' * 9999999999` ends
 # here, and not when the machine is out of memory.
 MEMORY_LIMIT = 512 * 1024 * 1024
@@ -101,11 +103,27 @@ def as_value(text: str) -> Any:
     """What a step said: its JSON where it is JSON, its text otherwise."""
     stripped = text.strip()
     if stripped[:1] in tuple('{["-0123456789tfn'):
-        try:
-            return json.loads(stripped, parse_constant=_no_json)
-        except (ValueError, RecursionError):
-            pass
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(stripped, parse_constant=_no_json)
+            if not _is_too_deep(value):
+                return value
     return text[:-1] if text.endswith("\n") else text
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whoever writes it down, hides secrets in it or shows it goes into it level by level."""
+    level = [value]
+    for _ in range(DEPTH_LIMIT):
+        level = [
+            item
+            for part in level
+            if isinstance(part, dict | list)
+            for item in (part.values() if isinstance(part, dict) else part)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _no_json(name: str) -> None:
