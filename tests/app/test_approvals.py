@@ -15,8 +15,10 @@ from mcp import Client
 
 from shotclock import App, Failure
 from shotclock.core.catalogue import Catalogue
-from shotclock.core.proposals import Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
+from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
+from shotclock.core.walltime import WallTime
 from shotclock.inbox import Approvals, Inbox, Passed, Principal, Role
+from shotclock.servers.asking import form_for
 from shotclock.store import Store
 from tests.app.programs import guarded
 from tests.servers import client as mcp
@@ -513,6 +515,16 @@ def test_an_agent_proposes_a_file_waits_asks_again_and_takes_it_back(home: Home)
     run(scenario())
 
 
+def test_a_client_is_shown_all_that_would_be_done_however_long_the_reasons_are() -> None:
+    arguments = {"service": "web", "note": "x" * 300, "target": "everything\x1b[2J"}
+    ask = Ask(Kind.OPERATION, "Deploy web", "because " * 2_000, operation="guarded/deploy", arguments=arguments)
+    made = Proposal("p-a", ask, "agent", None, ask.action_hash, ProposalStatus.PENDING, WallTime(0), WallTime(1))
+    message, _ = form_for(made)
+    assert "guarded/deploy" in message and '"everything' in message and "\x1b" not in message
+    assert message.index("everything") < message.index("Why: because")
+    assert len(message) < 2_000 and "shotclock inbox show p-a" in message
+
+
 Served = Callable[..., list[tuple[Any, bool]]]
 WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
     ("propose", {}, ["justification", "title"]),
@@ -554,8 +566,6 @@ def test_a_proposal_that_is_not_ones_own_is_not_there(served: Served, home: Home
     async def somebody_elses() -> str:
         with Store.open(home.path) as store:
             inbox = Inbox(store)
-            from shotclock.core.proposals import Ask, Kind
-
             proposal = await inbox.propose(Ask(Kind.QUESTION, "mine"), Principal("other", Role.AGENT))
             await inbox.close()
             return proposal.id

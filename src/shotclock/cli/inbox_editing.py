@@ -24,7 +24,7 @@ from ..core.asks import ARGUMENTS_LIMIT, FILE_LIMIT
 from ..core.deadlines import NS_PER_MS
 from ..core.envelope import Problem, stopped_by
 from ..core.errors import Failure
-from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, problems_with_decision
+from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, problems_with_decision, refusal
 from ..core.texts import visible
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
@@ -252,8 +252,7 @@ def _remove(copy: Path) -> None:
 
 
 def _refusal(field: str, message: str) -> Failure:
-    problem = {"field": field, "message": message}
-    return Failure("ARG_ERROR", f"{field}: {message}", context={"errors": [problem]})
+    return refusal([{"field": field, "message": message}])
 
 
 def _refuse(field: str, message: str) -> NoReturn:

@@ -53,6 +53,7 @@ __all__ = [
     "problems_with",
     "problems_with_decision",
     "problems_with_key",
+    "refusal",
     "result_of",
     "used",
     "withdrawn",
@@ -220,6 +221,12 @@ def used(proposal: Proposal, action_hash: str, now: WallTime) -> Proposal:
     if proposal.used_at is not None:
         raise Failure("ALREADY_DECIDED", f"the approval {proposal.id} was used at {proposal.used_at}")
     return replace(proposal, used_at=now)
+
+
+def refusal(problems: Problems) -> Failure:
+    """All that is wrong with what was said, at once."""
+    message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
+    return Failure("ARG_ERROR", message, context={"errors": problems})
 
 
 def may_decide(proposal: Proposal, by: str) -> None:

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from ..core.durations import MAX_MS
 from ..core.errors import Failure
-from ..core.proposals import Proposal, Summary
+from ..core.proposals import Proposal, Summary, refusal
 from ..core.walltime import WallTime
 from ..store import Store
 from ..store.tokens import Token
@@ -50,6 +50,11 @@ class Principal:
     def may_see(self, proposal: Proposal | Summary) -> bool:
         return self.role is Role.OPERATOR or proposal.asked_by == self.name
 
+    def must_be_operator(self, to: str = "decide") -> None:
+        """Before anything is read or looked up, so that nothing can be learnt from the refusal. Raises Failure."""
+        if self.role is not Role.OPERATOR:
+            raise Failure("NOT_ALLOWED", f"{self.name} is an agent: agents propose, operators {to}")
+
 
 @dataclass(frozen=True, slots=True)
 class Issued:
@@ -67,7 +72,7 @@ class Access:
 
     def issue(self, name: str, role: Role, by: Principal, now: WallTime, *, ttl_ms: int | None = None) -> Issued:
         """Raises Failure for a name that is none or that a living token has, and unless an operator asks."""
-        _must_be_operator(by, "issue tokens")
+        by.must_be_operator("issue tokens")
         role = Role(role)
         problems = []
         if not _NAME.fullmatch(name):
@@ -75,8 +80,7 @@ class Access:
         if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_MS):
             problems.append({"field": "ttl_ms", "message": "must be from 1 ms to ten years"})
         if problems:
-            message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
-            raise Failure("ARG_ERROR", message, context={"errors": problems})
+            raise refusal(problems)
         id = "".join(secrets.choice(_LETTERS) for _ in range(8))
         text = f"shotclock_{role}_{id}_{secrets.token_urlsafe(32)}"
         token = Token(id, name, role, _digest(text), now, None if ttl_ms is None else now + ttl_ms)
@@ -90,7 +94,7 @@ class Access:
 
     def revoke(self, id_or_name: str, by: Principal, now: WallTime) -> list[Token]:
         """Those that it ended; none if there is no such token, or it was revoked before."""
-        _must_be_operator(by, "revoke tokens")
+        by.must_be_operator("revoke tokens")
         revoked = self._tokens.revoke(id_or_name, by.name, now)
         self._file.catch_up_if_possible()
         return revoked
@@ -107,8 +111,3 @@ class Access:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _must_be_operator(by: Principal, what: str) -> None:
-    if by.role is not Role.OPERATOR:
-        raise Failure("NOT_ALLOWED", f"{by.name} is an agent: only operators {what}")

@@ -22,7 +22,6 @@ from ..core.errors import Failure
 from ..core.proposals import (
     Ask,
     Decision,
-    Problems,
     Proposal,
     ProposalStatus,
     Room,
@@ -32,13 +31,14 @@ from ..core.proposals import (
     problems_with,
     problems_with_decision,
     problems_with_key,
+    refusal,
 )
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..store import Store
 from ..store.audit import Entry
 from ..store.proposals import NewProposal
-from .access import Principal, Role
+from .access import Principal
 from .audit import AuditFile, AuditProblem
 from .budget import room_in_inbox
 from .waiting import Watcher
@@ -167,14 +167,14 @@ class Inbox:
         confirmation: str | None = None,
     ) -> Proposal:
         """Of two at once one wins, and the other is told who. `action_hash` is that of what the person was shown."""
-        _must_be_operator(by, "decide")
+        by.must_be_operator("decide")
 
         def work() -> Proposal:
             proposal = self._existing(proposal_id)
             may_decide(proposal, by.name)
             must_be_open(proposal)
             if problems := problems_with_decision(proposal, decision):
-                raise _refusal(problems)
+                raise refusal(problems)
             return self._proposals.decide(
                 proposal_id, decision, by.name, _now(), action_hash=action_hash, confirmation=confirmation
             )
@@ -182,7 +182,7 @@ class Inbox:
         return await self._change(work)
 
     async def extend(self, proposal_id: str, by_ms: int, by: Principal) -> Proposal:
-        _must_be_operator(by, "extend")
+        by.must_be_operator("extend")
         return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, _now()))
 
     # --- looking --------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Inbox:
         try:
             for new, answer in asked:
                 if problems := problems_with(new.ask) + problems_with_key(new.key):
-                    answer.set_exception(_refusal(problems))
+                    answer.set_exception(refusal(problems))
                 else:
                     fitting.append((new, answer))
             if not fitting:
@@ -340,13 +340,3 @@ def _now() -> WallTime:
 def _ring(told: asyncio.Future[Proposal | None]) -> None:
     if not told.done():
         told.set_result(None)
-
-
-def _refusal(problems: Problems) -> Failure:
-    message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
-    return Failure("ARG_ERROR", message, context={"errors": problems})
-
-
-def _must_be_operator(by: Principal, what: str) -> None:
-    if by.role is not Role.OPERATOR:
-        raise Failure("NOT_ALLOWED", f"{by.name} is an agent: agents propose, operators {what}")

@@ -10,6 +10,7 @@ own child (it runs as the same user, who may use the inbox anyway), and one that
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,10 +19,12 @@ from mcp_types import ClientCapabilities, ElicitationCapability
 
 from ..core.errors import Failure
 from ..core.proposals import Decision, Kind, Proposal, ProposalStatus
+from ..core.texts import visible
 from ..inbox import Inbox, Principal, Role
 
-# What a client shows of a proposal; the inbox shows all of it.
+# What a client shows of what would be done, and of the reasons; the inbox shows all of it.
 SHOWN_LENGTH = 4_000
+WHY_LENGTH = 1_000
 # A client that is asked while a call waits may take as long as the call does; this is for one that never answers.
 LONGEST_ASK_S = 3_600.0
 _ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
@@ -41,16 +44,20 @@ def may_answer(proposal: Proposal, decider: Principal) -> bool:
 
 
 def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
-    """What the client is to show, and what it is to ask for."""
+    """What the client is to show, and what it is to ask for.
+
+    What would be done comes before the reasons, which could be long enough to push it out of sight.
+    """
     ask = proposal.ask
-    said = [ask.title]
-    if ask.justification:
-        said.append(f"Why: {ask.justification}")
+    said = [visible(ask.title)]
+    if ask.operation is not None:
+        arguments = json.dumps(dict(ask.arguments or {}), indent=2, ensure_ascii=False)
+        said.append(_beginning(f"{ask.operation} {arguments}", SHOWN_LENGTH, proposal.id))
     if ask.file is not None:
-        said.append(f"{ask.file.path}:\n{ask.file.proposed}")
+        said.append(_beginning(f"{ask.file.path}:\n{ask.file.proposed}", SHOWN_LENGTH, proposal.id))
+    if ask.justification:
+        said.append(_beginning(f"Why: {ask.justification}", WHY_LENGTH, proposal.id))
     message = "\n\n".join(said)
-    if len(message) > SHOWN_LENGTH:
-        message = message[:SHOWN_LENGTH] + f"\n… (all of it: shotclock inbox show {proposal.id})"
     properties: dict[str, Any] = {}
     if ask.kind is Kind.QUESTION:
         properties["answer"] = {"type": "string", "title": "Answer"}
@@ -64,6 +71,13 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
     if ask.policy.destructive:
         properties["confirmation"] = {"type": "string", "title": f"Type {ask.confirmation!r} to approve this"}
     return message, {"type": "object", "properties": properties, "required": required}
+
+
+def _beginning(text: str, limit: int, id: str) -> str:
+    """Of somebody else's text, for a client that may be a terminal."""
+    if len(text) <= limit:
+        return visible(text)
+    return f"{visible(text[:limit])}\n… only the beginning is shown here; all of it: shotclock inbox show {id}"
 
 
 def input_required(proposal: Proposal) -> dict[str, Any]:
@@ -125,5 +139,7 @@ async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox,
             action_hash=proposal.action_hash,
             confirmation=confirmation if isinstance(confirmation, str) else None,
         )
-    except Failure:  # somebody else was first, it has expired, or the confirmation is not what was asked for
+    except Failure:
+        # Somebody else was first, it has expired, the store is busy, or the confirmation is not what was asked for.
+        # Whichever it was, the answer to the call says how the proposal stands.
         return

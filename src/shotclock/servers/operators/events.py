@@ -27,6 +27,7 @@ from ...enforce.clock import wall_ns
 from ...inbox import Inbox
 from .access import is_still_known, principal_of
 from .answers import refusal
+from .reading import mistake
 from .shown import summary
 
 HEARTBEAT_S = 15.0
@@ -76,8 +77,7 @@ def _after(request: Request) -> int | None:
     if not said:
         return None
     if not (said.isascii() and said.isdecimal() and len(said) < 19):
-        message = "the id of the last event is a whole number"
-        raise Failure("ARG_ERROR", message, context={"errors": [{"field": "after", "message": message}]})
+        raise mistake("after", "the id of the last event is a whole number")
     return int(said)
 
 

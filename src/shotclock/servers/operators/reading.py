@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ...core.durations import DurationError, parse_duration_ms
 from ...core.errors import Failure
-from ...core.proposals import Ask, Decision, Kind, Policy, ProposalStatus, ProposedFile
+from ...core.proposals import Ask, Decision, Kind, Policy, ProposalStatus, ProposedFile, refusal
 
 _ASK = frozenset(field.name for field in fields(Ask))
 _POLICY = frozenset(field.name for field in fields(Policy)) | {"ttl", "remind"}
@@ -30,17 +30,16 @@ class _Mistakes:
 
     def refuse(self) -> None:
         if self.found:
-            message = "; ".join(f"{each['field']}: {each['message']}" for each in self.found)
-            raise Failure("ARG_ERROR", message, context={"errors": self.found})
+            raise refusal(self.found)
 
 
 def object_of(content: bytes) -> dict[str, Any]:
     try:
         said = json.loads(content, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        _refuse("body", f"is no JSON: {error}")
+        raise mistake("body", f"is no JSON: {error}") from None
     if not isinstance(said, dict):
-        _refuse("body", "must be a JSON object")
+        raise mistake("body", "must be a JSON object")
     return said
 
 
@@ -48,7 +47,8 @@ def number_of(said: object, field: str, least: int, most: int) -> int:
     if isinstance(said, str) and said.isascii() and said.isdecimal() and len(said) < 20:
         said = int(said)
     if type(said) is not int or not least <= said <= most:
-        _refuse(field, f"must be a whole number, {least} or more" if most >= 2**53 else f"must be {least} to {most}")
+        expected = f"a whole number, {least} or more" if most >= 2**53 else f"{least} to {most}"
+        raise mistake(field, f"must be {expected}")
     return said
 
 
@@ -141,5 +141,5 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _refuse(field: str, message: str) -> NoReturn:
-    raise Failure("ARG_ERROR", f"{field}: {message}", context={"errors": [{"field": field, "message": message}]})
+def mistake(field: str, message: str) -> Failure:
+    return refusal([{"field": field, "message": message}])

@@ -34,7 +34,7 @@ from ...inbox import Inbox, Principal, Role, response_budget_ms
 from .access import Door, principal_of
 from .answers import enveloped, refusal
 from .events import Streams
-from .reading import ask_of, decision_of, number_of, object_of
+from .reading import ask_of, decision_of, mistake, number_of, object_of
 from .sessions import LASTS_MS
 from .shown import summary, whole
 
@@ -176,7 +176,7 @@ class Operators:
         async def work() -> dict[str, Any]:
             wanted = request.query_params.get("status", "all")
             if wanted not in ("pending", "ended", "all"):
-                raise _mistake("status", "must be pending, ended or all")
+                raise mistake("status", "must be pending, ended or all")
             limit = number_of(request.query_params.get("limit", "200"), "limit", 1, MOST_LISTED)
             said = request.query_params.get("before")
             before = None if said is None else number_of(said, "before", 0, 2**62)
@@ -240,7 +240,7 @@ class Operators:
             wait_ms = self._wait_ms(said.pop("wait_ms", 0))
             key = said.pop("idempotency_key", None)
             if not isinstance(key, str | None):
-                raise _mistake("idempotency_key", "must be text")
+                raise mistake("idempotency_key", "must be text")
         except Failure as failure:
             return refusal("inbox propose", failure)
 
@@ -254,13 +254,13 @@ class Operators:
         principal = principal_of(request)
 
         async def work() -> dict[str, Any]:
-            _must_be_operator(principal)
+            principal.must_be_operator()
             said = await _body(request)
             action_hash, confirmation = said.pop("action_hash", None), said.pop("confirmation", None)
             if not isinstance(action_hash, str):
-                raise _mistake("action_hash", "required: that of the proposal you looked at")
+                raise mistake("action_hash", "required: that of the proposal you looked at")
             if not isinstance(confirmation, str | None):
-                raise _mistake("confirmation", "must be text")
+                raise mistake("confirmation", "must be text")
             proposal = await self._inbox().decide(
                 request.path_params["id"],
                 decision_of(said),
@@ -276,7 +276,7 @@ class Operators:
         principal = principal_of(request)
 
         async def work() -> dict[str, Any]:
-            _must_be_operator(principal)
+            principal.must_be_operator()
             said = await _body(request)
             said.pop("action_hash", None)
             said.pop("confirmation", None)
@@ -289,7 +289,7 @@ class Operators:
         principal = principal_of(request)
 
         async def work() -> dict[str, Any]:
-            _must_be_operator(principal)
+            principal.must_be_operator()
             by_ms = number_of((await _body(request)).get("by_ms"), "by_ms", 1, 2**53)
             proposal = await self._inbox().extend(request.path_params["id"], by_ms, principal)
             return {"proposal": whole(proposal, principal)}
@@ -315,16 +315,6 @@ def _principal(principal: Principal) -> dict[str, str]:
     return {"name": principal.name, "role": principal.role.value}
 
 
-def _must_be_operator(principal: Principal) -> None:
-    """Before anything is read or looked up, so that nothing can be learnt from the refusal."""
-    if principal.role is not Role.OPERATOR:
-        raise Failure("NOT_ALLOWED", f"{principal.name} is an agent: agents propose, operators decide")
-
-
-def _mistake(field: str, message: str) -> Failure:
-    return Failure("ARG_ERROR", f"{field}: {message}", context={"errors": [{"field": field, "message": message}]})
-
-
 async def _body(request: Request) -> dict[str, Any]:
     """The JSON object in it, in time. A page of another kind cannot send this type without being asked (CORS)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -335,7 +325,7 @@ async def _body(request: Request) -> dict[str, Any]:
     if not content:
         return {}
     if kind != "application/json":
-        raise _mistake("content-type", "must be application/json")
+        raise mistake("content-type", "must be application/json")
     return object_of(content)
 
 
