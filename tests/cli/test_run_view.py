@@ -41,6 +41,7 @@ steps:
     exec: "echo connection refused >&2; exit 1"
     timeout: 5s
     on_fail: {retry: {max: 1, backoff: {delay_ms: 900}}}
+  gate: {exec: "true", timeout: 1s, approval: {ttl: 1500ms}, continue_on_failure: true}
   a-step-with-a-very-long-name-that-says-it-all-first: {exec: "true", timeout: 5s}
   a-step-with-a-very-long-name-that-says-it-all-second: {exec: "true", timeout: 5s}
 """
@@ -95,9 +96,10 @@ def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     size = {"LINES": "24", "COLUMNS": "80"}
     seen = on_terminal("run", flow(STUBBORN), streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env=size)
     plain = ESCAPES.sub("", seen.screen)
-    assert re.search(r"^.*a-name-tha…\S+  \d of 5 done, \d running .* left", plain, re.MULTILINE)
+    assert re.search(r"^.*a-name-tha…\S+  \d of 6 done, \d running .* left", plain, re.MULTILINE)
     assert re.search(r"tidy +waits to be called for", plain)
     assert re.search(r"hang +out of time, stopping  0\.\ds of grace left", plain)
+    assert re.search(r"gate +waits to be approved", plain) and not re.search(r"gate +out of time", plain)
     assert re.search(r"flaky +try 1 failed, tries again: connection refused", plain)
     assert re.search(r"✓ a-step-with\S*…\S*all-first ", plain) and re.search(r"✓ a-step-with\S*…\S*all-second ", plain)
     after = plain[plain.rindex("✓ a-step-with") :]
