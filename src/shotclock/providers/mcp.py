@@ -38,8 +38,8 @@ CONNECT_LIMIT_MS = 10_000
 FAREWELL_S = 0.5
 # Loading the SDK takes about a second from a cold disk, and is nobody's fault: the step's clock starts after it.
 IMPORT_LIMIT_S = 30.0
-# Of what the server wrote to stderr: what an error should carry at most.
-STDERR_SHOWN = 2000
+# Of what a tool says when it has failed: what a message should carry at most.
+MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
 _CODE = re.compile("[A-Z][A-Z0-9_]+")
 _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
@@ -213,7 +213,7 @@ class _Call:
         output = output_of(settled)
         if settled.is_error and not _is_envelope(output):
             self._rule = "mcp/tool_error"
-            message = text_of(settled).strip()[:STDERR_SHOWN] or "the tool said that it failed, and no more"
+            message = text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool said that it failed, and no more"
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
         return Outcome(Ending.FINISHED, data=data), output
 
@@ -231,7 +231,8 @@ class _Call:
             return Outcome(Ending.NOT_STARTED, judged.problem)
         said: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
         data = outcome.data if isinstance(outcome.data, dict) else {}
-        outcome.data = {**data, "stderr": str(said.get("stderr", ""))[-STDERR_SHOWN:]}
+        # Whole: the engine cuts it, after secrets are taken out; half of one would not be known for one.
+        outcome.data = {**data, "stderr": str(said.get("stderr", ""))}
         if problem.code in _LOST and self._talk.lost:
             how = f" with exit code {said['exit_code']}" if report.stopped is None and "exit_code" in said else ""
             stderr = str(said.get("stderr", "")).strip()
