@@ -44,16 +44,10 @@ if __name__ == "__main__":
     app()
 """
 COMMANDS = [
-    "shotclock --version",
     "shotclock --help",
-    "shotclock help run",
     "shotclock check flow.yaml",
-    "shotclock plan flow.yaml",
     "shotclock run flow.yaml --run-id r1",
     "shotclock report r1",
-    "shotclock schema",
-    "shotclock errors TIMEOUT",
-    "shotclock exec -- true",
     "shotclock inbox list",
     "shotclock token list",
     "shotclock job list",

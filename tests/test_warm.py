@@ -20,6 +20,7 @@ from tests.warm import ENDED_WITHIN_S, WarmStart, end_zygote, own_terminal, star
 
 pytestmark = [
     pytest.mark.usefixtures("no_survivors"),
+    pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a clone of another process's child is Linux's"),
 ]
 

@@ -296,7 +296,7 @@ def test_a_job_can_be_listed_looked_at_and_cancelled(tool: Any, tmp_path: Path, 
     assert status["status"] == "running" and status["terminal"] is False and status["command"] == "count"
     [listed] = program.envelope("job", "list", "--active", code=0)["data"]["jobs"]
     assert listed["job_id"] == job_id and listed["progress"]["done"] >= status["progress"]["done"]
-    worker = int(lines_of(tmp_path / "notes")[0].split()[-1])
+    worker = int(wait_for(lambda: lines_of(tmp_path / "notes"), "the work")[0].split()[-1])
     keeper = home.keeper()
     cancelled = validate_envelope(program.envelope("job", "cancel", job_id, code=0))["data"]
     DESCRIPTOR.validate(cancelled)

@@ -90,6 +90,7 @@ def run(scenario: Any) -> Any:
     return asyncio.run(asyncio.wait_for(scenario, 60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["add", "add-async"])
 def test_a_call_is_one_envelope_with_or_without_a_runtime_that_stays(command: str, validate_envelope: Any):
     async def scenario() -> list[Envelope]:
@@ -104,6 +105,7 @@ def test_a_call_is_one_envelope_with_or_without_a_runtime_that_stays(command: st
         assert shown["meta"]["timeout_ms"] == 5000 and shown["meta"]["tool_version"] == "1.0.0"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("F-015")
 def test_wrong_arguments_and_unknown_commands_are_envelopes_and_no_exceptions(validate_envelope: Any):
     async def scenario() -> list[Envelope]:
@@ -121,6 +123,7 @@ def test_wrong_arguments_and_unknown_commands_are_envelopes_and_no_exceptions(va
     assert third["error"]["code"] == "UNKNOWN_OPERATION"
 
 
+@pytest.mark.slow
 def test_what_lives_in_this_process_may_be_passed_to_an_async_command(validate_envelope: Any):
     """Also where it cannot be written down; only what has to be written down is refused."""
 

@@ -66,6 +66,7 @@ def test_every_problem_with_the_arguments_is_reported_at_once_and_nothing_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_arguments_that_cannot_be_sent_to_a_worker_are_refused_and_cost_no_worker(validate_envelope: Validate) -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -179,6 +180,7 @@ def test_a_failure_thrown_by_a_guard_keeps_its_code(place: str, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["awaits", "blocks"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_guard_that_hangs_is_bounded_like_everything_else(
@@ -238,6 +240,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_every_observer_is_told_exactly_once_how_a_call_ended(place: str, validate_envelope: Validate) -> None:
     first: list[Envelope] = []
@@ -274,6 +277,7 @@ def test_every_observer_is_told_exactly_once_how_a_call_ended(place: str, valida
         assert (cancelled.code, cancelled.meta["command"]) == ("CANCELLED", "cancel")
 
 
+@pytest.mark.slow
 def test_commands_are_told_to_observers_as_well() -> None:
     told: list[Envelope] = []
 
@@ -393,6 +397,7 @@ def ask(parent: str, child: Operation, clocks: Clocks, *, arguments: Any = None,
     return run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_reserve(
     parent: str, validate_envelope: Validate
@@ -423,6 +428,7 @@ def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_re
         assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
@@ -483,6 +489,7 @@ def test_calls_that_call_themselves_end_at_the_depth_bound(place: Any, validate_
     assert envelope.value == {"depth": 15, "code": "DEPTH_EXCEEDED"}
 
 
+@pytest.mark.slow
 def test_a_worker_that_calls_further_needs_no_place_of_its_own_for_the_child() -> None:
     async def scenario() -> list[Envelope]:
         child = Operation("child", operations.noop)
@@ -623,6 +630,7 @@ def test_progress_is_a_sign_of_life_to_the_idle_clock(place: Any) -> None:
 # --- what cannot be stopped -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_abandoned_calls_are_listed_and_at_the_limit_only_killable_work_is_still_taken(
     validate_envelope: Validate,
 ) -> None:
@@ -752,6 +760,7 @@ async def spin(ms: float) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grace", ["0ms", "1s"])
 @pytest.mark.parametrize("share_loop", [False, True], ids=["own loop", "shared loop"])
 def test_handlers_that_obey_are_cancelled_however_many_have_to_at_once(share_loop: bool, grace: str) -> None:
@@ -829,6 +838,7 @@ def test_those_who_obey_are_told_from_the_one_that_blocks_their_loop_right_after
 # --- cancellation ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("surface", ["process", "command", "loop", "thread"])
 def test_cancelling_the_caller_stops_the_work_and_is_passed_on(surface: Any, again: bool, tmp_path: Path) -> None:
@@ -932,6 +942,7 @@ def test_work_cancelled_before_it_could_start_never_runs_and_holds_nobody_up(sur
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -1014,6 +1025,7 @@ async def calls_on(ctx: Context, further: int) -> int:
     return 1 + (await ctx.call("calls_on", {"further": further - 1})).value if further else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_loop", [False, True], ids=["own loop", "shared loop"])
 def test_a_handler_is_the_same_on_the_callers_loop_as_on_another(share_loop: bool) -> None:
     async def scenario() -> None:
@@ -1047,6 +1059,7 @@ def test_a_handler_is_the_same_on_the_callers_loop_as_on_another(share_loop: boo
 # --- an inherited deadline --------------------------------------------------------------------------
 
 
+@pytest.mark.alone  # not even late by the little that a busy machine is
 @pytest.mark.slow
 @pytest.mark.parametrize("surface", [*PLACES, "command"])
 def test_a_deadline_inherited_through_the_environment_caps_every_call(
@@ -1114,6 +1127,7 @@ def test_a_failure_with_an_unregistered_code_is_a_bug_of_its_handler(place: str,
     assert "TEST_NEVER_REGISTERED" in envelope.error["message"]
 
 
+@pytest.mark.slow
 def test_a_code_that_only_the_worker_registered_arrives_as_an_unregistered_one(validate_envelope: Validate) -> None:
     envelope = one_call(Operation("late", operations.fails_with_a_code_only_the_worker_knows))
     validate_envelope(envelope.to_dict())
@@ -1168,6 +1182,7 @@ def test_whatever_a_handler_raises_is_an_answer_and_the_next_call_works(
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(validate_envelope: Validate) -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -1183,6 +1198,7 @@ def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(valida
     run(scenario())
 
 
+@pytest.mark.slow
 def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path, validate_envelope: Validate) -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -1441,6 +1457,7 @@ def test_a_handler_that_uses_its_context_takes_nothing_from_the_calls_behind_it(
     run(scenario(), within=40)
 
 
+@pytest.mark.slow
 def test_a_word_that_came_too_late_for_its_call_does_not_swallow_the_next(validate_envelope: Validate) -> None:
     async def scenario() -> list[Envelope]:
         async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
@@ -1454,6 +1471,7 @@ def test_a_word_that_came_too_late_for_its_call_does_not_swallow_the_next(valida
     assert second.value == 1, second
 
 
+@pytest.mark.slow
 def test_a_crash_costs_only_the_call_that_crashed() -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, workers=2) as runtime:
@@ -1491,6 +1509,7 @@ def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_it
     run(scenario(), within=60)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:
     """The race of the test above, held still: the answer is out, the stop is on its way, the next call is there."""
 
@@ -1523,6 +1542,7 @@ def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, 
     assert envelope.meta["duration_ms"] < 1000
 
 
+@pytest.mark.slow
 def test_a_preload_that_fails_is_told_by_the_call_that_needs_it_only(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "broken_module.py").write_text("def handler() -> int:\n    return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -1543,6 +1563,7 @@ def test_a_preload_that_fails_is_told_by_the_call_that_needs_it_only(tmp_path: P
     assert fine.value == 1
 
 
+@pytest.mark.slow
 def test_calls_from_another_loop_and_thread_are_answered_there(tmp_path: Path) -> None:
     """A server may call from loops of its own; workers and commands are waited for on the loop that entered."""
 
@@ -1561,6 +1582,7 @@ def test_calls_from_another_loop_and_thread_are_answered_there(tmp_path: Path) -
     assert run(scenario()) == [1, 1, 1, "here\n"]
 
 
+@pytest.mark.slow
 def test_a_runtime_leaves_no_thread_and_no_descriptor_behind() -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, observers=[lambda envelope: None]) as runtime:

@@ -77,6 +77,7 @@ def is_running(pid: int) -> bool:
 # --- calls that end well --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_handler_runs_in_another_process_on_its_main_thread_and_its_result_arrives_whole(
     validate_envelope: Validate,
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_handler_runs_in_another_process_on_its_main_thread_and_its_result_arr
     run(scenario())
 
 
+@pytest.mark.slow
 def test_what_handlers_keep_in_memory_is_there_for_all_calls_on_one_loop() -> None:
     async def scenario() -> list[Any]:
         async with a_runtime() as runtime:
@@ -105,6 +107,7 @@ def test_what_handlers_keep_in_memory_is_there_for_all_calls_on_one_loop() -> No
     assert sorted(run(scenario())) == [[number, 1] for number in range(1, 51)]
 
 
+@pytest.mark.slow
 def test_calls_run_at_the_same_time() -> None:
     async def scenario() -> float:
         async with a_runtime() as runtime:
@@ -116,12 +119,14 @@ def test_calls_run_at_the_same_time() -> None:
     assert run(scenario()) < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 70_000, 5_000_000])
 def test_arguments_and_results_of_any_size_arrive(size: int) -> None:
     text = "x" * size
     assert one_call(op("echo"), {"value": text}).value == text
 
 
+@pytest.mark.slow
 def test_what_a_handler_prints_does_not_reach_our_stdout(tmp_path: Path) -> None:
     script = (
         "import asyncio\n"
@@ -139,6 +144,7 @@ def test_what_a_handler_prints_does_not_reach_our_stdout(tmp_path: Path) -> None
     assert (tmp_path / "err").read_text().count("noise") == 2
 
 
+@pytest.mark.slow
 def test_what_returned_may_leave_children_which_live_and_die_with_the_host(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_runtime() as runtime:
@@ -155,6 +161,7 @@ def test_what_returned_may_leave_children_which_live_and_die_with_the_host(tmp_p
 # --- by reference ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_handler_known_by_reference_runs_in_the_host_whether_asked_for_or_not() -> None:
     async def scenario() -> None:
         async with Runtime(preload=["tests.enforce.guests"], workers=1) as runtime:
@@ -164,12 +171,14 @@ def test_a_handler_known_by_reference_runs_in_the_host_whether_asked_for_or_not(
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_command_of_an_app_is_found_by_its_name() -> None:
     reference = HandlerReference("tests.enforce.guests", "handler_of:shout", is_async=True)
     envelope = one_call(Operation("shout", reference), {"value": 5})
     assert envelope.value == 5, envelope
 
 
+@pytest.mark.slow
 def test_a_reference_that_cannot_be_found_is_told_and_nothing_runs(validate_envelope: Validate) -> None:
     envelope = one_call(Operation("x", HandlerReference("tests.enforce.guests", "nowhere", is_async=True)))
     validate_envelope(envelope.to_dict())
@@ -177,6 +186,7 @@ def test_a_reference_that_cannot_be_found_is_told_and_nothing_runs(validate_enve
     assert "nowhere" in envelope.error["message"]
 
 
+@pytest.mark.slow
 def test_a_reference_cannot_run_in_a_thread_of_this_process(validate_envelope: Validate) -> None:
     reference = HandlerReference("tests.enforce.operations", "noop")
     envelope = one_call(Operation("x", reference, isolation="thread"))
@@ -185,6 +195,7 @@ def test_a_reference_cannot_run_in_a_thread_of_this_process(validate_envelope: V
     assert "thread" in envelope.error["message"]
 
 
+@pytest.mark.slow
 def test_a_closure_cannot_run_in_a_host_process_and_is_told_so() -> None:
     async def closure() -> None: ...
 
@@ -194,6 +205,7 @@ def test_a_closure_cannot_run_in_a_host_process_and_is_told_so() -> None:
 # --- calls that fail by themselves ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_problem_with_the_arguments_is_reported_at_once_and_nothing_runs(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -204,11 +216,13 @@ def test_every_problem_with_the_arguments_is_reported_at_once_and_nothing_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_arguments_that_cannot_be_sent_are_refused() -> None:
     envelope = one_call(op("echo"), {"value": lambda: 1})
     assert (envelope.code, envelope.ending) == ("ARG_ERROR", "not_started")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "name", "arrives"),
     [
@@ -230,6 +244,7 @@ def test_whatever_a_handler_raises_arrives_with_its_traceback_and_costs_nobody_e
     assert (type(envelope.value).__name__ == name) is arrives
 
 
+@pytest.mark.slow
 def test_a_task_of_a_handler_that_exits_does_not_end_the_host() -> None:
     async def scenario() -> None:
         async with a_runtime() as runtime:
@@ -240,17 +255,20 @@ def test_a_task_of_a_handler_that_exits_does_not_end_the_host() -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_an_expected_failure_arrives_with_its_code() -> None:
     envelope = one_call(op("fails"))
     assert (envelope.code, envelope.data) == ("TEST_OUT_OF_STOCK", {"left": 0})
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_leave_its_process_is_a_clear_error(validate_envelope: Validate) -> None:
     envelope = one_call(op("returns_what_cannot_leave"))
     validate_envelope(envelope.to_dict())
     assert (envelope.code, envelope.ending) == ("RESULT_NOT_SERIALIZABLE", "finished")
 
 
+@pytest.mark.slow
 def test_a_handler_that_cancels_itself_is_cancelled_and_no_clock_is_blamed() -> None:
     envelope = one_call(op("cancels_itself"))
     assert (envelope.code, envelope.ending) == ("CANCELLED", "cancelled")
@@ -259,6 +277,7 @@ def test_a_handler_that_cancels_itself_is_cancelled_and_no_clock_is_blamed() -> 
 # --- the context ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_context_says_the_same_as_anywhere_else_and_progress_arrives_in_order() -> None:
     heard: list[Any] = []
     envelope = one_call(op("looks_around"), on_progress=lambda *progress: heard.append(progress))
@@ -270,12 +289,14 @@ def test_the_context_says_the_same_as_anywhere_else_and_progress_arrives_in_orde
     assert envelope.value["stopping"] is False
 
 
+@pytest.mark.slow
 def test_progress_may_be_said_in_a_thread_of_the_handler() -> None:
     heard: list[Any] = []
     assert one_call(op("progresses_in_a_thread"), on_progress=lambda *progress: heard.append(progress)).ok
     assert heard == [(7, 9, "pages")]
 
 
+@pytest.mark.slow
 def test_whoever_listens_to_progress_and_raises_loses_nobody_their_answer() -> None:
     async def scenario() -> list[Any]:
         complaints: list[Any] = []
@@ -291,6 +312,7 @@ def test_whoever_listens_to_progress_and_raises_loses_nobody_their_answer() -> N
     assert [str(complaint) for complaint in run(scenario())] == ["not listening"] * 2
 
 
+@pytest.mark.slow
 def test_steps_and_checkpoints_reach_whoever_attends_the_call() -> None:
     class Clerk(Attendant):
         def __init__(self) -> None:
@@ -312,6 +334,7 @@ def test_steps_and_checkpoints_reach_whoever_attends_the_call() -> None:
     assert one_call(op("checkpoints")).code == "CHECKPOINTS_UNAVAILABLE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["winds_down", "winds_down_without_a_turn"])
 def test_the_soft_clock_is_heard_through_the_context(way: str) -> None:
     envelope = one_call(op(way), clocks=Clocks.of("10s", soft="100ms"))
@@ -320,6 +343,7 @@ def test_the_soft_clock_is_heard_through_the_context(way: str) -> None:
     assert envelope.meta["duration_ms"] < 2000
 
 
+@pytest.mark.slow
 def test_the_idle_clock_rings_for_the_silent_and_not_for_those_who_say_that_they_live(tmp_path: Path) -> None:
     clocks = Clocks.of("10s", idle="150ms", grace="100ms")
     silent = one_call(op("sleeps"), {"folder": str(tmp_path)}, clocks)
@@ -328,6 +352,7 @@ def test_the_idle_clock_rings_for_the_silent_and_not_for_those_who_say_that_they
     assert one_call(op("says_it_lives"), {"ms": 500}, clocks).value == "still here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "code"), [("worker", None), ("loop", None), ("slow", "TIMEOUT"), ("nobody", "UNKNOWN_OPERATION")]
 )
@@ -362,6 +387,7 @@ def test_calls_that_call_themselves_come_to_an_end() -> None:
     assert run(scenario()) == {"depth": 15, "code": "DEPTH_EXCEEDED"}
 
 
+@pytest.mark.slow
 def test_when_a_caller_in_the_host_is_cancelled_the_call_it_waits_for_is_stopped_as_well(tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with a_runtime(operations=[op("sleeps"), Operation("worker", operations.noop)]) as runtime:
@@ -452,6 +478,7 @@ def stderr_away() -> Any:
         os.close(null)
 
 
+@pytest.mark.slow
 def test_a_handler_has_its_grace_to_clean_up(tmp_path: Path) -> None:
     clocks = Clocks.of("150ms", grace="2s")
     envelope = one_call(op("cleans_up"), {"folder": str(tmp_path), "ms": 100}, clocks)
@@ -460,6 +487,7 @@ def test_a_handler_has_its_grace_to_clean_up(tmp_path: Path) -> None:
     assert envelope.warnings == []
 
 
+@pytest.mark.slow
 def test_without_any_grace_those_who_obey_are_still_only_cancelled(tmp_path: Path) -> None:
     arguments = {"folder": str(tmp_path), "ms": 10}
     envelope = one_call(op("cleans_up"), arguments, Clocks.of("100ms", grace="0ms"))
@@ -467,11 +495,13 @@ def test_without_any_grace_those_who_obey_are_still_only_cancelled(tmp_path: Pat
     assert (tmp_path / "cleaned").exists()
 
 
+@pytest.mark.slow
 def test_a_result_that_is_given_after_the_bell_is_late_and_not_delivered() -> None:
     envelope = one_call(op("answers_when_cancelled"), clocks=Clocks.of("100ms", grace="2s"))
     assert (envelope.code, envelope.ending, envelope.value) == ("TIMEOUT", "cancelled", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "context"),
     [
@@ -500,6 +530,7 @@ def test_a_host_that_crashes_is_told_to_those_in_it_and_replaced(
         assert [warning["code"] for warning in envelope.warnings] == ["HOST_REPLACED"]
 
 
+@pytest.mark.slow
 def test_a_crash_is_told_at_once_although_children_are_left_and_they_are_gone_by_then(tmp_path: Path) -> None:
     envelope = one_call(op("crashes_with_a_child"), {"folder": str(tmp_path)})
     assert envelope.code == "WORKER_CRASHED"
@@ -717,6 +748,7 @@ def test_a_caller_that_is_cancelled_stops_the_work_within_its_grace(adversary: s
     assert run(scenario()) < 200 + 2 * OVERSHOOT_MS
 
 
+@pytest.mark.slow
 def test_a_caller_that_leaves_before_the_host_is_up_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime(host_process=True, preload=["tests.enforce.guests"]) as runtime:
@@ -732,6 +764,7 @@ def test_a_caller_that_leaves_before_the_host_is_up_leaves_nothing_behind(tmp_pa
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_bell_that_rings_before_the_host_is_up_means_that_nothing_began(tmp_path: Path) -> None:
     async def scenario() -> list[Envelope]:
         async with Runtime(host_process=True, preload=["tests.enforce.guests"]) as runtime:

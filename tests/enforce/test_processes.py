@@ -78,6 +78,7 @@ def python(code: str) -> list[str]:
 # --- output -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_output_within_the_limit_is_kept_whole_and_no_file_is_written(surface: Run, home: Path) -> None:
     envelope = surface("sh", "-c", "printf 12345678; printf abcd >&2", output_limit=8)
     assert (envelope["data"]["stdout"], envelope["data"]["stderr"]) == ("12345678", "abcd")
@@ -86,6 +87,7 @@ def test_output_within_the_limit_is_kept_whole_and_no_file_is_written(surface: R
     assert not home.exists()
 
 
+@pytest.mark.slow
 def test_of_more_output_head_and_tail_are_kept_the_file_has_it_all_and_the_gap_is_said(surface: Run) -> None:
     envelope = surface(*python("for n in range(20000): print(n)"), output_limit=1000)
     whole = "".join(f"{n}\n" for n in range(20000)).encode()
@@ -110,6 +112,7 @@ def test_the_two_streams_are_kept_apart(surface: Run) -> None:
     assert Path(data["stderr_file"]).read_bytes() == b"e" * 7000
 
 
+@pytest.mark.slow
 def test_past_its_cap_the_file_ends_and_that_is_said() -> None:
     async def scenario() -> Envelope:
         async with Runtime() as runtime:
@@ -173,6 +176,7 @@ def test_of_truncated_output_that_is_not_utf8_head_and_tail_arrive_exactly(surfa
     assert sorted(warnings_of(envelope)) == ["OUTPUT_NOT_UTF8", "OUTPUT_TRUNCATED"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
 def test_a_cut_in_the_middle_of_a_character_is_not_taken_for_broken_text(character: str) -> None:
     async def scenario() -> list[Envelope]:
@@ -236,6 +240,7 @@ def test_stdin_is_closed_unless_asked_for(surface: Run) -> None:
     assert envelope["meta"]["duration_ms"] < 5000
 
 
+@pytest.mark.slow
 def test_input_that_waits_on_stdin_is_not_read_and_that_is_said(shotclock: Any) -> None:
     ran = shotclock("exec", "--json", "--", "cat", input=b"unread")
     assert ran.json()["data"]["stdout"] == ""
@@ -268,6 +273,7 @@ def test_a_command_without_a_deadline_is_told_of_none(surface: Run, monkeypatch:
     assert envelope["meta"]["timeout_ms"] == 0
 
 
+@pytest.mark.slow
 def test_the_remaining_time_shrinks_from_one_shotclock_to_the_next_below_it(shotclock: Any) -> None:
     show = "echo $SHOTCLOCK_REMAINING_MS"
     again = f"{sys.executable} -m shotclock exec --timeout 60s --"
@@ -288,6 +294,7 @@ def test_nothing_of_ours_is_open_in_the_command(surface: Run) -> None:
     assert surface(*python(code))["data"]["stdout"] == "[0, 1, 2]\n"
 
 
+@pytest.mark.slow
 def test_signals_have_their_default_meaning_in_the_command(surface: Run) -> None:
     code = "import signal; print([n for n in range(1, 32) if signal.getsignal(n) is signal.SIG_IGN])"
     # Python itself ignores SIGPIPE and SIGXFSZ when it starts.
@@ -365,6 +372,7 @@ def test_words_that_cannot_be_passed_are_refused_all_at_once(validate_envelope: 
     assert len(several.error["errors"]) == 4
 
 
+@pytest.mark.slow
 def test_arguments_too_long_for_the_kernel_are_refused() -> None:
     async def scenario() -> Envelope:
         async with Runtime() as runtime:
@@ -412,7 +420,8 @@ def test_grace_shrinks_where_the_inherited_deadline_is_near(
         assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "killed")
         if not (folder / "ready").exists():
             raise WrongFoot("stopped before it was ready")
-        assert envelope["meta"]["timeout_ms"] == 1000
+        if envelope["meta"]["timeout_ms"] < 1000:
+            raise WrongFoot("less than a second was left when it began")
         assert envelope["meta"]["duration_ms"] >= 1000
         return envelope
 
@@ -443,6 +452,7 @@ def test_a_command_stopped_just_after_it_started_does_not_lose_the_polite_stop(l
     assert run(scenario(), within=30) < 2
 
 
+@pytest.mark.slow
 def test_the_soft_clock_asks_a_command_to_wind_down_and_its_end_counts(tmp_path: Path) -> None:
     async def scenario() -> tuple[Envelope, Envelope]:
         async with Runtime() as runtime:
@@ -497,6 +507,7 @@ def test_what_outlives_its_command_and_ignores_term_is_killed_and_named(surface:
     assert envelope["meta"]["duration_ms"] < 3000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adversary", ["leaves_a_daemon", "leaves_a_grandchild_on_its_stdout"])
 def test_children_that_were_asked_to_be_left_live_on(adversary: str, tmp_path: Path, shotclock: Any) -> None:
     ran = shotclock("exec", "--json", "--leave-children", "--", *command(adversary, tmp_path), cwd=ROOT)
@@ -545,6 +556,7 @@ def test_fifty_commands_at_once_all_end_on_time(validate_envelope: Validate) -> 
         assert envelope.meta["duration_ms"] < 3000
 
 
+@pytest.mark.slow
 def test_a_command_on_a_runtime_that_another_task_cancels_leaves_the_others_alone(tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with Runtime() as runtime:

@@ -151,6 +151,7 @@ def error_of(result: StepResult) -> dict[str, Any]:
 # --- what comes back ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sync_and_async_commands_answer_with_what_they_return(steps: Steps) -> None:
     async def both(call: Any) -> Any:
         return [await call("add", a=1, b=2), await call("add-async", a=3)]
@@ -163,10 +164,12 @@ def test_sync_and_async_commands_answer_with_what_they_return(steps: Steps) -> N
     assert sync.envelope.meta["tool_version"] == "1.2.3"
 
 
+@pytest.mark.slow
 def test_a_module_is_found_beside_the_workflow(steps: Steps) -> None:
     assert steps.once("add", target="acme:app", a=1).output == 2
 
 
+@pytest.mark.slow
 def test_what_is_no_plain_value_comes_as_its_json_and_its_class_is_never_imported_here(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +185,7 @@ def test_what_is_no_plain_value_comes_as_its_json_and_its_class_is_never_importe
     assert "acme" not in sys.modules
 
 
+@pytest.mark.slow
 def test_nothing_is_nothing_and_a_result_by_name_stays_one(steps: Steps) -> None:
     async def scenario(call: Any) -> Any:
         return [(await call("nothing")).output, (await call("named")).output]
@@ -189,6 +193,7 @@ def test_nothing_is_nothing_and_a_result_by_name_stays_one(steps: Steps) -> None
     assert steps(scenario) == [None, {"result": {"a": 1}, "more": 2}]
 
 
+@pytest.mark.slow
 def test_the_app_is_imported_once_for_all_steps_of_a_run(steps: Steps, tmp_path: Path) -> None:
     async def many(call: Any) -> Any:
         return await asyncio.gather(*(call("add", a=number) for number in range(50)))
@@ -197,6 +202,7 @@ def test_the_app_is_imported_once_for_all_steps_of_a_run(steps: Steps, tmp_path:
     assert len((tmp_path / "imported").read_text().split()) == 1
 
 
+@pytest.mark.slow
 def test_it_sees_only_the_environment_of_the_step(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GH_TOKEN", "secret")
     env = {name: value for name, value in steps.env.items() if name != "GH_TOKEN"}
@@ -213,6 +219,7 @@ def test_it_sees_only_the_environment_of_the_step(steps: Steps, monkeypatch: pyt
     assert with_it["GH_TOKEN"] == "asked for"
 
 
+@pytest.mark.slow
 def test_apps_that_nobody_calls_are_not_kept_for_ever(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function, "KEPT", 2)
 
@@ -241,6 +248,7 @@ def _parents(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_limits_that_a_command_declares_hold_for_steps_as_well(steps: Steps) -> None:
     async def scenario(call: Any) -> Any:
         clocks = Clocks.of("20s", queue="10s")
@@ -251,6 +259,7 @@ def test_limits_that_a_command_declares_hold_for_steps_as_well(steps: Steps) -> 
     assert second - first >= 0.2
 
 
+@pytest.mark.slow
 def test_the_steps_timeout_is_the_callers_word_over_the_commands_own(steps: Steps) -> None:
     assert steps.once("slow").output == "slow"
 
@@ -258,6 +267,7 @@ def test_the_steps_timeout_is_the_callers_word_over_the_commands_own(steps: Step
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_unknown_command_is_refused_with_what_was_meant(steps: Steps) -> None:
     result = steps.once("ad")
 
@@ -266,6 +276,7 @@ def test_an_unknown_command_is_refused_with_what_was_meant(steps: Steps) -> None
     assert result.rule == "function/unknown_command"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{"a": "x"}, {}, {"a": 1, "c": 2}])
 def test_wrong_arguments_are_told_and_nothing_runs(steps: Steps, arguments: dict[str, Any]) -> None:
     result = steps.once("add", **arguments)
@@ -275,6 +286,7 @@ def test_wrong_arguments_are_told_and_nothing_runs(steps: Steps, arguments: dict
     assert result.envelope.ending == "not_started"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "code"),
     [
@@ -299,6 +311,7 @@ def test_what_cannot_be_imported_says_why(steps: Steps, target: str, code: str) 
     assert result.envelope.ending == "not_started"
 
 
+@pytest.mark.slow
 def test_an_import_that_hangs_is_bounded_by_the_step(steps: Steps) -> None:
     (steps.folder / "hangs.py").write_text("import time; time.sleep(40)\n")
     began = time.monotonic()
@@ -312,6 +325,7 @@ def test_an_import_that_hangs_is_bounded_by_the_step(steps: Steps) -> None:
     assert result.envelope.ending == "not_started"
 
 
+@pytest.mark.slow
 def test_one_that_is_mended_can_be_tried_again(steps: Steps) -> None:
     (steps.folder / "late.py").write_text("raise ValueError\n")
 
@@ -326,6 +340,7 @@ def test_one_that_is_mended_can_be_tried_again(steps: Steps) -> None:
     assert second.output == 2
 
 
+@pytest.mark.slow
 def test_an_exception_is_a_failure_with_its_words(steps: Steps) -> None:
     result = steps.once("raises")
 
@@ -334,6 +349,7 @@ def test_an_exception_is_a_failure_with_its_words(steps: Steps) -> None:
     assert result.rule == "function/failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["daemonises", "swallows"])
 def test_one_that_does_not_end_is_killed_on_time_with_all_it_started(steps: Steps, command: str, marks: Path) -> None:
     async def scenario(call: Any) -> Any:
@@ -367,6 +383,7 @@ def run(text: str, folder: Path, home: Path, **options: Any) -> Envelope:
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_steps_of_a_workflow_call_functions_with_values_of_others(steps: Steps, tmp_path: Path) -> None:
     text = f"""
         env: {{PYTHONPATH: {ROOT}}}

@@ -111,6 +111,7 @@ def assert_timed_out(tried: Tried, limit_ms: int = LIMIT_MS) -> None:
 # --- what is checked out -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_default_branch_is_checked_out_into_a_folder_of_the_repositorys_name(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_default_branch_is_checked_out_into_a_folder_of_the_repositorys_name
     assert tried.meta["side_effects"] == "complete"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [None, 0, 1, 2])
 @pytest.mark.parametrize("ref", ["topic/one", "v1", "refs/tags/v1", "refs/heads/main", "COMMIT", "SHORT"])
 def test_a_branch_a_tag_and_a_commit_are_found_at_any_depth(
@@ -142,6 +144,7 @@ def test_a_branch_a_tag_and_a_commit_are_found_at_any_depth(
     assert git(work / "deep/here", "status", "--porcelain") == ""
 
 
+@pytest.mark.slow
 def test_a_shallow_one_has_no_more_than_was_asked_for(check_out: Checkout, origin: Path, work: Path) -> None:
     check_out(f"file://{origin}", fetch_depth=1)
     assert git(work / "origin", "rev-list", "--count", "HEAD") == "1"
@@ -150,11 +153,13 @@ def test_a_shallow_one_has_no_more_than_was_asked_for(check_out: Checkout, origi
     assert git(work / "origin", "rev-list", "--count", "HEAD") == "3", "0 is all of it"
 
 
+@pytest.mark.slow
 def test_a_relative_path_starts_at_the_steps_folder(check_out: Checkout, origin: Path, work: Path) -> None:
     assert check_out("../origin", path="here").result.envelope.ok
     assert (work / "here/third").exists()
 
 
+@pytest.mark.slow
 def test_an_empty_folder_that_is_there_is_filled(check_out: Checkout, origin: Path, work: Path) -> None:
     before = work.stat().st_ino
     tried = check_out(origin, path=".")
@@ -163,6 +168,7 @@ def test_an_empty_folder_that_is_there_is_filled(check_out: Checkout, origin: Pa
     assert git(work, "status", "--porcelain") == ""
 
 
+@pytest.mark.slow
 def test_a_checkout_that_is_there_is_brought_up_to_date(check_out: Checkout, origin: Path, work: Path) -> None:
     check_out(origin)
     newest = commit(origin, "fourth", "4")
@@ -174,6 +180,7 @@ def test_a_checkout_that_is_there_is_brought_up_to_date(check_out: Checkout, ori
     assert (work / "origin/aside").exists()
 
 
+@pytest.mark.slow
 def test_a_branch_that_was_rewritten_is_followed_where_nothing_is_lost(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:
@@ -183,6 +190,7 @@ def test_a_branch_that_was_rewritten_is_followed_where_nothing_is_lost(
     assert check_out(origin).result.output["commit"] == rewritten
 
 
+@pytest.mark.slow
 def test_nobodys_work_is_overwritten(check_out: Checkout, origin: Path, work: Path) -> None:
     check_out(origin)
     mine = commit(work / "origin", "mine", "m")
@@ -197,6 +205,7 @@ def test_nobodys_work_is_overwritten(check_out: Checkout, origin: Path, work: Pa
         assert (work / "origin/second").read_text() == "changed, not committed"
 
 
+@pytest.mark.slow
 def test_what_is_there_and_no_checkout_of_it_is_left_alone(check_out: Checkout, origin: Path, work: Path) -> None:
     (work / "full").mkdir()
     (work / "full/file").write_text("mine")
@@ -216,6 +225,7 @@ def test_what_is_there_and_no_checkout_of_it_is_left_alone(check_out: Checkout, 
     assert list((work / "other").iterdir()) == [work / "other/.git"]
 
 
+@pytest.mark.slow
 def test_submodules_are_not_fetched(check_out: Checkout, origin: Path, work: Path, tmp_path: Path) -> None:
     (tmp_path / "user/.gitconfig").write_text('[submodule]\n\trecurse = true\n[protocol "file"]\n\tallow = always\n')
     inner = tmp_path / "inner"
@@ -229,6 +239,7 @@ def test_submodules_are_not_fetched(check_out: Checkout, origin: Path, work: Pat
         assert list((work / "origin/module").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_nothing_of_the_users_set_up_is_run(check_out: Checkout, origin: Path, work: Path, tmp_path: Path) -> None:
     hooks = tmp_path / "template/hooks"
     hooks.mkdir(parents=True)
@@ -246,6 +257,7 @@ def test_nothing_of_the_users_set_up_is_run(check_out: Checkout, origin: Path, w
     assert not (work / "origin/.git/hooks").exists()
 
 
+@pytest.mark.slow
 def test_a_workflow_inside_a_hook_of_git_touches_no_other_repository(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:
@@ -368,6 +380,7 @@ def test_an_empty_folder_stays_and_stays_empty(check_out: Checkout, stubborn_ssh
     assert list((work / "here").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:
@@ -433,6 +446,7 @@ def test_a_remote_that_wants_a_password_is_not_waited_for(check_out: Checkout, w
 # --- what fails, what is refused, what is not shown ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [None, 1])
 @pytest.mark.parametrize("ref", ["nowhere", "abcdef1234", "0" * 40, "refs/heads/v1", "origin/main"])
 def test_a_ref_that_is_not_there_fails_and_leaves_nothing(
@@ -445,6 +459,7 @@ def test_a_ref_that_is_not_there_fails_and_leaves_nothing(
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_repository_that_is_not_there_or_empty_fails(check_out: Checkout, work: Path, tmp_path: Path) -> None:
     tried = check_out(tmp_path / "nowhere.git")
     assert tried.result.rule == "git-checkout/failed"
@@ -492,6 +507,7 @@ def test_an_evil_ref_never_reaches_git(ref: str, check_out: Checkout, origin: Pa
     assert not Path("evil").exists()
 
 
+@pytest.mark.slow
 def test_an_evil_default_branch_of_the_remote_never_reaches_git(check_out: Checkout, origin: Path, work: Path) -> None:
     git(origin, "update-ref", "refs/heads/--orphan=evil", "main")
     (origin / ".git/HEAD").write_text("ref: refs/heads/--orphan=evil\n")
@@ -538,6 +554,7 @@ def test_a_rewritten_address_does_not_run_a_program_either(check_out: Checkout, 
 SECRET = "t0ps3cr3t"
 
 
+@pytest.mark.slow
 def test_no_credentials_are_shown_or_stored(check_out: Checkout, origin: Path, work: Path) -> None:
     with Server(answers(response(b"no", "403 Forbidden"))) as server:
         tried = check_out(f"http://me:{SECRET}@127.0.0.1:{server.port}/repo.git")
@@ -575,6 +592,7 @@ def test_addresses_are_read_as_git_reads_them(tmp_path: Path) -> None:
 # --- through the engine --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_workflow_checks_out_and_goes_on_in_the_folder(
     origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
 ) -> None:

@@ -161,6 +161,7 @@ def test_what_came_before_the_bell_is_kept(fetch: Fetch) -> None:
         assert tried.data["body"] == tried.result.output == "the first half"
 
 
+@pytest.mark.slow
 def test_the_deadline_of_the_run_is_earlier_and_is_said_to_be_the_one(fetch: Fetch) -> None:
     with Server(servers.drips_body) as server:
         tried = fetch(server.url, timeout_ms=60_000, run_ms=1_000)
@@ -275,11 +276,13 @@ def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_
     assert took_s < 10, "the process waited for its lookups"
 
 
+@pytest.mark.slow
 def test_a_name_is_looked_up_and_the_first_address_that_answers_is_taken(fetch: Fetch) -> None:
     with Server(answers(response(b"here"))) as server:
         assert fetch(server.url.replace("127.0.0.1", "localhost")).result.output == "here"
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_there_is_a_fetch_error(fetch: Fetch) -> None:
     tried = fetch("http://nowhere.invalid:80/", method="DELETE", timeout_ms=20_000)
     assert (tried.error["code"], tried.result.rule) in (
@@ -389,6 +392,7 @@ def test_a_body_without_an_end_is_left_where_the_cap_is(handler: Handler, fetch:
         assert server.all_left(GONE_WITHIN_S)
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_counted_by_what_it_unpacks_to(fetch: Fetch) -> None:
     bomb = gzip.compress(b"\0" * 200_000_000, 9)
     assert len(bomb) < 250_000
@@ -398,6 +402,7 @@ def test_a_gzip_bomb_is_counted_by_what_it_unpacks_to(fetch: Fetch) -> None:
         assert tried.data["bytes"] < 8_000_000, "it went on unpacking"
 
 
+@pytest.mark.slow
 def test_a_bomb_within_its_cap_does_not_keep_the_bell_from_ringing(fetch: Fetch) -> None:
     # A flush forgets what came before, so the same bytes can follow each other: ten gigabytes in no time.
     squeeze = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
@@ -619,6 +624,7 @@ def test_a_cancelled_download_leaves_nothing(fetch: Fetch, tmp_path: Path) -> No
     assert list((tmp_path / "work").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_only_a_file_may_be_replaced(fetch: Fetch, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "work/fifo")
     (tmp_path / "work/link").symlink_to("/dev/null")
@@ -671,6 +677,7 @@ def test_what_cannot_be_sent_is_refused(settings: dict[str, Any], trial: Callabl
 SECRET = "s3cr3t-v4lue"
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_an_error(fetch: Fetch, trial: Callable[..., Tried]) -> None:
     headers = {"Authorization": f"Bearer {SECRET}", "X-Other": SECRET}
     for handler in (resets, answers(f"{SECRET}\r\n\r\n".encode()), answers(response(status="400 Bad"))):
@@ -724,6 +731,7 @@ def run_flow(text: str, tmp_path: Path) -> dict[str, Any]:
     return asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_a_step_is_tried_again_when_the_server_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
 ) -> None:

@@ -208,6 +208,7 @@ def test_a_circle_that_no_linter_could_see_is_refused_by_name(flows: Flows) -> N
     assert go["error"]["context"]["rule"] == "workflow/depth"
 
 
+@pytest.mark.slow
 def test_a_staircase_of_files_has_an_end(flows: Flows) -> None:
     for number in range(NESTING_LIMIT + 3):
         flows.write(f"f{number}.yaml", f'steps: {{go: {{type: workflow, workflow: "f{{{{ {number + 1} }}}}.yaml"}}}}')
@@ -223,6 +224,7 @@ def test_a_staircase_of_files_has_an_end(flows: Flows) -> None:
     assert deepest.envelope["data"]["steps"]["go"]["error"]["code"] == "DEPTH_EXCEEDED"
 
 
+@pytest.mark.slow
 def test_the_steps_timeout_bounds_the_whole_inner_run(flows: Flows) -> None:
     flows.write("outer.yaml", "steps: {inner: {type: workflow, workflow: inner.yaml, timeout: 1}}")
     flows.write("inner.yaml", "steps: {hangs: {exec: sleep 30, grace: 100ms}, after: {exec: echo, depends_on: hangs}}")
@@ -239,6 +241,7 @@ def test_the_steps_timeout_bounds_the_whole_inner_run(flows: Flows) -> None:
     assert flows.store.runs.steps("r1.inner")["hangs"].status == "timed_out"
 
 
+@pytest.mark.slow
 def test_the_outer_runs_deadline_is_said_to_be_the_outer_runs(flows: Flows) -> None:
     flows.write("outer.yaml", "timeout: 1\nsteps: {inner: {type: workflow, workflow: inner.yaml}}")
     flows.write("inner.yaml", "timeout: 60\nsteps: {hangs: {exec: sleep 30, grace: 100ms}}")
@@ -250,6 +253,7 @@ def test_the_outer_runs_deadline_is_said_to_be_the_outer_runs(flows: Flows) -> N
     assert step(envelope, "inner")["error"]["context"]["clock"]["owner"] == "run outer"
 
 
+@pytest.mark.slow
 def test_the_inner_runs_own_timeout_is_its_own(flows: Flows) -> None:
     flows.write("outer.yaml", OUTER)
     flows.write("inner.yaml", "timeout: 1\nsteps: {hangs: {exec: sleep 30, grace: 100ms}}")
@@ -264,6 +268,7 @@ def adversary(name: str, marks: Path) -> str:
     return f"cd {ROOT} && exec {sys.executable} -m tests.enforce.work {name} {marks}"
 
 
+@pytest.mark.slow
 def test_stopping_the_outer_run_stops_everything_inside_and_writes_it_down(flows: Flows, marks: Path) -> None:
     flows.write("outer.yaml", OUTER)
     flows.write("inner.yaml", "steps: {go: {type: workflow, workflow: deepest.yaml}}")
@@ -280,6 +285,7 @@ def test_stopping_the_outer_run_stops_everything_inside_and_writes_it_down(flows
         assert run.envelope["error"]["message"] == "stopped by the run around it"
 
 
+@pytest.mark.slow
 def test_a_sibling_that_fails_fast_stops_the_inner_run(flows: Flows, marks: Path) -> None:
     flows.write(
         "outer.yaml",

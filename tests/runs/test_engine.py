@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 Run = Callable[..., Envelope]
 
 
+@pytest.mark.slow
 def test_a_run_that_succeeds_says_what_every_step_said(run: Run, store: Store) -> None:
     envelope = run(
         """
@@ -58,6 +59,7 @@ def test_a_failure_skips_everything_behind_it_and_names_the_cause(run: Run) -> N
     assert step(envelope, "bad")["error"]["context"]["rule"] == "command/failed"
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_killed_at_its_own_clock(run: Run) -> None:
     envelope = run(
         """
@@ -73,6 +75,7 @@ def test_a_step_that_hangs_is_killed_at_its_own_clock(run: Run) -> None:
     assert step(envelope, "hang")["output"] == "so far"
 
 
+@pytest.mark.slow
 def test_the_runs_deadline_caps_every_step_and_is_exit_10(run: Run) -> None:
     began = time.monotonic()
     envelope = run("timeout: 1500ms\nsteps: {a: {exec: sleep 600, grace: 0s}, b: {exec: 'true', depends_on: a}}")
@@ -81,6 +84,7 @@ def test_the_runs_deadline_caps_every_step_and_is_exit_10(run: Run) -> None:
     assert statuses(envelope) == {"a": "timed_out", "b": "skipped"}
 
 
+@pytest.mark.slow
 def test_the_callers_limit_wins_where_it_is_shorter(run: Run) -> None:
     envelope = run("timeout: 10m\nsteps: {a: {exec: sleep 600, grace: 0s}}", timeout_ms=1000)
     assert envelope.exit_code == 10 and envelope.meta["timeout_ms"] == 1000
@@ -99,11 +103,13 @@ def test_either_of_two_is_enough(run: Run) -> None:
     assert statuses(envelope) == {"a": "failed", "b": "succeeded", "c": "succeeded", "d": "succeeded"}
 
 
+@pytest.mark.slow
 def test_a_failure_that_is_said_to_be_harmless_stops_nobody(run: Run) -> None:
     envelope = run("steps: {a: {exec: exit 1, continue_on_failure: true}, b: {exec: echo b, depends_on: a}}")
     assert envelope.ok and statuses(envelope) == {"a": "failed", "b": "succeeded"}
 
 
+@pytest.mark.slow
 def test_conditions_decide_and_those_behind_a_skipped_step_are_skipped(run: Run) -> None:
     envelope = run(
         """
@@ -120,6 +126,7 @@ def test_conditions_decide_and_those_behind_a_skipped_step_are_skipped(run: Run)
     assert step(envelope, "no")["reason"] == "condition" and step(envelope, "behind")["reason"] == "dependency_skipped"
 
 
+@pytest.mark.slow
 def test_fail_if_fails_a_step_that_ended_well(run: Run) -> None:
     envelope = run('steps: {a: {exec: "echo 3", fail_if: "output > 2"}}')
     assert statuses(envelope) == {"a": "failed"} and step(envelope, "a")["error"]["code"] == "FAIL_IF"
@@ -138,6 +145,7 @@ def test_retries_stop_at_the_first_success(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "n").read_text() == "3\n"
 
 
+@pytest.mark.slow
 def test_nobody_takes_a_step_between_two_tries_for_one_that_failed(run: Run) -> None:
     envelope = run(
         """
@@ -174,6 +182,7 @@ def test_fail_fast_stops_the_siblings_for_real(run: Run) -> None:
     assert statuses(envelope) == {"bad": "failed", "long": "cancelled", "later": "skipped"}
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_run_and_says_how_far_it_was(run: Run) -> None:
     envelope = run(
         "steps: {a: {exec: echo a}, b: {exec: sleep 600, depends_on: a}, c: {exec: echo c, depends_on: b}}",
@@ -198,6 +207,7 @@ def test_for_each_runs_once_for_every_item(run: Run) -> None:
     assert step(envelope, "wrong")["error"]["code"] == "STEP_INVALID"
 
 
+@pytest.mark.slow
 def test_steps_named_by_run_wait_until_they_are_called_for(run: Run) -> None:
     envelope = run(
         """
@@ -213,6 +223,7 @@ def test_steps_named_by_run_wait_until_they_are_called_for(run: Run) -> None:
     assert step(envelope, "mend")["reason"] == "on_demand"
 
 
+@pytest.mark.slow
 def test_a_step_that_only_the_defaults_call_for_waits_as_well(run: Run) -> None:
     text = "defaults: {on_fail: {run: mend}}\nsteps: {a: {exec: exit %d}, mend: {exec: echo mended}}"
     assert statuses(run(text % 1)) == {"a": "failed", "mend": "succeeded"}
@@ -259,12 +270,14 @@ def test_whoever_watches_is_told_of_the_runs_inside_as_well(run: Run, tmp_path: 
     assert told.index("outer.b.deep succeeded") < told.index("outer.b succeeded") < told.index("outer succeeded")
 
 
+@pytest.mark.slow
 def test_a_chain_of_thousands_is_skipped_at_once(run: Run) -> None:
     lines = [f"  s{n}: {{exec: 'true', depends_on: {f's{n - 1}' if n else 'bad'}}}\n" for n in range(2000)]
     envelope = run("steps:\n  bad: {exec: exit 1}\n" + "".join(lines))
     assert len(envelope.data["skipped"]) == 2000 and step(envelope, "s1999")["cause"] == "bad"
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_a_person_keeps_nobody_from_working(run: Run) -> None:
     person, terminal = pty.openpty()
     stdin = os.dup(0)
@@ -286,6 +299,7 @@ def test_a_step_that_waits_for_a_person_keeps_nobody_from_working(run: Run) -> N
     assert step(envelope, "work").get("started_ms", 0) < 1000
 
 
+@pytest.mark.slow
 def test_goto_goes_round_until_it_works_and_no_more_than_the_cap(run: Run, tmp_path: Path) -> None:
     envelope = run(
         """
@@ -328,6 +342,7 @@ def test_secrets_reach_only_who_asks_and_are_written_down_nowhere(run: Run, stor
     assert "s3cr3t" not in json.dumps(envelope.to_dict())
 
 
+@pytest.mark.slow
 def test_a_secret_is_known_however_it_is_written(run: Run) -> None:
     token, key = 's3cr3t+/="v&', '-----BEGIN KEY-----\nAAAAB3NzaC1yc2E\nzzzz"yyyyy\n-----END KEY-----\n'
     ways = """
@@ -406,6 +421,7 @@ def test_a_child_is_kept_quiet_unless_the_file_says_otherwise(run: Run) -> None:
     assert step(envelope, "wrong")["error"]["code"] == "ARG_ERROR"
 
 
+@pytest.mark.slow
 def test_a_template_without_end_is_stopped(run: Run) -> None:
     began = time.monotonic()
     envelope = run(
@@ -415,6 +431,7 @@ def test_a_template_without_end_is_stopped(run: Run) -> None:
     assert step(envelope, "a")["error"]["code"] == "TEMPLATE_TIMEOUT"
 
 
+@pytest.mark.slow
 def test_what_a_step_says_can_be_shaped_and_checked(run: Run) -> None:
     envelope = run(
         """
@@ -448,6 +465,7 @@ def test_a_schema_that_takes_for_ever_or_names_a_server_fails_its_step(run: Run)
     assert "cannot be followed" in step(envelope, "far")["error"]["message"]
 
 
+@pytest.mark.slow
 def test_an_output_that_is_not_there_is_told_with_the_reason(run: Run) -> None:
     envelope = run(
         """
@@ -478,6 +496,7 @@ def test_tools_are_commands_with_named_arguments(run: Run) -> None:
     assert step(envelope, "hi")["output"] == 'Hello, A\'da "$(id)"!\nand\nmore'
 
 
+@pytest.mark.slow
 def test_no_more_steps_run_together_than_allowed(run: Run, tmp_path: Path) -> None:
     body = "echo start >> log; sleep 0.2; echo end >> log"
     envelope = run("max_parallelism: 2\nsteps:\n" + "".join(f"  s{n}: {{exec: '{body}'}}\n" for n in range(6)))
