@@ -2,11 +2,13 @@
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
+from shotclock import Clocks, Operation, Runtime
 from shotclock.enforce.loops import Waiter
 
 SOON_S = 10.0  # nothing here takes longer than a few turns of a loop
@@ -124,3 +126,40 @@ def test_what_the_resumed_task_raises_is_its_own():
         assert went_on == [True]
 
     run(main())
+
+
+def test_an_answer_after_the_cancellation_is_nobodys():
+    async def main() -> None:
+        waiter, told = Waiter[int](asyncio.get_running_loop()), []
+        task = asyncio.create_task(waiting(waiter, told))
+        await asyncio.sleep(0)
+        task.cancel()
+        waiter.set_result(1)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert told == []
+
+    run(main())
+
+
+async def soon_done() -> int:
+    await asyncio.sleep(0.01)
+    return 1
+
+
+def test_a_call_cancelled_when_its_result_is_on_the_way_does_not_wait_for_another():
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        async with Runtime() as runtime:
+            call = loop.create_task(runtime.call(Operation("soon_done", soon_done), {}, Clocks.of("10s", grace="5s")))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+            time.sleep(0.2)  # its result has come in by now, and nobody has looked
+            call.cancel()
+            began = loop.time()
+            await asyncio.wait([call], timeout=SOON_S)
+            assert call.cancelled()
+            return loop.time() - began
+
+    # With nothing left to wait for, only a lost result would run out the grace.
+    assert run(main()) < 1

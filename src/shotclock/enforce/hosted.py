@@ -271,14 +271,15 @@ class HostedCall(Ticket):
         "_arguments",
         "_attendant",
         "_bells",
-        "_done",
         "_fired",
         "_guards",
         "_guards_only",
         "_on_further_call",
         "_operation",
+        "_outcome",
         "_runtime",
         "_scope",
+        "_waiter",
         "carrier",
         "listed",
         "stopping",
@@ -311,7 +312,8 @@ class HostedCall(Ticket):
         self._guards_only = guards_only
         self._attendant = attendant
         self._on_further_call = on_further_call
-        self._done: Waiter[Outcome] | asyncio.Future[Outcome] | None = None
+        self._outcome: Outcome | None = None
+        self._waiter: Waiter[Outcome] | asyncio.Future[Outcome] | None = None
         self.listed: Moment | Expiry | None = None
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
@@ -396,14 +398,16 @@ class HostedCall(Ticket):
         """Start it, and return exactly one outcome, on time."""
         loop = asyncio.get_running_loop()
         clocks, bell = self._admission.clocks, self._admission.bound.bell
-        done = self._done = Waiter(loop)
         if bell is not None:
             self.listed = self._bells.arm(self, bell.at_ns)
         if clocks.soft_ms or clocks.idle_ms:
             self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
         self.carrier.submit(self)
         try:
-            return await done
+            if self._outcome is not None:  # on the caller's own loop, and it never waited for anything
+                return self._outcome
+            waiter = self._waiter = Waiter(loop)
+            return await waiter
         except asyncio.CancelledError:
             await self._cancelled_by_caller(loop)
             raise
@@ -432,8 +436,7 @@ class HostedCall(Ticket):
         self.ring(ClockKind.IDLE)
 
     def ring(self, kind: ClockKind) -> None:
-        assert self._done is not None
-        if self._fired is not None or self._done.done():
+        if self._fired is not None or self._outcome is not None:
             return
         self._fired = kind
         self.stopping = True
@@ -444,7 +447,7 @@ class HostedCall(Ticket):
 
     @property
     def is_settled(self) -> bool:
-        return self._done is not None and self._done.done()
+        return self._outcome is not None
 
     @property
     def grace_ms(self) -> int:
@@ -453,8 +456,7 @@ class HostedCall(Ticket):
         return bound.grace_ms if bound.bell is not None else self._admission.clocks.grace_ms or 0
 
     def abandon(self) -> None:
-        assert self._done is not None
-        if self._done.done():
+        if self._outcome is not None:
             return
         self._abandoned = True
         self.carrier.give_up(self)
@@ -462,16 +464,14 @@ class HostedCall(Ticket):
         self._settle(Ending.ABANDONED)
 
     def _arrived(self, result: object) -> None:
-        done = self._done
-        assert done is not None
-        if done.done():
+        if self._outcome is not None:
             if self._abandoned:
                 self._runtime.came_late(self)
             return
         bell = self._admission.bound.bell
         in_time = bell is None or self.finished_ns <= bell.at_ns
         if in_time and (self._fired is None or (self._fired is ClockKind.TIMEOUT and isinstance(result, Outcome))):
-            done.set_result(self._finished(result))  # only the news of it may have come after the bell
+            self._resolve(self._finished(result))  # only the news of it may have come after the bell
         elif self._fired is None:
             self._settle(Ending.FINISHED)  # by itself, but late: the bell itself was kept from ringing
         else:
@@ -490,20 +490,23 @@ class HostedCall(Ticket):
         return outcome
 
     def _settle(self, ending: Ending) -> None:
-        assert self._done is not None
-        admission = self._admission
         if self._fired is ClockKind.IDLE:
-            self._done.set_result(Outcome(ending, stalled_problem(admission)))
+            self._resolve(Outcome(ending, stalled_problem(self._admission)))
         else:
-            self._done.set_result(Outcome(ending, TimedOut(admission)))
+            self._resolve(Outcome(ending, TimedOut(self._admission)))
+
+    def _resolve(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        if self._waiter is not None:
+            self._waiter.set_result(outcome)
 
     async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop the work, wait for it no longer than the grace, and count it if it does not stop."""
-        if self.claim():
+        if self._outcome is not None or self.claim():
             return
         self.stopping = True
         self._fired = self._fired or ClockKind.TIMEOUT
-        ended = self._done = loop.create_future()
+        ended = self._waiter = loop.create_future()
         self._bells.rang(self)
         limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._admission.clocks.grace_ms or 0) / 1000 + 1
         await shielded(asyncio.wait([ended], timeout=limit_s))

@@ -167,6 +167,8 @@ class Waiter(Generic[T]):
         return self._answer
 
     def set_result(self, answer: T) -> None:
+        if self._is_done:  # nobody waits any more
+            return
         self._answer = answer
         self._is_done = True
         resume = self._resume
