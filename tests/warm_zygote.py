@@ -24,7 +24,6 @@ from io import TextIOWrapper
 from typing import Any
 
 # What programs under test import sooner or later. Not OpenTelemetry's SDK: code asks whether somebody else imported it.
-# Not `shotclock.cli.run`: it would take the place of the function of that name, which `python -m shotclock` calls.
 IMPORTED = (
     "shotclock.app",
     "shotclock.cli.commands",
@@ -38,6 +37,7 @@ IMPORTED = (
     "shotclock.cli.live",
     "shotclock.cli.person",
     "shotclock.cli.report",
+    "shotclock.cli.run",
     "shotclock.cli.surface",
     "shotclock.cli.token",
     "shotclock.jobs.front",

@@ -132,8 +132,8 @@ class Early:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Early())
-from shotclock.cli import run
-run()
+from shotclock.cli import run_program
+run_program()
 """
 
 

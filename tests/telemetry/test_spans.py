@@ -256,8 +256,8 @@ def exit(code):
     found = sorted(name for name in sys.modules if name.startswith("opentelemetry"))
     sys.stderr.write(f"loaded: {found}\\n"); sys.stderr.flush(); leave(code)
 os._exit = exit
-from shotclock.cli import run
-run()
+from shotclock.cli import run_program
+run_program()
 """
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-def run() -> None:
+def run_program() -> None:
     """The console script. Everything is flushed by then, and tearing the interpreter down takes as long as a
     short command, so it is left out."""
     import os
