@@ -9,6 +9,9 @@ BENCH_STAMP := $(VENV)/.installed-bench
 BOUND := $(shell command -v timeout >/dev/null 2>&1 && echo timeout --foreground -k 10 900)
 PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
+# Where this is set, every program that a test starts would compile the modules of the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo browser test check bench soak lock clean
@@ -62,7 +65,7 @@ browser:
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
 # code that is late is late then too. Last come those that measure how late an answer is, or fill the machine.
 test: $(STAMP) browser ## the whole suite
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal --durations=25 -m "not soak and not alone" || \
+	$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations=25 -m "not soak and not alone" || \
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not soak and not alone"
 	$(BIN)/python -m pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 

@@ -431,7 +431,7 @@ def test_what_is_destructive_is_approved_by_typing_its_name(terminal: Any) -> No
 
 def test_a_person_who_takes_their_time_does_not_use_up_the_time_of_the_decision(terminal: Any) -> None:
     proposal = operation(policy=Policy(destructive=True))
-    program = "import shotclock.cli.inbox as i, shotclock.cli as c; i.TIMEOUT_MS = 2_000; c.run()"
+    program = "import shotclock.cli.inbox as i, shotclock.cli as c; i.TIMEOUT_MS = 2_000; c.run_program()"
     asked = terminal("inbox", "approve", proposal.id, program=program)
     asked.shows("to go on:")
     time.sleep(2.1)  # the person
