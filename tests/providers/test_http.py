@@ -126,7 +126,7 @@ def test_a_server_that_does_not_read_what_is_posted_is_left_on_time(fetch: Fetch
 def test_a_redirect_to_a_server_that_hangs_is_inside_the_same_deadline(fetch: Fetch) -> None:
     def slow_redirect(connection: Connection) -> None:
         connection.read_request()
-        connection.stopped.wait(LIMIT_MS / 2000)
+        connection.stopped.wait(LIMIT_MS / 4000)
         connection.send(response(status="302 Found", Location=f"{hanging.url}/there"))
 
     with Server(servers.says_nothing) as hanging, Server(slow_redirect) as server:
