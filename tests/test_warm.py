@@ -256,6 +256,7 @@ def test_a_fork_of_ours_starts_cold_because_a_clone_would_not_be_its_child():
             code = 0 if not process.is_warm and process.wait(RUN_WITHIN_S) == 6 else 1
         finally:
             os._exit(code)
+    # It ends within RUN_WITHIN_S by itself.
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 

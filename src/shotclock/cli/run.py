@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..core.clocks import Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
 from ..core.texts import one_line
 from ..core.walltime import WallTime
@@ -34,6 +34,7 @@ from ..workflow.states import Status, StepState
 from . import flow, signals
 from .asked import RunAsked
 from .output import EX_IOERR, emit, is_terminal, say_line, summary_line, write_quietly
+from .parsing import Mistakes, mistaken
 from .report import ensure_writable, stored_report, text_of, write_file
 from .screen import Outlet, screen_here
 
@@ -70,9 +71,7 @@ def _findable() -> None:
 def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     signals.raise_when_told()
     if mistakes := _mistakes(asked):
-        message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
-        problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
-        return answer(admit("run", Clocks()), Outcome(Ending.NOT_STARTED, problem))
+        return mistaken("run", mistakes)
     _findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
@@ -96,8 +95,8 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
         return events.ended(asyncio.run(_started(request, store, events, as_json, budget_ms)))
 
 
-def _mistakes(asked: RunAsked) -> list[dict[str, str]]:
-    mistakes = []
+def _mistakes(asked: RunAsked) -> Mistakes:
+    mistakes: Mistakes = []
     if asked.run_id is not None and not RUN_ID.fullmatch(asked.run_id):
         message = f"{one_line(asked.run_id, 40)!r}: letters, digits, `.`, `_` and `-`, up to 100 of them, no dash first"
         mistakes.append({"field": "run-id", "message": message})

@@ -51,30 +51,16 @@ _PROVIDERS_KEYS = {
     for kind, model in STEP_TYPES.items()
 }
 
-_RENDER = Operation(
-    "template",
-    HandlerReference("shotclock.workflow.templates", "render_all"),
-    isolation="process",
-    mutates=False,
-    idempotent=True,
-    clocks=TEMPLATE_CLOCKS,
-)
-_EVALUATE = Operation(
-    "condition",
-    HandlerReference("shotclock.workflow.templates", "evaluate"),
-    isolation="process",
-    mutates=False,
-    idempotent=True,
-    clocks=TEMPLATE_CLOCKS,
-)
-_MISFIT = Operation(
-    "schema",
-    HandlerReference("shotclock.workflow.fitting", "misfit"),
-    isolation="process",
-    mutates=False,
-    idempotent=True,
-    clocks=TEMPLATE_CLOCKS,
-)
+
+def _in_worker(name: str, module: str, function: str) -> Operation:
+    """What a file makes us compute: where it can be killed, and on a clock of its own."""
+    handler = HandlerReference(f"shotclock.workflow.{module}", function)
+    return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
+
+
+_RENDER = _in_worker("template", "templates", "render_all")
+_EVALUATE = _in_worker("condition", "templates", "evaluate")
+_MISFIT = _in_worker("schema", "fitting", "misfit")
 
 
 Settings = tuple[dict[str, Any], dict[str, str]]

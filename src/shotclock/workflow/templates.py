@@ -151,7 +151,8 @@ def evaluate(expression: str, scope: dict[str, Any]) -> Any:
     if written.startswith("{{") and written.endswith("}}") and written.count("{{") == 1:
         written = written[2:-2].strip("- \t")
     elif is_template(written):
-        return is_true(_render(written, scope, False).text)
+        ((text, _),) = render_all([written], scope)
+        return is_true(text)
     try:
         with _in_bounded_memory():
             return _environment(False).compile_expression(_with_subscripts(written), undefined_to_none=True)(**scope)
