@@ -1378,6 +1378,25 @@ def test_the_pool_grows_around_workers_that_hang(tmp_path: Path) -> None:
     assert run(scenario()) < 3000
 
 
+def test_a_worker_killed_before_it_came_up_is_given_nothing_when_it_does() -> None:
+    async def scenario() -> None:
+        async with Runtime(preload=PRELOAD, workers=2, most_workers=2) as runtime:
+            pool = runtime._crew.pool()
+            pool.refill()
+            killed = next(iter(pool._all))
+            assert not killed.started
+            killed.kill("not needed")
+            pool.give_back(killed)  # what its first word does, if it comes before its end
+            assert killed not in pool._idle, "whoever looks for a free one would try it for ever"
+            envelopes = await asyncio.gather(
+                *(runtime.call(Operation("noop", operations.noop), clocks=SOON) for _ in range(20))
+            )
+            assert all(envelope.ok for envelope in envelopes)
+            assert await killed.wait_gone(10)
+
+    run(scenario())
+
+
 @pytest.mark.slow
 def test_a_worker_killed_at_its_deadline_is_replaced_by_a_fork_and_nothing_is_imported_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -220,7 +220,7 @@ class Pool:
             self._waiting.remove(task)
 
     def give_back(self, worker: Worker) -> None:
-        if self._closing or worker.gone.done():
+        if self._closing or worker.stopping:
             return
         tasks: list[Task] = []
         # No more than its share, or the others would have nothing to do.

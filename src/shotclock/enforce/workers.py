@@ -263,7 +263,7 @@ class Worker:
         task = self.task
         if message[0] == "skipped":
             self._skipping -= 1
-            if self.is_idle and not self.stopping:
+            if self.is_idle:
                 self._pool.give_back(self)
         if task is None:
             return
@@ -315,8 +315,7 @@ class Worker:
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return
-        if not self.stopping:
-            self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
+        self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
         task.resolve(outcome)
 
     def _on_report(self) -> None:
