@@ -217,7 +217,7 @@ def later(whole: Envelope, asked: list[str]) -> Envelope:
         asked.append("rendered")
         return whole
 
-    return Envelope.rendered_later(whole.data, whole.warnings, whole.value, ok=whole.ok, render=render)
+    return Envelope.rendered_later(whole.data, whole.warnings, whole.value, whole.ok, render, ())
 
 
 @pytest.mark.parametrize("problem", [None, Problem("TIMEOUT", "late")])

@@ -43,7 +43,7 @@ class Bound:
     """When the work is asked to stop, when it is killed, and whose clock that is. None is 'no bound'."""
 
     bell: Deadline | None
-    kill: Deadline | None
+    kill_ns: int | None
     limit_ms: int
     """What was granted at the start, from start to bell; 0 where there is no bell."""
     owner: str
@@ -51,9 +51,9 @@ class Bound:
 
     @property
     def grace_ms(self) -> int:
-        if self.bell is None or self.kill is None:
+        if self.bell is None or self.kill_ns is None:
             return 0
-        return (self.kill.at_ns - self.bell.at_ns) // NS_PER_MS
+        return (self.kill_ns - self.bell.at_ns) // NS_PER_MS
 
 
 def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
@@ -77,10 +77,10 @@ def nest(
     if parent is None:
         if own is None:
             return Bound(None, None, 0, owner)
-        return Bound(own, Deadline(own.at_ns + grace_ms * NS_PER_MS), timeout_ms, owner)
+        return Bound(own, own.at_ns + grace_ms * NS_PER_MS, timeout_ms, owner)
     reserve_ns = reserve_ms_for(parent.remaining_ms(now_ns), reserve_ms) * NS_PER_MS
     cap = Deadline(parent.at_ns - reserve_ns)
-    latest_kill = Deadline(parent.at_ns - reserve_ns // 2)
+    latest_kill_ns = parent.at_ns - reserve_ns // 2
     bell, whose = (own, owner) if own is not None and own.at_ns <= cap.at_ns else (cap, parent_owner)
-    kill = Deadline(min(bell.at_ns + grace_ms * NS_PER_MS, latest_kill.at_ns))
-    return Bound(bell, kill, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose)
+    kill_ns = min(bell.at_ns + grace_ms * NS_PER_MS, latest_kill_ns)
+    return Bound(bell, kill_ns, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose)

@@ -22,7 +22,8 @@ class Envelope:
     moment, the answers must go out first.
     """
 
-    __slots__ = ("_error", "_meta", "_render", "data", "ok", "value", "warnings")
+    __slots__ = ("_error", "_facts", "_meta", "_render", "data", "ok", "value", "warnings")
+    _render: Callable[..., Envelope]
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Envelope:
         self.ok = error is None
         self._error = error
         self._meta = meta
-        self._render: Callable[[], Envelope] | None = None
+        self._facts: tuple[object, ...] | None = None
 
     @classmethod
     def rendered_later(
@@ -46,20 +47,21 @@ class Envelope:
         data: dict[str, object] | list[object] | None,
         warnings: list[Warning_],
         value: object,
-        *,
         ok: bool,
-        render: Callable[[], Envelope],
+        render: Callable[..., Envelope],
+        facts: tuple[object, ...],
     ) -> Envelope:
+        """`render(*facts)` is what it says in the end."""
         envelope = cls.__new__(cls)
         envelope.data, envelope.warnings, envelope.value, envelope.ok = data, warnings, value, ok
-        envelope._render = render
+        envelope._render, envelope._facts = render, facts
         return envelope
 
     def _rendered(self) -> None:
-        render = self._render  # taken once: two threads may look at the same moment
-        if render is not None:
-            whole = render()
-            self._error, self._meta, self._render = whole._error, whole._meta, None
+        facts = self._facts  # taken once: two threads may look at the same moment
+        if facts is not None:
+            whole = self._render(*facts)
+            self._error, self._meta, self._facts = whole._error, whole._meta, None
 
     @property
     def error(self) -> dict[str, object] | None:

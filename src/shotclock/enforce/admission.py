@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from .. import __version__
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clocks, Fired
@@ -112,17 +111,25 @@ def inherited_deadline(environment: Mapping[str, str], now_ns: int) -> Inherited
     return Inherited(absolute, tuple(unreadable))
 
 
-_process_id = 0
 _process_token = ""
 _process_trace = TraceContext("")
 _calls = 0
 
 
+def _forget_process() -> None:
+    """A forked process is another one."""
+    global _process_token
+    _process_token = ""
+
+
+os.register_at_fork(after_in_child=_forget_process)
+
+
 def new_request_id() -> str:
     """Unique per call; the first part is the process's, so that calls of one process sort together."""
-    global _process_id, _process_token, _process_trace, _calls
-    if _process_id != os.getpid():
-        _process_id, _process_token, _calls = os.getpid(), os.urandom(6).hex(), 0
+    global _process_token, _process_trace, _calls
+    if not _process_token:
+        _process_token, _calls = os.urandom(6).hex(), 0
         _process_trace = new_trace()
     _calls += 1
     return f"{_process_token}-{_calls:x}"
@@ -143,7 +150,7 @@ def inherited_trace() -> TraceContext:
     inherited = trace_from_variables(os.environ)
     if inherited is not None:
         return inherited
-    new_request_id()  # a forked process is another one
+    new_request_id()  # sees to it that there is one
     return _process_trace
 
 
@@ -214,13 +221,8 @@ def answer(admission: Admission, outcome: Outcome) -> Envelope:
     if spans.recorder is not None:
         spans.recorder.call_ended(admission, outcome, now_ns, wall_ns)
     warnings = [*admission.warnings, *outcome.warnings]
-    return Envelope.rendered_later(
-        outcome.data,
-        warnings,
-        outcome.value,
-        ok=outcome.problem is None,
-        render=partial(_render, admission, outcome, warnings, now_ns, wall_ns),
-    )
+    facts = admission, outcome, warnings, now_ns, wall_ns
+    return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, facts)
 
 
 def _render(admission: Admission, outcome: Outcome, warnings: list[Warning_], now_ns: int, wall_ns: int) -> Envelope:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -137,7 +137,7 @@ class Runtime:
         self._home: asyncio.AbstractEventLoop | None = None
         self._pickup_check: asyncio.TimerHandle | None = None
         self._closed = False
-        self._on_further_call = self.call  # once: each call would make another of these
+        self._on_further_call, self._on_call_inside = self.call, self._call_inside  # once, instead of for each call
         self.turnstile: Turnstile | None = None
         self.gatekeeper: Gatekeeper | None = None
         self.counts = Counts()
@@ -180,7 +180,7 @@ class Runtime:
 
     async def warm_up(self, within_s: float = 30.0) -> bool:
         """Start the workers now instead of at the first call, and wait for them. False if they are not all up."""
-        warm: bool = await self._at_home(self._crew.warm_up(within_s))
+        warm: bool = await self._at_home(partial(self._crew.warm_up, within_s))
         return warm
 
     # --- the chokepoint -----------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Runtime:
                 task = commands.assign(
                     admission, argv, env=env, base_env=base_env, cwd=folder, output_limit=output_limit
                 )
-                report = await self._at_home(self._crew.commands.run(task))
+                report = await self._at_home(partial(self._crew.commands.run, task))
                 outcome = commands.judge(admission, task, report)
         except asyncio.CancelledError:
             problem = Problem("CANCELLED", "cancelled by the caller")
@@ -393,9 +393,9 @@ class Runtime:
         attendant: Attendant,
     ) -> Awaitable[Outcome]:
         guards = self._guards + operation.guards if self._guards else operation.guards
-        scope = Scope(admission.bound.bell, depth, admission.name, admission)
         if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
-            return self._in_worker(operation, arguments, admission, scope, attendant)
+            return self._in_worker(operation, arguments, admission, depth, attendant)
+        scope = Scope(admission.bound.bell, depth, admission.name, admission)
         if operation.place != "loop" or self._crew.needs_host(operation):
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, attendant)
         if not self._share_loop:
@@ -453,17 +453,19 @@ class Runtime:
                 arguments,
                 scope,
                 attendant=attendant,
-                on_further_call=partial(self._call_from_thread, scope),
+                on_further_call=partial(self._call_from_thread, admission, scope.depth),
             ).wait()
         run = self._in_worker if operation.place == "process" else self._in_host
-        elsewhere: Outcome = await self._at_home(run(operation, arguments, admission, scope, attendant))
+        elsewhere: Outcome = await self._at_home(partial(run, operation, arguments, admission, scope.depth, attendant))
         return elsewhere
 
-    def _call_from_thread(self, scope: Scope, other: Any, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+    def _call_from_thread(
+        self, admission: Admission, depth: int, other: Any, arguments: Mapping[str, object], clocks: Clocks
+    ) -> Envelope:
         assert self._home is not None
         # Bounded by the child's own deadline, which is inside its caller's.
         calling: Envelope = asyncio.run_coroutine_threadsafe(
-            self._call_within(scope, other, arguments, clocks), self._home
+            self._call_inside(admission, depth, other, arguments, clocks), self._home
         ).result()
         return calling
 
@@ -472,29 +474,24 @@ class Runtime:
             return self._bells().shared_loop
         return self._loop_carriers[depth]
 
-    async def _in_worker(
+    def _in_worker(
         self,
         operation: Operation,
         arguments: Mapping[str, object],
         admission: Admission,
-        scope: Scope,
+        depth: int,
         attendant: Attendant,
-    ) -> Outcome:
+    ) -> Coroutine[Any, Any, Outcome]:
         if (trouble := unfindable(operation.handler)) is not None:
             return _not_importable(trouble)
-        task = Task(
-            admission,
-            operation.handler,
-            arguments,
-            scope.depth,
-            attendant,
-            partial(self._call_within, scope),
-        )
-        return await self._crew.pool(operation).run(task)
+        task = Task(admission, operation.handler, arguments, depth, attendant, self._on_call_inside)
+        return self._crew.pool(operation).run(task)
 
-    async def _call_within(self, scope: Scope, name: str, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+    async def _call_inside(
+        self, admission: Admission, depth: int, name: str, arguments: Mapping[str, object], clocks: Clocks
+    ) -> Envelope:
         """A call made inside of another that did not come with its context: it came from another process or thread."""
-        token = current_scope.set(scope)
+        token = current_scope.set(Scope(admission.bound.bell, depth, admission.name, admission))
         try:
             return await self.call(name, arguments, clocks)
         finally:
@@ -505,30 +502,34 @@ class Runtime:
         operation: Operation,
         arguments: Mapping[str, object],
         admission: Admission,
-        scope: Scope,
+        depth: int,
         attendant: Attendant,
     ) -> Outcome:
         if (trouble := unfindable(operation.handler)) is not None:
-            return _not_importable(trouble)
+            return await _not_importable(trouble)
         try:
             guest = Guest(
                 admission,
                 operation.handler,
                 arguments,
-                scope.depth,
+                depth,
                 attendant,
-                partial(self._call_within, scope),
+                self._on_call_inside,
             )
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
         return await self._crew.hosts(operation).run(guest)
 
-    async def _at_home(self, coroutine: Any) -> Any:
-        """Workers and commands are waited for on the loop that entered the runtime."""
+    async def _at_home(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Workers and commands are begun and waited for on the loop that entered the runtime."""
         assert self._home is not None
         if asyncio.get_running_loop() is self._home:
-            return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._home))
+            return await begin()
+
+        async def begun() -> Any:
+            return await begin()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(begun(), self._home))
 
     def _bells(self) -> Bells:
         loop = asyncio.get_running_loop()
@@ -601,5 +602,5 @@ class Runtime:
             await asyncio.to_thread(telemetry.hand_over)
 
 
-def _not_importable(trouble: str) -> Outcome:
+async def _not_importable(trouble: str) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))

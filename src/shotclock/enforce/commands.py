@@ -85,7 +85,7 @@ def assign(
         started_ns=started,
         cwd=cwd,
         bell_ns=bound.bell.at_ns if bound.bell else None,
-        kill_ns=bound.kill.at_ns if bound.kill else None,
+        kill_ns=bound.kill_ns,
         soft_ns=started + clocks.soft_ms * NS_PER_MS if clocks.soft_ms else None,
         idle_ms=clocks.idle_ms or 0,
         grace_ms=clocks.grace_ms or 0,

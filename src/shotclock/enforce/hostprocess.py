@@ -213,7 +213,7 @@ class HostProcess:
                 guest.sign_of_life()
                 guest.attendant.step(name)
             case ("call", _, int(question), str(name), bytes(arguments), dict(limits)):
-                self._attend(question, partial(redispatched, guest.on_call, name, arguments, limits))
+                self._attend(question, partial(redispatched, guest, name, arguments, limits))
             case ("ask", _, int(question), str(what), bytes(value)):
                 self._attend(question, partial(answered, guest.attendant, what, value))
 

@@ -8,6 +8,8 @@ import contextvars
 import os
 import socket
 from collections import deque
+from functools import partial
+from math import inf
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
@@ -18,6 +20,7 @@ from .admission import Outcome
 from .alarms import NOT_YET, Alarms
 from .clock import monotonic_ns
 from .killing import VERIFY_LIMIT_MS
+from .loops import Waiter
 from .outcomes import stalled_problem, timeout_problem
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS, shielded
@@ -69,6 +72,8 @@ class Pool:
         self._vacant: list[socket.socket] = []
         """Supervisors without a worker. Each forks its next one faster than the zygote would fork both."""
         self._waiting: deque[Task] = deque()
+        self._patience_ns: float = inf
+        """Nobody who waits gives up before this."""
         self._growth: asyncio.TimerHandle | None = None
         self._growth_due_ns = 0
         self._trim: asyncio.TimerHandle | None = None
@@ -92,7 +97,7 @@ class Pool:
 
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
-        task.done = self.loop.create_future()
+        task.done = Waiter(self.loop)
         try:
             task.message = task.pack()
         except Exception as error:
@@ -100,9 +105,8 @@ class Pool:
             return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", problem["message"], "validation", errors=[problem]))
         clocks = task.admission.clocks
         if clocks.soft_ms or clocks.idle_ms:
-            task.alarms = Alarms(
-                self.loop, task.admission, on_soft=lambda: _wind_down(task), on_idle=lambda: self._stall(task)
-            )
+            on_soft, on_idle = partial(_wind_down, task), partial(self._stall, task)
+            task.alarms = Alarms(self.loop, task.admission, on_soft=on_soft, on_idle=on_idle)
         self._watch()
         try:
             self._submit(task)
@@ -135,8 +139,10 @@ class Pool:
         for worker in list(self._all):
             if len(worker.assigned) > 1 and now_ns - worker.began_ns > HELD_UP_NS:
                 self._put_first(worker.take_back())
-        for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
-            self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+        if now_ns >= self._patience_ns:
+            for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
+                self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+            self._patience_ns = min([task.give_up_ns for task in self._waiting], default=inf)
         busy = [worker for worker in (*self._all, *self._leaving) if worker.task is not None]
         for worker in busy:
             self._look_at(worker, now_ns)
@@ -147,11 +153,11 @@ class Pool:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
         assert worker.task is not None
         bound = worker.task.admission.bound
-        if bound.bell is None or bound.kill is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
+        if bound.bell is None or bound.kill_ns is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
             return
         if not worker.stopping:
             worker.stop(ClockKind.TIMEOUT.value)
-        elif now_ns > bound.kill.at_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
+        elif now_ns > bound.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
             worker.end(None)
 
     def _turn_away(self, task: Task, kind: ClockKind) -> None:
@@ -189,7 +195,7 @@ class Pool:
             worker = None if task in taken else worker
         if worker is None:
             self._leave_queue(task)
-        elif not task.done.done() or task.done.cancelled():
+        elif not task.is_resolved:
             worker.stop("cancelled")
             limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await shielded(worker.wait_gone(limit_s))
@@ -198,6 +204,7 @@ class Pool:
 
     def _submit(self, task: Task) -> None:
         self._waiting.append(task)
+        self._patience_ns = min(self._patience_ns, task.give_up_ns)
         if self._idle:
             self.give_back(self._idle.pop())
             return
@@ -210,6 +217,7 @@ class Pool:
     def _put_first(self, tasks: list[Task]) -> None:
         """Calls that were held up go before all others, and to whoever is free now."""
         self._waiting.extendleft(reversed(tasks))
+        self._patience_ns = min([self._patience_ns, *(task.give_up_ns for task in tasks)])
         while self._waiting and self._idle:
             self.give_back(self._idle.pop())
         if self._waiting:
@@ -222,17 +230,18 @@ class Pool:
     def give_back(self, worker: Worker) -> None:
         if self._closing or worker.stopping:
             return
-        tasks: list[Task] = []
-        # No more than its share, or the others would have nothing to do.
-        for _ in range(min(worker.room, -(-len(self._waiting) // max(1, len(self._all))))):
-            # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
-            if worker.is_idle and not tasks:
-                worker.set_grace(self._waiting[0].grace_ms)
-            elif self._waiting[0].grace_ms != worker.grace_ms:
-                break
-            tasks.append(self._waiting.popleft())
-        if tasks:
-            worker.begin(*tasks)
+        if self._waiting and (room := worker.room):
+            tasks: list[Task] = []
+            # No more than its share, or the others would have nothing to do.
+            for _ in range(min(room, -(-len(self._waiting) // max(1, len(self._all))))):
+                # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
+                if worker.is_idle and not tasks:
+                    worker.set_grace(self._waiting[0].grace_ms)
+                elif self._waiting[0].grace_ms != worker.grace_ms:
+                    break
+                tasks.append(self._waiting.popleft())
+            if tasks:
+                worker.begin(*tasks)
         if not worker.is_idle:
             return
         self._idle.append(worker)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from . import values
+from .admission import Admission
 from .context import Attendant
 from .outcomes import unopenable
 
-FurtherCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+FurtherCall = Callable[[Admission, int, str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+"""A call made by the call that was admitted like this, at this depth."""
 
 
 async def answered(attendant: Attendant, question: str, value: bytes) -> bytes:
@@ -27,14 +30,25 @@ async def answered(attendant: Attendant, question: str, value: bytes) -> bytes:
     return pickle.dumps(answer)
 
 
-async def redispatched(on_call: FurtherCall, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
+class Calling(Protocol):
+    """A call in another process that may make further ones."""
+
+    @property
+    def admission(self) -> Admission: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def on_call(self) -> FurtherCall: ...
+
+
+async def redispatched(inside: Calling, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
     """`ctx.call`: the envelope of the further call."""
     try:
         opened = values.opened(arguments)
     except Exception as error:
         envelope = unopenable(name, error)
     else:
-        envelope = await on_call(name, opened, Clocks(**limits))
+        envelope = await inside.on_call(inside.admission, inside.depth, name, opened, Clocks(**limits))
     try:
         return pickle.dumps(envelope)
     except Exception:  # the value cannot be pickled; its JSON form always can

@@ -32,6 +32,7 @@ from .clock import monotonic_ns
 from .commands import count_processes
 from .context import Attendant
 from .kernel import Bell
+from .loops import Waiter
 from .outcomes import crash_outcome, worker_outcome
 from .preloaded import Preloaded, address_of
 from .questions import FurtherCall, answered, redispatched
@@ -56,7 +57,7 @@ class Task:
     depth: int
     attendant: Attendant
     on_call: FurtherCall
-    done: asyncio.Future[Outcome] = field(init=False)
+    done: Waiter[Outcome] = field(init=False)
     message: bytes = field(init=False)
     give_up_ns: float = field(init=False)
     """When waiting for a worker ends."""
@@ -66,6 +67,7 @@ class Task:
     sent_ns: int = 0
     alarms: Alarms | None = None
     stalled: bool = False
+    is_resolved: bool = False
 
     def __post_init__(self) -> None:
         bell, queue_ms = self.admission.bound.bell, self.admission.clocks.queue_ms
@@ -75,7 +77,8 @@ class Task:
 
     def resolve(self, outcome: Outcome) -> None:
         """The first word counts: a result and a kill may cross, and only one is delivered."""
-        if not self.done.done():
+        if not self.is_resolved:
+            self.is_resolved = True
             self.done.set_result(outcome)
 
     def pack(self) -> bytes:
@@ -261,6 +264,9 @@ class Worker:
 
     def _take(self, message: wire.Message) -> None:
         task = self.task
+        if message[0] == "done" and task is not None:
+            self._done(task, *message[1:])
+            return
         if message[0] == "skipped":
             self._skipping -= 1
             if self.is_idle:
@@ -268,18 +274,6 @@ class Worker:
         if task is None:
             return
         match message:
-            case ("done", str(kind), payload, list(leaked), int(finished_ns)):
-                bell = task.admission.bound.bell
-                to_bell_ns = inf if bell is None else bell.at_ns - finished_ns
-                if to_bell_ns <= 0:  # too late: its end is told by its supervisor, which has heard the bell or hears us
-                    self.kill(ClockKind.TIMEOUT.value)
-                    return
-                if to_bell_ns < CLOSE_CALL_NS:
-                    self.kill("its bell may have rung")
-                # From the end of the one before, if this one was already waiting then.
-                self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
-                self._finished_ns = finished_ns
-                self._finish(task, worker_outcome(kind, payload), leaked)
             case ("progress", int(done), total, unit):
                 if task.alarms is not None:
                     task.alarms.sign_of_life()
@@ -291,7 +285,21 @@ class Worker:
             case ("ask", str(question), bytes(value)):
                 self._attend(self._reply(task, answered(task.attendant, question, value)))
             case ("call", str(name), bytes(arguments), dict(limits)):
-                self._attend(self._reply(task, redispatched(task.on_call, name, arguments, limits)))
+                self._attend(self._reply(task, redispatched(task, name, arguments, limits)))
+
+    def _done(self, task: Task, kind: str, payload: Any, leaked: list[dict[str, object]], finished_ns: int) -> None:
+        bell = task.admission.bound.bell
+        if bell is not None:
+            to_bell_ns = bell.at_ns - finished_ns
+            if to_bell_ns <= 0:  # too late: its end is told by its supervisor, which has heard the bell or hears us
+                self.kill(ClockKind.TIMEOUT.value)
+                return
+            if to_bell_ns < CLOSE_CALL_NS:
+                self.kill("its bell may have rung")
+        # From the end of the one before, if this one was already waiting then.
+        self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
+        self._finished_ns = finished_ns
+        self._finish(task, worker_outcome(kind, payload), leaked)
 
     def _attend(self, work: Coroutine[Any, Any, None]) -> None:
         further = self._loop.create_task(work)
@@ -354,9 +362,9 @@ class Worker:
             self.vacant = self._control
         self.gone.set_result(report)
         self._pool.lost(self, unstarted)
-        for task in self.assigned:
+        while self.assigned:  # each goes on where it is resolved, and may look at us
+            task = self.assigned.popleft()
             task.resolve(crash_outcome(task.admission, report))
-        self.assigned.clear()
 
     def _order(self, *order: object) -> None:
         with contextlib.suppress(wire.Broken, BlockingIOError):

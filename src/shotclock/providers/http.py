@@ -115,8 +115,8 @@ class HttpProvider:
         if fired is None:
             outcome, rule = exchange.ended(work)
         else:
-            kill = admission.bound.kill
-            left_s = STOP_LIMIT_S if kill is None else kill.remaining_ns(monotonic_ns()) / 1e9
+            kill_ns = admission.bound.kill_ns
+            left_s = STOP_LIMIT_S if kill_ns is None else (kill_ns - monotonic_ns()) / 1e9
             await self._stop(work, max(SHORTEST_STOP_S, min(STOP_LIMIT_S, left_s)))
             ending = Ending.CANCELLED if work.done() else Ending.ABANDONED
             outcome, rule = exchange.rang(fired, ending)
