@@ -78,8 +78,8 @@ def test_alone_the_bell_rings_at_the_timeout_and_the_kill_comes_after_the_whole_
 @given(instants, limits, reserves)
 def test_without_timeout_and_parent_there_is_no_bound_at_all(now_ns: int, grace_ms: int, reserve_ms: int | None):
     bound = bound_under(now_ns, None, 0, grace_ms, reserve_ms)
-    assert bound == Bound(None, None, 0, "own")
-    assert bound.grace_ms == 0
+    assert bound == Bound(None, grace_ms, 0, "own"), "whoever stops it by hand still gives it its grace"
+    assert bound.kill_ns is None
 
 
 # --- under a parent -------------------------------------------------------------------------------

@@ -43,17 +43,16 @@ class Bound:
     """When the work is asked to stop, when it is killed, and whose clock that is. None is 'no bound'."""
 
     bell: Deadline | None
-    kill_ns: int | None
+    grace_ms: int
+    """From the polite stop to the kill. Near the parent's deadline it shrinks."""
     limit_ms: int
     """What was granted at the start, from start to bell; 0 where there is no bell."""
     owner: str
     """Who set the bell: the call itself, or the parent whose deadline cuts it short."""
 
     @property
-    def grace_ms(self) -> int:
-        if self.bell is None or self.kill_ns is None:
-            return 0
-        return (self.kill_ns - self.bell.at_ns) // NS_PER_MS
+    def kill_ns(self) -> int | None:
+        return None if self.bell is None else self.bell.at_ns + self.grace_ms * NS_PER_MS
 
 
 def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
@@ -75,12 +74,10 @@ def nest(
     """The bound of work that starts now. `timeout_ms` 0 means no clock of its own."""
     own = Deadline(now_ns + timeout_ms * NS_PER_MS) if timeout_ms else None
     if parent is None:
-        if own is None:
-            return Bound(None, None, 0, owner)
-        return Bound(own, own.at_ns + grace_ms * NS_PER_MS, timeout_ms, owner)
+        return Bound(own, grace_ms, timeout_ms, owner)
     reserve_ns = reserve_ms_for(parent.remaining_ms(now_ns), reserve_ms) * NS_PER_MS
     cap = Deadline(parent.at_ns - reserve_ns)
-    latest_kill_ns = parent.at_ns - reserve_ns // 2
     bell, whose = (own, owner) if own is not None and own.at_ns <= cap.at_ns else (cap, parent_owner)
-    kill_ns = min(bell.at_ns + grace_ms * NS_PER_MS, latest_kill_ns)
-    return Bound(bell, kill_ns, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose)
+    latest_kill_ns = parent.at_ns - reserve_ns // 2
+    grace_ms = min(grace_ms, (latest_kill_ns - bell.at_ns) // NS_PER_MS)
+    return Bound(bell, grace_ms, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose)

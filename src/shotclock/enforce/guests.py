@@ -105,10 +105,8 @@ class Guest:
 
     @property
     def grace_ns(self) -> int:
-        """What it has left to clean up after the bell; near the parent's deadline it shrinks."""
-        bound = self.admission.bound
-        grace_ms = bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
-        return max(grace_ms * NS_PER_MS, int(HEARD_LIMIT_S * 1e9))  # less could not even be used by those who obey
+        """What it has left to clean up after the bell: less than this could not even be used by those who obey."""
+        return max(self.admission.bound.grace_ms * NS_PER_MS, int(HEARD_LIMIT_S * 1e9))
 
     @property
     def overdue_ns(self) -> int:

@@ -157,11 +157,11 @@ class Bells:
         moment.calls[call] = None
         return moment
 
-    def strike_out(self, call: HostedCall, listed: Moment | Expiry) -> None:
+    def strike_out(self, call: HostedCall, moment: Moment) -> None:
         """It has its answer."""
-        listed.calls.pop(call, None)
-        if isinstance(listed, Moment) and listed is not self._latest:
-            self._drop_if_empty(listed)
+        moment.calls.pop(call, None)
+        if moment is not self._latest:
+            self._drop_if_empty(moment)
 
     def close(self) -> None:
         """Nobody calls any more: the moment that was kept for them is not waited for."""
@@ -185,6 +185,7 @@ class Bells:
         del self._moments[moment.at_ms]
         calls, moment.calls = moment.calls, {}
         for call in calls:
+            call.listed = None
             call.ring(ClockKind.TIMEOUT)
 
     def rang(self, call: HostedCall) -> None:
@@ -197,25 +198,19 @@ class Bells:
         rung, self._rung = self._rung, []
         together: dict[tuple[Carrier, Host | None, int], list[HostedCall]] = {}
         for call in rung:
-            place = call.carrier, call.host, call.grace_ms
-            if place in together:
-                together[place].append(call)
-            else:
-                together[place] = [call]
+            together.setdefault(call.place, []).append(call)
         for (carrier, host, grace_ms), calls in together.items():
-            expiry = Expiry(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
-            for call in calls:
-                call.listed = expiry
+            Expiry(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
 
 
 class Expiry:
     """Calls in one loop whose bell rang together, looked after until each has its answer."""
 
-    __slots__ = ("_bells", "_delivery", "_due_at", "_grace_s", "_pulse", "_rang_at", "_tries", "_was_moving", "calls")
+    __slots__ = ("_bells", "_calls", "_delivery", "_due_at", "_grace_s", "_pulse", "_rang_at", "_tries", "_was_moving")
 
     def __init__(self, bells: Bells, calls: list[HostedCall], delivery: Delivery, grace_s: float) -> None:
         self._bells = bells
-        self.calls = dict.fromkeys(calls)
+        self._calls = calls
         self._delivery = delivery
         self._grace_s = grace_s
         self._rang_at = bells.loop.time()
@@ -253,11 +248,12 @@ class Expiry:
     def _any_left(self) -> bool:
         # Their answers may lie in our own mailbox, from a loop that was blocked before it could wake us.
         self._bells.mailbox.deliver_deferred()
-        return any(not call.is_settled for call in self.calls)
+        self._calls = [call for call in self._calls if not call.is_settled]
+        return bool(self._calls)
 
     def _abandon(self) -> None:
         if self._any_left():
-            for call in list(self.calls):  # each is struck out as its caller goes on
+            for call in self._calls:
                 call.abandon()
 
 
@@ -314,7 +310,7 @@ class HostedCall(Ticket):
         self._on_further_call = on_further_call
         self._outcome: Outcome | None = None
         self._waiter: Waiter[Outcome] | asyncio.Future[Outcome] | None = None
-        self.listed: Moment | Expiry | None = None
+        self.listed: Moment | None = None
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
         self._abandoned = False
@@ -440,7 +436,7 @@ class HostedCall(Ticket):
             return
         self._fired = kind
         self.stopping = True
-        if self.claim():  # its loop never got to it: called off before it began
+        if not self.claimed and self.claim():  # its loop never got to it: called off before it began
             self._settle(Ending.NOT_STARTED)
         else:
             self._bells.rang(self)
@@ -450,10 +446,9 @@ class HostedCall(Ticket):
         return self._outcome is not None
 
     @property
-    def grace_ms(self) -> int:
-        """What it has left to clean up after the bell; near the parent's deadline it shrinks."""
-        bound = self._admission.bound
-        return bound.grace_ms if bound.bell is not None else self._admission.clocks.grace_ms or 0
+    def place(self) -> tuple[Carrier, Host | None, int]:
+        """Calls for which this is the same are cancelled and looked after together."""
+        return self.carrier, self.host, self._admission.bound.grace_ms
 
     def abandon(self) -> None:
         if self._outcome is not None:
@@ -468,14 +463,12 @@ class HostedCall(Ticket):
             if self._abandoned:
                 self._runtime.came_late(self)
             return
-        bell = self._admission.bound.bell
-        in_time = bell is None or self.finished_ns <= bell.at_ns
-        if in_time and (self._fired is None or (self._fired is ClockKind.TIMEOUT and isinstance(result, Outcome))):
-            self._resolve(self._finished(result))  # only the news of it may have come after the bell
-        elif self._fired is None:
-            self._settle(Ending.FINISHED)  # by itself, but late: the bell itself was kept from ringing
-        else:
+        if self._fired is ClockKind.IDLE or (self._fired is not None and not isinstance(result, Outcome)):
             self._settle(Ending.CANCELLED)
+        elif (bell := self._admission.bound.bell) is None or self.finished_ns <= bell.at_ns:
+            self._resolve(self._finished(result))  # only the news of it may have come after the bell
+        else:  # by itself, but late: the bell itself was kept from ringing, or it took no notice of it
+            self._settle(Ending.FINISHED if self._fired is None else Ending.CANCELLED)
 
     def _finished(self, result: object) -> Outcome:
         if isinstance(result, Outcome):

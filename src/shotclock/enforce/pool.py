@@ -153,11 +153,11 @@ class Pool:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
         assert worker.task is not None
         bound = worker.task.admission.bound
-        if bound.bell is None or bound.kill_ns is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
+        if bound.bell is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
             return
         if not worker.stopping:
             worker.stop(ClockKind.TIMEOUT.value)
-        elif now_ns > bound.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
+        elif now_ns > bound.bell.at_ns + (bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
             worker.end(None)
 
     def _turn_away(self, task: Task, kind: ClockKind) -> None:
@@ -197,7 +197,7 @@ class Pool:
             self._leave_queue(task)
         elif not task.is_resolved:
             worker.stop("cancelled")
-            limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            limit_s = (task.admission.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await shielded(worker.wait_gone(limit_s))
 
     # --- places -------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ class Pool:
             for _ in range(min(room, -(-len(self._waiting) // max(1, len(self._all))))):
                 # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
                 if worker.is_idle and not tasks:
-                    worker.set_grace(self._waiting[0].grace_ms)
-                elif self._waiting[0].grace_ms != worker.grace_ms:
+                    worker.set_grace(self._waiting[0].admission.bound.grace_ms)
+                elif self._waiting[0].admission.bound.grace_ms != worker.grace_ms:
                     break
                 tasks.append(self._waiting.popleft())
             if tasks:

@@ -100,11 +100,6 @@ class Task:
             )
         )
 
-    @property
-    def grace_ms(self) -> int:
-        bound = self.admission.bound
-        return bound.grace_ms if bound.bell is not None else self.admission.clocks.grace_ms or 0
-
 
 class Owner(Protocol):
     """Who keeps the workers: the pool."""

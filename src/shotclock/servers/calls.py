@@ -299,7 +299,7 @@ class Gate:
         admission = Admission(
             name,
             Clocks(timeout_ms=limit_ms),
-            Bound(bell, bell.at_ns, limit_ms, "server"),
+            Bound(bell, 0, limit_ms, "server"),
             started_ns,
             new_request_id(),
             _caller() or inherited_trace(),
