@@ -10,7 +10,6 @@ import socket
 from collections import deque
 
 from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
 from ..core.envelope import Problem, warning
 from . import wire
@@ -74,6 +73,8 @@ class Pool:
         self._trim: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
+        self._not_before_ns = 0
+        """When the next worker may be asked for, after one that could not be had."""
         self._closing = False
 
     @property
@@ -92,6 +93,8 @@ class Pool:
 
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
+        if self._closing:
+            return _closing()
         task.done = self.loop.create_future()
         try:
             task.message = task.pack()
@@ -111,7 +114,6 @@ class Pool:
             await self._stop(task)
             raise
         except (wire.Broken, OSError) as error:
-            self._leave_queue(task)
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
         finally:
             if task.alarms is not None:
@@ -137,6 +139,8 @@ class Pool:
                 self._put_first(worker.take_back())
         for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
             self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+        if self._waiting and now_ns >= self._not_before_ns:
+            self._refill_quietly()  # what could not be had before, and what others were given instead
         busy = [worker for worker in (*self._all, *self._leaving) if worker.task is not None]
         for worker in busy:
             self._look_at(worker, now_ns)
@@ -146,13 +150,9 @@ class Pool:
     def _look_at(self, worker: Worker, now_ns: int) -> None:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
         assert worker.task is not None
-        bound = worker.task.admission.bound
-        if bound.bell is None or bound.kill is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
-            return
-        if not worker.stopping:
+        bell = worker.task.admission.bound.bell
+        if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS and not worker.stopping:
             worker.stop(ClockKind.TIMEOUT.value)
-        elif now_ns > bound.kill.at_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
-            worker.end(None)
 
     def _turn_away(self, task: Task, kind: ClockKind) -> None:
         """No worker in time: it never started."""
@@ -162,7 +162,7 @@ class Pool:
         message = "no worker came free in time"
         if not any(worker.started for worker in self._all):
             message = "no worker came up in time; importing the modules it needs takes too long"
-            if monotonic_ns() - self.preloaded.started_ns > IMPORT_LIMIT_NS:
+            if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
                 self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
         if kind is ClockKind.QUEUE:
             problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
@@ -197,14 +197,19 @@ class Pool:
     # --- places -------------------------------------------------------------------------------------------
 
     def _submit(self, task: Task) -> None:
-        self._waiting.append(task)
+        if task.depth:
+            self._waiting.appendleft(task)
+        else:
+            self._waiting.append(task)
         if self._idle:
             self.give_back(self._idle.pop())
             return
-        self.refill()
-        # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
-        if task.depth and task.worker is None and not self._coming():
-            self._spawn()
+        try:
+            self.refill()
+        except (wire.Broken, OSError):
+            if not self._all:  # nobody is there, or will be
+                self._leave_queue(task)
+                raise
         self._plan_growth()
 
     def _put_first(self, tasks: list[Task]) -> None:
@@ -292,20 +297,32 @@ class Pool:
         if worker.started:
             self._refill_quietly()
         else:  # it could not even start: the machine is full, or the imports kill it. Not again at once.
+            self._pause_spawning()
             self.loop.call_later(RESPAWN_PAUSE_S, self._refill_quietly)
 
     def _refill_quietly(self) -> None:
         if not self._closing:
-            with contextlib.suppress(wire.Broken, OSError):
+            try:
                 self.refill()
+            except (wire.Broken, OSError):
+                self._pause_spawning()
+
+    def _pause_spawning(self) -> None:
+        self._not_before_ns = monotonic_ns() + int(RESPAWN_PAUSE_S * 1e9)
 
     def refill(self) -> None:
-        """At least `warm` workers, running or on their way. Not if too many of those before them will not die."""
+        """At least `warm` workers, running or on their way. Not if too many of those before them will not die.
+
+        And one for each call made by a call, which must not wait for a place its own caller holds. Not all of those at
+        once: more forks than cores only hold each other up.
+        """
         while len(self._all) < self.warm and len(self._leaving) <= self.warm:
             self._spawn()
+        while self._coming() < min(self.warm, sum(task.depth > 0 for task in self._waiting)):
+            self._spawn()
 
-    def _coming(self) -> bool:
-        return any(not worker.started for worker in self._all)
+    def _coming(self) -> int:
+        return sum(not worker.started for worker in self._all)
 
     def _spawn(self) -> None:
         while self._vacant:
@@ -328,8 +345,8 @@ class Pool:
         workers = [*self._all, *self._leaving]
         for worker in workers:
             self._waiting += worker.take_back()
-        for task in list(self._waiting):
-            task.resolve(Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing")))
+        for task in self._waiting:
+            task.resolve(_closing())
         self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
@@ -342,6 +359,10 @@ class Pool:
         for supervisor in self._vacant:
             supervisor.close()
         self._vacant.clear()
+
+
+def _closing() -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
 
 
 def _wind_down(task: Task) -> None:
