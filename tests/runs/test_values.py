@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shotclock.core.errors import Failure
 from shotclock.workflow import templates
+from shotclock.workflow.fitting import misfit
 from shotclock.workflow.shell import Unsafe, mark, with_references
 
 SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]
@@ -128,6 +130,16 @@ def test_a_template_that_wants_all_the_memory_there_is_is_refused(template: str)
         templates.render_all([template], {})
     with pytest.raises(templates.TemplateError, match="512 MB of memory"):
         templates.evaluate(template.strip("{} "), {})
+
+
+@pytest.mark.slow
+def test_a_schema_that_wants_all_the_memory_there_is_is_refused() -> None:
+    """Every alternative keeps what it says about an output that does not fit, with the whole output in it."""
+    alternatives = {name: {"anyOf": [{"$ref": f"#/$defs/{below}"}] * 10} for name, below in ("ab", "bc", "cd")}
+    schema = {"$ref": "#/$defs/a", "$defs": {**alternatives, "d": {"type": "integer"}}}
+    assert misfit(schema, "x") is not None
+    with pytest.raises(Failure, match="512 MB of memory"):
+        misfit(schema, "x" * 5_000_000)
 
 
 def test_a_number_may_stand_in_arithmetic(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """A wrong file: every problem at once, each with its place, and what may have been meant."""
 
+import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -523,6 +525,19 @@ def test_a_file_that_is_all_wrong_gets_a_list_that_can_be_read(problems: Problem
     found = problems(f"steps: {{a: {{exec: x, {keys}}}}}")
     assert len(found) == FINDINGS_LIMIT + 1
     assert found[-1].message == f"and {3_000 - FINDINGS_LIMIT} problems more"
+
+
+@pytest.mark.slow
+def test_ten_times_as_many_mistakes_take_ten_times_as_long() -> None:
+    def took_s(count: int) -> float:
+        plain = {"steps": {f"s{n}": {"exec": [1], "timeout": "x", "exce": 2} for n in range(count)}}
+        data = json.dumps(plain).encode()
+        began = time.process_time()
+        assert len(load_text(data).findings) == FINDINGS_LIMIT + 1
+        return time.process_time() - began
+
+    # With the square of it: a hundred.
+    assert took_s(1_500) < 25 * took_s(150)
 
 
 def test_a_key_as_long_as_a_book_is_neither_compared_nor_shown_whole(problems: Problems) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.workflow.lint import NESTED_FILES_LIMIT, NESTING_LIMIT, lint
+from shotclock.workflow.lint import NESTED_FILES_LIMIT, NESTED_SIZE_LIMIT, NESTING_LIMIT, lint
 from shotclock.workflow.loading import Finding, load_file
 
 Lint = Callable[..., list[Finding]]
@@ -178,6 +178,15 @@ def test_so_many_files_nobody_wrote(lint_files: Lint, tmp_path: Path) -> None:
     assert brief(lint_files({"main.yaml": f"steps:\n{steps}"})) == [
         ("nested/files", None, f"steps.s{NESTED_FILES_LIMIT}.workflow")
     ]
+
+
+@pytest.mark.slow
+def test_looking_at_one_file_under_many_limits_has_an_end(lint_files: Lint, tmp_path: Path) -> None:
+    padded = GOOD + "\n# " + "x" * (NESTED_SIZE_LIMIT // 20)
+    (tmp_path / "child.yaml").write_text(padded)
+    limits = "".join(f"  s{n}: {{type: workflow, workflow: child.yaml, timeout: {n + 10}}}\n" for n in range(100))
+    ((rule, file, where),) = brief(lint_files({"main.yaml": f"steps:\n{limits}"}))
+    assert (rule, file, where) == ("nested/files", None, "steps.s19.workflow")
 
 
 def test_a_name_that_is_only_known_at_run_time_is_left_alone(lint_files: Lint) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.workflow.yamltree import DEPTH_LIMIT, NODE_LIMIT, Place, Tree, read_tree
+from shotclock.workflow.yamltree import DEPTH_LIMIT, NODE_LIMIT, TEXT_LIMIT, Place, Tree, read_tree
 
 # A flaw in a small file is found at once; only a reader that unfolds a bomb would take this long.
 AT_ONCE_S = 10.0
@@ -252,6 +252,15 @@ def test_a_bomb_does_not_go_off(text: str) -> None:
     assert time.monotonic() - began < AT_ONCE_S
     assert [flaw.rule for flaw in tree.flaws] == ["file/size"]
     assert str(NODE_LIMIT) in tree.flaws[0].message
+
+
+def test_a_long_text_that_is_said_again_and_again_is_a_bomb_as_well() -> None:
+    """A thousand names to wait for, given to a thousand steps, are a million."""
+    aliases = TEXT_LIMIT // 10_000
+    text = f"a: &a [{'x' * 10_000}]\nb: [{'*a, ' * aliases}]"
+    assert [flaw.rule for flaw in read_tree(text).flaws] == ["file/size"]
+    assert str(TEXT_LIMIT) in read_tree(text).flaws[0].message
+    assert read_tree(text.replace("*a, ", "", 2)).flaws == ()
 
 
 @pytest.mark.slow

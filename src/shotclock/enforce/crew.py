@@ -57,6 +57,7 @@ class Crew:
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self.commands = Supervisors(self._request_fork)
+        self._closing = False
         self.home: asyncio.AbstractEventLoop | None = None
         """The loop on which all of them are waited for."""
 
@@ -108,6 +109,8 @@ class Crew:
         return self._zygote
 
     def _request_fork(self, note: bytes, fds: list[int]) -> None:
+        if self._closing:  # whoever comes now would be looked after by nobody
+            raise wire.Broken("the runtime is closing")
         try:
             wire.send_fds(self._clean_zygote(), note, fds)
         except wire.Broken:  # somebody killed it; its supervisors carry on without it, and the next one forks
@@ -126,6 +129,7 @@ class Crew:
 
     async def close(self) -> None:
         """Stop every process, and wait, bounded, until all are gone."""
+        self._closing = True
         await self.commands.stop_all()
         if self._pool is not None:
             await self._pool.close()

@@ -63,6 +63,7 @@ class _Host:
         self._inbox = wire.Inbox(sock)
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
+        self.pid = os.getpid()
         self._thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._calls: dict[int, _Call] = {}
@@ -244,6 +245,8 @@ class _Call:
             reply = "cancelled", None
         except BaseException as error:
             reply = reply_to_error(error)
+        if os.getpid() != self._host.pid:  # the handler forked and came back twice; its caller waits for one answer
+            os._exit(0)
         finished_ns = monotonic_ns()
         words[RUNNING] = 0
         self._has_replied = True

@@ -296,6 +296,7 @@ class HostProcess:
             self._loop.remove_reader(sock)
             self._loop.remove_writer(sock)
             sock.close()
+        self._words = memoryview(bytearray(self._words)).cast("Q")  # what it says from here on; the memory is let go
         self.gone.set_result(report)
         self._owner.lost(self, report)
 

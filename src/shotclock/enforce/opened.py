@@ -133,7 +133,7 @@ async def open_command(supervisors: Supervisors, task: Assignment) -> AsyncItera
         opened = await _open_once(supervisors, task)
     except NeverTold:  # its zygote was killed with the request in its hands; nothing began
         opened = await _open_once(supervisors, task)
-    supervisors.running.add(opened._running)
+    supervisors.count_in(opened._running)
     try:
         try:
             yield opened

@@ -12,7 +12,6 @@ from functools import partial
 from math import inf
 
 from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
 from ..core.envelope import Problem, warning
 from . import wire
@@ -74,11 +73,15 @@ class Pool:
         self._waiting: deque[Task] = deque()
         self._patience_ns: float = inf
         """Nobody who waits gives up before this."""
+        self._waiting_deeper = 0
+        """How many of them are calls made by calls."""
         self._growth: asyncio.TimerHandle | None = None
         self._growth_due_ns = 0
         self._trim: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
+        self._not_before_ns = 0
+        """When the next worker may be asked for, after one that could not be had."""
         self._closing = False
 
     @property
@@ -97,6 +100,8 @@ class Pool:
 
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
+        if self._closing:
+            return _closing()
         task.done = Waiter(self.loop)
         try:
             task.message = task.pack()
@@ -115,7 +120,6 @@ class Pool:
             await self._stop(task)
             raise
         except (wire.Broken, OSError) as error:
-            self._leave_queue(task)
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
         finally:
             if task.alarms is not None:
@@ -143,6 +147,8 @@ class Pool:
             for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
                 self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
             self._patience_ns = min([task.give_up_ns for task in self._waiting], default=inf)
+        if self._waiting and now_ns >= self._not_before_ns:
+            self._refill_quietly()  # what could not be had before, and what others were given instead
         busy = [worker for worker in (*self._all, *self._leaving) if worker.task is not None]
         for worker in busy:
             self._look_at(worker, now_ns)
@@ -152,13 +158,9 @@ class Pool:
     def _look_at(self, worker: Worker, now_ns: int) -> None:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
         assert worker.task is not None
-        bound = worker.task.admission.bound
-        if bound.bell is None or now_ns < bound.bell.at_ns + LATE_BELL_NS:
-            return
-        if not worker.stopping:
+        bell = worker.task.admission.bound.bell
+        if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS and not worker.stopping:
             worker.stop(ClockKind.TIMEOUT.value)
-        elif now_ns > bound.bell.at_ns + (bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS:
-            worker.end(None)
 
     def _turn_away(self, task: Task, kind: ClockKind) -> None:
         """No worker in time: it never started."""
@@ -168,7 +170,7 @@ class Pool:
         message = "no worker came free in time"
         if not any(worker.started for worker in self._all):
             message = "no worker came up in time; importing the modules it needs takes too long"
-            if monotonic_ns() - self.preloaded.started_ns > IMPORT_LIMIT_NS:
+            if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
                 self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
         if kind is ClockKind.QUEUE:
             problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
@@ -203,20 +205,27 @@ class Pool:
     # --- places -------------------------------------------------------------------------------------------
 
     def _submit(self, task: Task) -> None:
-        self._waiting.append(task)
+        if task.depth:
+            self._waiting.appendleft(task)
+            self._waiting_deeper += 1
+        else:
+            self._waiting.append(task)
         self._patience_ns = min(self._patience_ns, task.give_up_ns)
         if self._idle:
             self.give_back(self._idle.pop())
             return
-        self.refill()
-        # A call made by a call must not wait for a place its own caller holds: it always gets a worker.
-        if task.depth and task.worker is None and not self._coming():
-            self._spawn()
+        try:
+            self.refill()
+        except (wire.Broken, OSError):
+            if not self._all:  # nobody is there, or will be
+                self._leave_queue(task)
+                raise
         self._plan_growth()
 
     def _put_first(self, tasks: list[Task]) -> None:
         """Calls that were held up go before all others, and to whoever is free now."""
         self._waiting.extendleft(reversed(tasks))
+        self._waiting_deeper += sum(task.depth > 0 for task in tasks)
         self._patience_ns = min([self._patience_ns, *(task.give_up_ns for task in tasks)])
         while self._waiting and self._idle:
             self.give_back(self._idle.pop())
@@ -226,6 +235,7 @@ class Pool:
     def _leave_queue(self, task: Task) -> None:
         with contextlib.suppress(ValueError):
             self._waiting.remove(task)
+            self._waiting_deeper -= task.depth > 0
 
     def give_back(self, worker: Worker) -> None:
         if self._closing or worker.stopping:
@@ -239,7 +249,9 @@ class Pool:
                     worker.set_grace(self._waiting[0].admission.bound.grace_ms)
                 elif self._waiting[0].admission.bound.grace_ms != worker.grace_ms:
                     break
-                tasks.append(self._waiting.popleft())
+                task = self._waiting.popleft()
+                self._waiting_deeper -= task.depth > 0
+                tasks.append(task)
             if tasks:
                 worker.begin(*tasks)
         if not worker.is_idle:
@@ -301,20 +313,32 @@ class Pool:
         if worker.started:
             self._refill_quietly()
         else:  # it could not even start: the machine is full, or the imports kill it. Not again at once.
+            self._pause_spawning()
             self.loop.call_later(RESPAWN_PAUSE_S, self._refill_quietly)
 
     def _refill_quietly(self) -> None:
         if not self._closing:
-            with contextlib.suppress(wire.Broken, OSError):
+            try:
                 self.refill()
+            except (wire.Broken, OSError):
+                self._pause_spawning()
+
+    def _pause_spawning(self) -> None:
+        self._not_before_ns = monotonic_ns() + int(RESPAWN_PAUSE_S * 1e9)
 
     def refill(self) -> None:
-        """At least `warm` workers, running or on their way. Not if too many of those before them will not die."""
+        """At least `warm` workers, running or on their way. Not if too many of those before them will not die.
+
+        And one for each call made by a call, which must not wait for a place its own caller holds. Not all of those at
+        once: more forks than cores only hold each other up.
+        """
         while len(self._all) < self.warm and len(self._leaving) <= self.warm:
             self._spawn()
+        while self._waiting_deeper and self._coming() < min(self.warm, self._waiting_deeper):
+            self._spawn()
 
-    def _coming(self) -> bool:
-        return any(not worker.started for worker in self._all)
+    def _coming(self) -> int:
+        return sum(not worker.started for worker in self._all)
 
     def _spawn(self) -> None:
         while self._vacant:
@@ -337,8 +361,8 @@ class Pool:
         workers = [*self._all, *self._leaving]
         for worker in workers:
             self._waiting += worker.take_back()
-        for task in list(self._waiting):
-            task.resolve(Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing")))
+        for task in self._waiting:
+            task.resolve(_closing())
         self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
@@ -351,6 +375,10 @@ class Pool:
         for supervisor in self._vacant:
             supervisor.close()
         self._vacant.clear()
+
+
+def _closing() -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
 
 
 def _wind_down(task: Task) -> None:

@@ -78,6 +78,7 @@ class Running:
     def close(self) -> None:
         """If anything is still there, its supervisor now kills it."""
         self._loop.remove_reader(self.control)
+        self._loop.remove_writer(self.control)  # or its number, soon somebody else's, would still be waited for
         self.control.close()
 
     def end(self, report: Report) -> None:
@@ -124,13 +125,14 @@ class Supervisors:
         self._request_fork = request_fork
         self.running: set[Running] = set()
         self._spare: list[Running] = []
+        self._closing = False
 
     async def run(self, task: Assignment) -> Report:
         """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
-        try:
-            return await self._run_once(task)
-        except NeverTold:  # its zygote was killed with the request in its hands; nothing began
-            return await self._run_once(task)
+        for _ in range(len(self._spare) + 1):
+            with contextlib.suppress(NeverTold):  # it was killed before it read that, or its zygote was; nothing began
+                return await self._run_once(task)
+        return await self._run_once(task)
 
     async def begin(self, task: Assignment, fds: list[int]) -> Running:
         """A fresh supervisor with its assignment. Of the work's own stdin and stdout, the ends are in `fds`."""
@@ -147,11 +149,18 @@ class Supervisors:
 
     async def stop_all(self) -> None:
         """Kill every command and wait, bounded, for the reports."""
+        self._closing = True
         self.dismiss()
         for running in list(self.running):
             running.order("kill", "closing")
         if self.running:
             await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
+
+    def count_in(self, running: Running) -> None:
+        """It has its assignment. Where everybody was told to stop meanwhile, it has not heard that."""
+        self.running.add(running)
+        if self._closing:
+            running.order("kill", "closing")
 
     def dismiss(self) -> None:
         """Those who wait for something to do."""
@@ -168,7 +177,7 @@ class Supervisors:
             except BaseException:
                 running.close()
                 raise
-        self.running.add(running)
+        self.count_in(running)
         alarms = self._watch(running, task)
         try:
             return await asyncio.shield(running.ended)

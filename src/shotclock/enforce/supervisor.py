@@ -35,6 +35,9 @@ from .streams import RELAY_HELD, Stream
 LEAK_GRACE_MS = 300
 # What leaked children get between TERM and KILL. They were never asked for, so it is short.
 LEAK_STOP_GRACE_MS = 500
+# Python looks for signals between two of its instructions. One that comes after the last look and before a call into
+# the kernel is seen when that returns, which may be never; the next one interrupts it. So a worker is asked again.
+TERM_AGAIN_MS = 50
 # What ends sooner than this was never said to have started: one message less for most commands.
 START_TOLD_AFTER_MS = 20
 # How long the caller may take to read the report before we give up on telling it.
@@ -96,6 +99,8 @@ class Supervisor:
         self._last_sign_ns = self._started_ns
         self._bell_ns: int | None = None
         self._kill_ns: int | None = None
+        self._ask_again_ns: int | None = None
+        self._asks_again = False
         self._latest_kill_ns: int | None = None
         self._soft_ns: int | None = None
         self._idle_ns = 0
@@ -194,6 +199,7 @@ class Supervisor:
         `announce` tells a caller that waits for it when the child is there.
         """
         self._bell_fd = bell_fd
+        self._asks_again = True
         self._leave_children = leave_children
         self._start(serve, execs=False)
         release()
@@ -338,7 +344,7 @@ class Supervisor:
     def _alarms(self) -> tuple[int | None, ...]:
         match self._stage:
             case _Stage.STOPPING:
-                return (self._kill_ns,)
+                return self._kill_ns, self._ask_again_ns
             case _Stage.FLUSHING:
                 return self._linger_ns, self._bell_ns
             case _Stage.LINGERING:
@@ -353,6 +359,8 @@ class Supervisor:
             case _Stage.STOPPING:
                 if _due(self._kill_ns, now):
                     self._kill()
+                elif _due(self._ask_again_ns, now):
+                    self._ask_again()
             case _Stage.FLUSHING:
                 self._finish_flushing(now)
             case _Stage.RUNNING | _Stage.LINGERING if _due(self._bell_ns, now):
@@ -483,9 +491,18 @@ class Supervisor:
             return
         self._signal_group(signal.SIGTERM)
         self._signal_group(signal.SIGCONT)
+        if self._asks_again:
+            self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
         for pid in self._outside_the_group():
             signal_process(pid, signal.SIGTERM)
             signal_process(pid, signal.SIGCONT)
+
+    def _ask_again(self) -> None:
+        if self._leader > 0:
+            signal_process(self._leader, signal.SIGTERM)
+            self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
+        else:
+            self._ask_again_ns = None
 
     def _outside_the_group(self) -> list[int]:
         """Descendants that the group's signal does not reach. What another supervisor guards is asked by it."""

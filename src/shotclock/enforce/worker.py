@@ -113,14 +113,16 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
     kernel.name_process("shotclock-work")
     _read_from(os.devnull)
-    running = False
+    me = os.getpid()
+    running = asked = False
 
     def on_term(number: int, frame: object) -> None:
-        nonlocal running
-        if running:
-            running = False  # once: the second TERM of an impatient operator must not hit the clean-up
+        nonlocal asked
+        if not running:
+            os._exit(0)
+        if not asked:  # once: our supervisor asks again and again, which must not hit the clean-up
+            asked = True
             raise Stopped
-        os._exit(0)
 
     signal.signal(signal.SIGTERM, on_term)
     lull = _Lull(sock)
@@ -140,9 +142,11 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         try:
             if bell_ns := message[_BELL]:
                 bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
-            running = True
+            running, asked = True, False
             reply = _perform(call, *message[1:])
             running = False
+            if os.getpid() != me:  # the function forked and came back twice; its caller waits for one answer
+                os._exit(0)
             finished_ns = monotonic_ns()
             if bell_ns:
                 bell.disarm()

@@ -14,9 +14,9 @@ import pickle
 import socket
 import sys
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, Protocol
 
@@ -32,9 +32,11 @@ from .clock import monotonic_ns
 from .commands import count_processes
 from .context import Attendant
 from .kernel import Bell
+from .killing import VERIFY_LIMIT_MS
 from .loops import Waiter
 from .outcomes import crash_outcome, worker_outcome
 from .preloaded import Preloaded, address_of
+from .processes import REPORT_MARGIN_MS
 from .questions import FurtherCall, answered, redispatched
 from .zygote import WORKER
 
@@ -45,6 +47,9 @@ AHEAD_NS = 2_000_000
 # One that answered this close to its bell may be on the way to be killed, and gets no other call.
 CLOSE_CALL_NS = 3_000_000
 MOST_AHEAD = 64
+# Reads of what a process has left in its socket, many times what fits into one. Only what it forked, and nobody has
+# killed yet, still writes into it; that could go on for ever.
+LAST_READS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -133,23 +138,22 @@ class Worker:
         self._took_ns = QUICK_NS
         self._finished_ns = 0
         self._skipping = 0
-        self._sending = False
+        self._outbox = bytearray()
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
+        self._end_limit: asyncio.TimerHandle | None = None
         self._further: set[asyncio.Task[None]] = set()
+        self.asked_ns = monotonic_ns()
         self.grace_ms = 0
         self.stopping = False
         for fd in (self._calls.fileno(), self._tokens, self._tokens_in):
             os.set_blocking(fd, False)
-        bell = Bell()
         try:
-            fds = [their_calls.fileno(), bell.fd, self._tokens]
-            self._control = _ask_zygote(pool.preloaded, fds) if supervisor is None else _ask_again(supervisor, fds)
+            with their_calls, contextlib.closing(Bell()) as bell:  # the worker arms it, its supervisor hears it
+                fds = [their_calls.fileno(), bell.fd, self._tokens]
+                self._control = _ask_zygote(pool.preloaded, fds) if supervisor is None else _ask_again(supervisor, fds)
         except (wire.Broken, OSError):
             self._close_calls()
             raise
-        finally:
-            their_calls.close()
-            bell.close()  # the worker arms it, its supervisor hears it
         self._reports, self._replies = wire.Inbox(self._control), wire.Inbox(self._calls)
         # Their numbers: asyncio tries a lookup first whose KeyError contains the repr, and a socket's asks the kernel.
         self._loop.add_reader(self._control.fileno(), self._on_report)
@@ -168,7 +172,7 @@ class Worker:
     def room(self) -> int:
         """How many calls it may be given. One whose calls are quick may have some waiting, so that it need not sleep
         between them; they are refilled some at a time, because waking it for each costs more than the call."""
-        if self.stopping or self._skipping or self._sending:
+        if self.stopping or self._skipping or (self.assigned and self._outbox):
             return 0
         if self._took_ns >= QUICK_NS:
             return 0 if self.assigned else 1
@@ -190,28 +194,14 @@ class Worker:
         for task in tasks:
             task.worker, task.sent_ns = self, now_ns
             self.assigned.append(task)
-        message = b"".join([task.message for task in tasks])
-        try:
+        with contextlib.suppress(OSError):  # ours to read as well: it is never broken, and never full
             os.write(self._tokens_in, b"." * len(tasks))
-            sent = self._calls.send(message)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return  # it is dying; its supervisor will report
+        self._say(b"".join([task.message for task in tasks]))
         for task in tasks:
             if task.alarms is not None:
                 task.alarms.sign_of_life()
                 if task.alarms.soft_rang:
                     self.ask_to_wind_down(task)
-        if sent < len(message):  # larger than the socket's buffer: the loop sends the rest as the worker reads
-            self._sending = True
-            rest = self._loop.create_task(self._send_rest(message[sent:]))
-            self.gone.add_done_callback(lambda _: rest.cancel())
-
-    async def _send_rest(self, rest: bytes) -> None:
-        with contextlib.suppress(OSError):
-            await self._loop.sock_sendall(self._calls, rest)
-        self._sending = False
 
     def take_back(self) -> list[Task]:
         """The calls it has not started. From here on it never will: their tokens are ours."""
@@ -226,18 +216,54 @@ class Worker:
         return taken[::-1]
 
     def ask_to_wind_down(self, task: Task) -> None:
-        with contextlib.suppress(wire.Broken, BlockingIOError):
-            wire.send(self._calls, ("stopping", task.admission.request_id))
+        self._say(wire.frame(("stopping", task.admission.request_id)))
+
+    def _say(self, message: bytes) -> None:
+        """Whole, and in order: what is larger than the socket's buffer goes out as the worker reads."""
+        if not self._outbox:
+            try:
+                sent = self._calls.send(message)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # it is dying; its supervisor will report
+            if sent == len(message):
+                return
+            message = message[sent:]
+            self._loop.add_writer(self._calls.fileno(), self._say_more)
+        self._outbox += message
+
+    def _say_more(self) -> None:
+        try:
+            del self._outbox[: self._calls.send(self._outbox)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._outbox.clear()
+        if not self._outbox:
+            self._loop.remove_writer(self._calls.fileno())
 
     def stop(self, why: str) -> None:
         """The polite ladder, run by the supervisor: TERM, grace, KILL."""
         self.stopping = True
         self._order("stop", why)
+        self._expect_end(self.grace_ms)
 
     def kill(self, why: str) -> None:
         self.stopping = True
         self._order("kill", why)
+        self._expect_end(0)
         self._pool.leaving(self)
+
+    def _expect_end(self, grace_ms: int) -> None:
+        """A supervisor that was itself stopped, or is broken, reports nothing; nobody waits for it for ever."""
+        if self.gone.done():
+            return
+        at = self._loop.time() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+        if self._end_limit is not None:
+            at = min(at, self._end_limit.when())
+            self._end_limit.cancel()
+        self._end_limit = self._loop.call_at(at, self.end, None)
 
     async def wait_gone(self, within_s: float) -> bool:
         """Whether the worker's whole tree was reported gone in time."""
@@ -254,8 +280,14 @@ class Worker:
         except wire.Broken:
             self._loop.remove_reader(self._calls.fileno())  # its supervisor tells how it ended
             return
+        self._take_all(messages)
+
+    def _take_all(self, messages: list[wire.Message]) -> None:
         for message in messages:
-            self._take(message)
+            try:
+                self._take(message)
+            except Exception as error:  # of whoever listens to progress; the answer behind it must not be lost
+                self._loop.call_exception_handler({"message": "shotclock worker", "exception": error})
 
     def _take(self, message: wire.Message) -> None:
         task = self.task
@@ -278,9 +310,9 @@ class Worker:
                     task.alarms.sign_of_life()
                 task.attendant.step(name)
             case ("ask", str(question), bytes(value)):
-                self._attend(self._reply(task, answered(task.attendant, question, value)))
+                self._attend(task, partial(answered, task.attendant, question, value))
             case ("call", str(name), bytes(arguments), dict(limits)):
-                self._attend(self._reply(task, redispatched(task, name, arguments, limits)))
+                self._attend(task, partial(redispatched, task, name, arguments, limits))
 
     def _done(self, task: Task, kind: str, payload: Any, leaked: list[dict[str, object]], finished_ns: int) -> None:
         bell = task.admission.bound.bell
@@ -296,16 +328,15 @@ class Worker:
         self._finished_ns = finished_ns
         self._finish(task, worker_outcome(kind, payload), leaked)
 
-    def _attend(self, work: Coroutine[Any, Any, None]) -> None:
-        further = self._loop.create_task(work)
+    def _attend(self, task: Task, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+        async def answer() -> None:
+            found = await find_answer()
+            if self.task is task:
+                self._say(wire.frame(("answer", found)))
+
+        further = self._loop.create_task(answer())
         self._further.add(further)  # the loop itself only holds tasks weakly
         further.add_done_callback(self._further.discard)
-
-    async def _reply(self, task: Task, finding: Coroutine[Any, Any, bytes]) -> None:
-        answer = await finding
-        if self.task is task:
-            with contextlib.suppress(OSError):
-                await self._loop.sock_sendall(self._calls, wire.frame(("answer", answer)))
 
     def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
         self.assigned.popleft()
@@ -342,10 +373,15 @@ class Worker:
         if self.gone.done():
             return
         self.stopping = True
+        if self._end_limit is not None:
+            self._end_limit.cancel()
         with contextlib.suppress(wire.Broken, OSError):
-            while self.task is not None:  # a result sent before the kill is still in the socket, and is the truth
-                for message in self._replies.receive():
-                    self._take(message)
+            for _ in range(LAST_READS):  # a result sent before the kill is still in the socket, and is the truth
+                if self.task is None:
+                    break
+                self._take_all(self._replies.receive())
+        for further in list(self._further):
+            further.cancel()  # whoever asked is gone
         unstarted = self.take_back()
         self._close_calls()
         self._loop.remove_reader(self._control.fileno())
@@ -367,6 +403,7 @@ class Worker:
 
     def _close_calls(self) -> None:
         self._loop.remove_reader(self._calls.fileno())
+        self._loop.remove_writer(self._calls.fileno())
         self._calls.close()
         for fd in (self._tokens, self._tokens_in):
             os.close(fd)

@@ -221,7 +221,10 @@ def _supervise(note: bytes, fds: list[int]) -> None:
     control = socket.socket(fileno=fds[0])
     if note == COMMAND:
         control.settimeout(_REQUEST_LIMIT_S)
-        message = wire.receive_one(control)
+        try:
+            message = wire.receive_one(control)
+        except wire.Broken:
+            return  # whoever asked has left
         control.settimeout(None)
         if _called_off(control):
             return

@@ -14,7 +14,7 @@ from ..core.durations import format_duration
 from ..core.graph import behind_all, find_cycle, needs
 from . import mentions
 from .kinds import KINDS, Unit, duration_ms
-from .loading import FINDINGS_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
+from .loading import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
 from .plan import (
     Plan,
     PlannedStep,
@@ -34,6 +34,8 @@ MANY_SECONDS, LONGEST_DAYS = HOUR_S, 30
 FEW_MILLISECONDS = 100
 # Workflows in workflows: deeper than this nobody can follow, and so many files nobody wrote.
 NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
+# Bytes of them that are looked at, a file once for each limit it is run under. More would take minutes.
+NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
@@ -59,6 +61,7 @@ class _Nesting:
     unattended: bool
     seen: set[tuple[str, int | None]] = field(default_factory=set)
     files: dict[str, Loaded | Finding] = field(default_factory=dict)
+    looked_at: int = 0
 
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
         workflow = loaded.workflow
@@ -81,6 +84,8 @@ class _Nesting:
         workflow = parent.workflow
         assert workflow is not None
         path = _steps_key((step_id, "workflow"))
+        if self.looked_at > NESTED_SIZE_LIMIT:
+            return [], []  # that it is too much was said
         file = parent.source.folder / step.workflow
         child = self._load(file, path)
         if isinstance(child, Finding):
@@ -97,6 +102,12 @@ class _Nesting:
         if (identity, limit_ms) in self.seen:
             return here, []
         self.seen.add((identity, limit_ms))
+        self.looked_at += child.source.size
+        if self.looked_at > NESTED_SIZE_LIMIT:
+            message = (
+                f"runs other files of more than {NESTED_SIZE_LIMIT} bytes, each as often as it is given another limit"
+            )
+            return [*here, Finding("nested/files", message, path)], []
         inside = self.findings(child, limit_ms, (*above, identity))
         return here, [found if found.file else replace(found, file=child.source.name) for found in inside]
 

@@ -65,6 +65,8 @@ class Source:
     name: str
     spots: Spot = field(default_factory=Spot)
     folder: Path = field(default_factory=Path)
+    size: int = 0
+    """In bytes."""
 
     def place_of(self, path: Sequence[str | int]) -> Place:
         """Of the key, or of the nearest thing around it that is there."""
@@ -104,7 +106,7 @@ def load_file(path: Path) -> Loaded:
 
 
 def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = None) -> Loaded:
-    source = Source(name, folder=folder or Path())
+    source = Source(name, folder=folder or Path(), size=len(data))
     if len(data) > SIZE_LIMIT:
         return Loaded(source, None, (Finding("file/size", f"is larger than {SIZE_LIMIT} bytes"),))
     try:
@@ -114,7 +116,7 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         place = Place(data.count(b"\n", 0, error.start) + 1, len(before) + 1)
         return Loaded(source, None, (Finding("file/encoding", "is not UTF-8", place=place),))
     tree = read_tree(text)
-    source = Source(name, tree.spots, folder or Path())
+    source = Source(name, tree.spots, folder or Path(), len(data))
     flaws = [Finding(flaw.rule, flaw.message, (), flaw.place, flaw.suggestion) for flaw in tree.flaws]
     if not tree.is_whole:
         return Loaded(source, None, tuple(flaws))
@@ -154,9 +156,10 @@ def _findings(source: Source, plain: dict[str, Any], error: ValidationError) -> 
     for problem in error.errors(include_url=False):
         path = _file_path(problem["loc"], plain, problem["type"])
         by_path.setdefault(path, []).append(problem)
+    around = {path[:depth] for path in by_path for depth in range(len(path))}
     for path, problems in list(by_path.items()):
         # What is wrong inside a mapping says which of several shapes was meant; that it is none of the others does not.
-        if any(other != path and other[: len(path)] == path for other in by_path):
+        if path in around:
             problems[:] = [each for each in problems if each["type"] not in _WANTED]
             if not problems:
                 del by_path[path]

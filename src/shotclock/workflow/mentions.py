@@ -7,10 +7,11 @@ chance, so the linter says so before anything runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..core.graph import needs
+from .ancestry import not_before
 from .loading import Finding, Path_, suggest
 from .plan import graph_of
 from .schema import AnyStep, WorkflowFile
@@ -35,17 +36,21 @@ def mentions(template: str) -> list[Mention]:
 
 def findings(workflow: WorkflowFile) -> Iterator[Finding]:
     """Of a workflow without circles."""
-    before = _before(workflow)
-    for step_id, step in workflow.steps.items():
-        for path, text in _texts(step):
-            for kind, name in dict.fromkeys(mentions(text)):
-                if name not in workflow.steps:
-                    yield _unknown(("steps", step_id, *path), kind, name, workflow)
-                elif kind == "outputs" and name != step_id and not _comes_before(before, name, step_id):
-                    message = f"`outputs.{name}` may not be there yet: nothing makes it wait for {name}"
-                    hint = f"add {name} to its `depends_on`"
-                    where = ("steps", step_id, *path)
-                    yield Finding("template/not-waited-for", message, where, suggestion=hint, is_error=False)
+    spoken = [
+        (("steps", step_id, *path), mention)
+        for step_id, step in workflow.steps.items()
+        for path, text in _texts(step)
+        for mention in dict.fromkeys(mentions(text))
+    ]
+    outputs = {(name, str(path[1])) for path, (kind, name) in spoken if kind == "outputs" and name in workflow.steps}
+    not_waited_for = not_before(_before(workflow), outputs)
+    for path, (kind, name) in spoken:
+        if name not in workflow.steps:
+            yield _unknown(path, kind, name, workflow)
+        elif kind == "outputs" and name != path[1] and (name, path[1]) in not_waited_for:
+            message = f"`outputs.{name}` may not be there yet: nothing makes it wait for {name}"
+            hint = f"add {name} to its `depends_on`"
+            yield Finding("template/not-waited-for", message, path, suggestion=hint, is_error=False)
     for output, text in workflow.outputs.items():
         for kind, name in dict.fromkeys(mentions(text)):
             if name not in workflow.steps:
@@ -89,14 +94,3 @@ def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
                 for called in (*reaction.run, *((reaction.goto,) if reaction.goto else ())):
                     before.setdefault(called, set()).add(name)
     return before
-
-
-def _comes_before(before: Mapping[str, set[str]], name: str, step_id: str) -> bool:
-    seen, left = {step_id}, [step_id]
-    while left:
-        known = before.get(left.pop(), set())
-        if name in known:
-            return True
-        left += known - seen
-        seen |= known
-    return False

@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.errors import Failure
+from .memory import TOO_MUCH, bounded_memory
 from .shell import has_marks, mark, unmarked
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
 # JSON that is nested deeper than this stays text.
 DEPTH_LIMIT = 200
-# What a worker may take for one template, beyond what it has: a few outputs several times over. `'a' * 9999999999` ends
-# here, and not when the machine is out of memory.
-MEMORY_LIMIT = 512 * 1024 * 1024
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
 _PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
@@ -141,7 +138,7 @@ def is_true(value: Any) -> bool:
 
 def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False) -> list[list[Any]]:
     """Each as its text and the values of its marks. Runs in a worker; raises TemplateError."""
-    with _in_bounded_memory():
+    with bounded_memory():
         return [list(_render(template, scope, marked)) for template in templates]
 
 
@@ -154,34 +151,15 @@ def evaluate(expression: str, scope: dict[str, Any]) -> Any:
         ((text, _),) = render_all([written], scope)
         return is_true(text)
     try:
-        with _in_bounded_memory():
+        with bounded_memory():
             return _environment(False).compile_expression(_with_subscripts(written), undefined_to_none=True)(**scope)
     except Exception as error:
         raise TemplateError(_why(expression, error)) from None
 
 
-@contextlib.contextmanager
-def _in_bounded_memory() -> Iterator[None]:
-    """Asking for more raises MemoryError. A worker does one thing at a time, so this bounds nobody else."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        with open("/proc/self/statm") as statm:
-            limit = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_LIMIT
-    except OSError:  # macOS has neither this nor a limit that holds
-        limit = 0
-    if not limit or (soft != resource.RLIM_INFINITY and soft <= limit):
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
 def _why(template: str, error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return f"{template[:100]!r}: it takes more than {MEMORY_LIMIT >> 20} MB of memory"
+        return f"{template[:100]!r}: {TOO_MUCH}"
     return f"{template[:100]!r}: {type(error).__name__}: {error}"
 
 

@@ -26,8 +26,9 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-# Aliases can make a small file unfold into a huge one.
-NODE_LIMIT = 200_000
+# Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
+# the largest file there may be has half as many characters.
+NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
 # What people write is far flatter; every reader after us recurses.
 DEPTH_LIMIT = 100
 # Longer than any number a workflow needs, and short of where Python refuses to read it.
@@ -119,6 +120,8 @@ class _Anchored:
     value: Any
     spot: Spot
     size: int
+    length: int
+    """Of all texts in it together."""
     text: str | None
     """As it was written, if it can be a key."""
 
@@ -127,7 +130,7 @@ class _Reading:
     def __init__(self) -> None:
         self.flaws: list[Flaw] = []
         self._anchors: dict[str, _Anchored | None] = {}  # None while what it names is still being read
-        self._count = 0
+        self._count = self._length = 0
         self._events: Iterator[Any] = iter(())
 
     def document(self, text: str) -> tuple[Any, Spot]:
@@ -147,12 +150,12 @@ class _Reading:
     def _node(self, event: Any, depth: int) -> tuple[Any, Spot]:
         if isinstance(event, AliasEvent):
             meant = self._meant(event)
-            self._grow(event, meant.size)
+            self._grow(event, meant.size, meant.length)
             return meant.value, Spot(_place_of(event), meant.spot.inside)
         if depth > DEPTH_LIMIT:
             raise _Unreadable(Flaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
-        before = self._count
-        self._grow(event, 1)
+        count, length = self._count, self._length
+        self._grow(event, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
         name, text = event.anchor, None
         if name is not None:
             self._anchors[name] = None
@@ -163,7 +166,7 @@ class _Reading:
         else:
             value, spot = self._mapping(event, depth)
         if name is not None:
-            self._anchors[name] = _Anchored(value, spot, self._count - before, text)
+            self._anchors[name] = _Anchored(value, spot, self._count - count, self._length - length, text)
         return value, spot
 
     def _meant(self, event: Any) -> _Anchored:
@@ -176,10 +179,12 @@ class _Reading:
             raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
         return meant
 
-    def _grow(self, event: Any, size: int) -> None:
+    def _grow(self, event: Any, size: int, length: int) -> None:
         self._count += size
-        if self._count > NODE_LIMIT:
-            raise _Unreadable(Flaw("file/size", f"unfolds into more than {NODE_LIMIT} values", _place_of(event)))
+        self._length += length
+        if self._count > NODE_LIMIT or self._length > TEXT_LIMIT:
+            most = f"{NODE_LIMIT} values" if self._count > NODE_LIMIT else f"{TEXT_LIMIT} characters"
+            raise _Unreadable(Flaw("file/size", f"unfolds into more than {most}", _place_of(event)))
 
     def _sequence(self, event: Any, depth: int) -> tuple[list[Any], Spot]:
         self._check_tag(event, "seq")
