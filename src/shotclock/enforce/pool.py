@@ -157,10 +157,15 @@ class Pool:
 
     def _look_at(self, worker: Worker, now_ns: int) -> None:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
-        assert worker.task is not None
-        bell = worker.task.admission.bound.bell
-        if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS and not worker.stopping:
+        task = worker.task
+        bell = None if task is None else task.admission.bound.bell
+        if task is None or bell is None or now_ns < bell.at_ns + LATE_BELL_NS or worker.stopping:
+            return
+        if self._single_out(task, worker):
             worker.stop(ClockKind.TIMEOUT.value)
+        elif task.worker is None:
+            worker.stop(ClockKind.TIMEOUT.value)  # it had all of that time to begin it
+            self._turn_away(task, ClockKind.TIMEOUT)
 
     def _turn_away(self, task: Task, kind: ClockKind) -> None:
         """No worker in time: it never started."""
@@ -184,23 +189,35 @@ class Pool:
             assert task.alarms is not None
             task.alarms.sign_of_life()  # the clock of silence starts with the work
             return NOT_YET
-        task.stalled = True
-        task.worker.stop(ClockKind.IDLE.value)
+        worker = task.worker
+        if self._single_out(task, worker):
+            task.stalled = True
+            worker.stop(ClockKind.IDLE.value)
+        elif not task.is_resolved:  # it was about to be begun, and is now somebody else's to begin
+            self._put_first([task])
+            return NOT_YET
         return None
 
     async def _stop(self, task: Task) -> None:
         """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
         worker = task.worker
-        if worker is not None and worker.task is not task:
-            taken = worker.take_back()
-            self._put_first([other for other in taken if other is not task])
-            worker = None if task in taken else worker
         if worker is None:
             self._leave_queue(task)
-        elif not task.is_resolved:
+        elif self._single_out(task, worker):
             worker.stop("cancelled")
             limit_s = (task.admission.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await shielded(worker.wait_gone(limit_s))
+
+    def _single_out(self, task: Task, worker: Worker) -> bool:
+        """Whether stopping the worker stops this call, and nobody else's. Otherwise there is nothing to stop: it has
+        just answered, or never begun, and never will, and has no worker any more.
+
+        Those behind it go elsewhere first. Where the worker has begun one of them, it has answered this one before,
+        and the answer is there to be read.
+        """
+        self._put_first([other for other in worker.take_back() if other is not task])
+        worker.hear_all()
+        return task.worker is not None and not task.is_resolved
 
     # --- places -------------------------------------------------------------------------------------------
 

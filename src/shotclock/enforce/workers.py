@@ -282,6 +282,14 @@ class Worker:
             return
         self._take_all(messages)
 
+    def hear_all(self) -> None:
+        """What it has said by now, before the loop comes to it."""
+        if not self.gone.done():
+            with contextlib.suppress(wire.Broken, BlockingIOError):
+                for _ in range(LAST_READS):
+                    if self.task is not None:
+                        self._take_all(self._replies.receive())
+
     def _take_all(self, messages: list[wire.Message]) -> None:
         for message in messages:
             try:
@@ -375,11 +383,7 @@ class Worker:
         self.stopping = True
         if self._end_limit is not None:
             self._end_limit.cancel()
-        with contextlib.suppress(wire.Broken, OSError):
-            for _ in range(LAST_READS):  # a result sent before the kill is still in the socket, and is the truth
-                if self.task is None:
-                    break
-                self._take_all(self._replies.receive())
+        self.hear_all()  # a result sent before the kill is still in the socket, and is the truth
         for further in list(self._further):
             further.cancel()  # whoever asked is gone
         unstarted = self.take_back()
