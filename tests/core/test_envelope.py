@@ -213,11 +213,11 @@ def test_not_a_number_is_never_written_as_if_it_were_json():
 
 
 def later(whole: Envelope, asked: list[str]) -> Envelope:
-    def render() -> Envelope:
-        asked.append("rendered")
+    def render(words: str) -> Envelope:
+        asked.append(words)
         return whole
 
-    return Envelope.rendered_later(whole.data, whole.warnings, whole.value, whole.ok, render, ())
+    return Envelope.rendered_later(whole.data, tuple(whole.warnings), whole.value, whole.ok, render, "rendered")
 
 
 @pytest.mark.parametrize("problem", [None, Problem("TIMEOUT", "late")])

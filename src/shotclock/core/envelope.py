@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .clocks import Fired
 from .effects import Ending, SideEffects, may_retry, side_effects_of
 from .errors import ErrorEntry, error_entry, warning_summary
 from .records import value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 SCHEMA_VERSION = "1.0"
 
@@ -22,8 +28,9 @@ class Envelope:
     moment, the answers must go out first.
     """
 
-    __slots__ = ("_error", "_facts", "_meta", "_render", "data", "ok", "value", "warnings")
-    _render: Callable[..., Envelope]
+    __slots__ = ("_error", "_facts", "_meta", "_render", "_warnings", "data", "ok", "value")
+    _render: Callable[[Any], Envelope]
+    _warnings: Sequence[Warning_]
 
     def __init__(
         self,
@@ -34,34 +41,44 @@ class Envelope:
         value: object = None,
     ) -> None:
         self.data = data
-        self.warnings = warnings
         self.value = value
         self.ok = error is None
         self._error = error
+        self._warnings = warnings
         self._meta = meta
-        self._facts: tuple[object, ...] | None = None
+        self._facts: object = None
 
     @classmethod
     def rendered_later(
         cls,
         data: dict[str, object] | list[object] | None,
-        warnings: list[Warning_],
+        warnings: tuple[Warning_, ...],
         value: object,
         ok: bool,
-        render: Callable[..., Envelope],
-        facts: tuple[object, ...],
+        render: Callable[[T], Envelope],
+        facts: T,
     ) -> Envelope:
-        """`render(*facts)` is what it says in the end."""
+        """`render(facts)` is what it says in the end."""
         envelope = cls.__new__(cls)
-        envelope.data, envelope.warnings, envelope.value, envelope.ok = data, warnings, value, ok
+        envelope.data, envelope._warnings, envelope.value, envelope.ok = data, warnings, value, ok
         envelope._render, envelope._facts = render, facts
         return envelope
 
     def _rendered(self) -> None:
         facts = self._facts  # taken once: two threads may look at the same moment
         if facts is not None:
-            whole = self._render(*facts)
+            whole = self._render(facts)
             self._error, self._meta, self._facts = whole._error, whole._meta, None
+
+    @property
+    def warnings(self) -> list[Warning_]:
+        if not isinstance(self._warnings, list):  # most have none, and nobody looks
+            self._warnings = list(self._warnings)
+        return self._warnings
+
+    @warnings.setter
+    def warnings(self, warnings: list[Warning_]) -> None:
+        self._warnings = warnings
 
     @property
     def error(self) -> dict[str, object] | None:

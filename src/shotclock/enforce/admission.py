@@ -79,6 +79,10 @@ class Outcome:
     value: object = None
     warnings: tuple[Warning_, ...] = ()
     survivors: Sequence[dict[str, object]] = ()
+    admission: Admission | None = None
+    """The call that it is the outcome of, once it is answered."""
+    answered_ns: int = 0
+    wall_ns: int = 0
 
 
 @value
@@ -220,12 +224,14 @@ def answer(admission: Admission, outcome: Outcome) -> Envelope:
         error_entry(outcome.problem.code)  # an unregistered code is found here, not by whoever reads the envelope
     if spans.recorder is not None:
         spans.recorder.call_ended(admission, outcome, now_ns, wall_ns)
-    warnings = [*admission.warnings, *outcome.warnings]
-    facts = admission, outcome, warnings, now_ns, wall_ns
-    return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, facts)
+    warnings = admission.warnings + outcome.warnings
+    outcome.admission, outcome.answered_ns, outcome.wall_ns = admission, now_ns, wall_ns
+    return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, outcome)
 
 
-def _render(admission: Admission, outcome: Outcome, warnings: list[Warning_], now_ns: int, wall_ns: int) -> Envelope:
+def _render(outcome: Outcome) -> Envelope:
+    admission, now_ns = outcome.admission, outcome.answered_ns
+    assert admission is not None  # it was answered for
     bound = admission.bound
     meta: dict[str, object] = {
         "duration_ms": (now_ns - admission.started_ns) // NS_PER_MS,
@@ -233,7 +239,7 @@ def _render(admission: Admission, outcome: Outcome, warnings: list[Warning_], no
         "request_id": admission.request_id,
         "trace_id": admission.trace_id,
         "command": admission.name,
-        "timestamp": clock.timestamp(wall_ns),
+        "timestamp": clock.timestamp(outcome.wall_ns),
         "tool_version": __version__,
         "survivors": list(outcome.survivors),
     }
@@ -247,6 +253,6 @@ def _render(admission: Admission, outcome: Outcome, warnings: list[Warning_], no
         mutates=admission.mutates,
         idempotent=admission.idempotent,
         meta=meta,
-        warnings=warnings,
+        warnings=[*admission.warnings, *outcome.warnings],
         value=outcome.value,
     )

@@ -356,7 +356,7 @@ class HostedCall(Ticket):
         if isinstance(self.carrier, SharedLoopCarrier):
             self._arrived(result)
         else:
-            self._bells.mailbox.post(self._arrived, result)
+            self._bells.mailbox.post(HostedCall._arrived, self, result)
         result = None  # an exception knows this frame, and would only be freed by the garbage collector
         self.task = None  # and so would we be with it
         if host is not None:

@@ -51,15 +51,15 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._posted: deque[tuple[Any, ...]] = deque()
         self._waking = False
         self._deferring = False
         self._in_crowds = False
         self._woken_ns = 0
 
-    def post(self, then: Callable[..., None], *arguments: Any) -> None:
-        """Nothing happens if the loop is closed: nobody will ever look."""
-        self._posted.append((then, arguments))
+    def post(self, *letter: Any) -> None:
+        """What to call, and with what. Nothing happens if the loop is closed: nobody will ever look."""
+        self._posted.append(letter)
         if self._waking:
             return
         now_ns = monotonic_ns()
@@ -70,9 +70,9 @@ class Mailbox:
             self._deferring = True
             sender.call_soon(self._wake_now)
 
-    def post_later(self, then: Callable[..., None], *arguments: Any) -> None:
+    def post_later(self, *letter: Any) -> None:
         """For what nobody waits for: within a few milliseconds, together with whatever else comes until then."""
-        self._posted.append((then, arguments))
+        self._posted.append(letter)
         if self._waking or self._deferring:
             return
         sender = asyncio._get_running_loop()
@@ -110,8 +110,8 @@ class Mailbox:
         self._in_crowds = len(posted) > 1
         for _ in range(min(len(posted), most)):
             try:
-                then, arguments = posted.popleft()
-                then(*arguments)
+                letter = posted.popleft()
+                letter[0](*letter[1:])
             except Exception as error:  # one bad callback must not swallow the others' letters
                 self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
         if posted and not self._waking:
@@ -327,7 +327,8 @@ class Host:
     def submit(self, ticket: Ticket) -> None:
         ticket.posted_ns = monotonic_ns()
         self._unclaimed.append(ticket)
-        self._mailbox.post(self.start, ticket, ticket.context)
+        # The plain function: thousands may lie there, and a bound method for each would be an object more.
+        self._mailbox.post(Host.start, self, ticket, ticket.context)
 
     def post_later(self, then: Callable[[Host], None]) -> None:
         self._mailbox.post_later(then, self)
