@@ -138,7 +138,7 @@ class Pool:
             if len(worker.assigned) > 1 and now_ns - worker.began_ns > HELD_UP_NS:
                 self._put_first(worker.take_back())
         for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
-            self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+            self._turn_away(task)
         if self._waiting and now_ns >= self._not_before_ns:
             self._refill_quietly()  # what could not be had before, and what others were given instead
         busy = [worker for worker in (*self._all, *self._leaving) if worker.task is not None]
@@ -154,7 +154,7 @@ class Pool:
         if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS and not worker.stopping:
             worker.stop(ClockKind.TIMEOUT.value)
 
-    def _turn_away(self, task: Task, kind: ClockKind) -> None:
+    def _turn_away(self, task: Task) -> None:
         """No worker in time: it never started."""
         admission = task.admission
         self._leave_queue(task)
@@ -164,8 +164,8 @@ class Pool:
             message = "no worker came up in time; importing the modules it needs takes too long"
             if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
                 self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
-        if kind is ClockKind.QUEUE:
-            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
+        if task.waits_for_queue:
+            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(ClockKind.QUEUE, elapsed_ns))
         else:
             late = timeout_problem(admission, elapsed_ns)
             problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
@@ -201,8 +201,8 @@ class Pool:
             self._waiting.appendleft(task)
         else:
             self._waiting.append(task)
-        if self._idle:
-            self.give_back(self._idle.pop())
+        self._serve_waiting()
+        if task.worker is not None:
             return
         try:
             self.refill()
@@ -214,11 +214,20 @@ class Pool:
 
     def _put_first(self, tasks: list[Task]) -> None:
         """Calls that were held up go before all others, and to whoever is free now."""
-        self._waiting.extendleft(reversed(tasks))
-        while self._waiting and self._idle:
-            self.give_back(self._idle.pop())
+        now_ns = monotonic_ns()
+        for task in reversed(tasks):
+            if now_ns < task.give_up_ns:
+                self._waiting.appendleft(task)
+            else:  # the next worker would be stopped before it has read it, and the one after that
+                self._turn_away(task)
+        self._serve_waiting()
         if self._waiting:
             self._plan_growth()
+
+    def _serve_waiting(self) -> None:
+        for _ in range(len(self._idle)):  # each once: whoever takes nothing would be asked for ever
+            if self._waiting:
+                self.give_back(self._idle.pop())
 
     def _leave_queue(self, task: Task) -> None:
         with contextlib.suppress(ValueError):
@@ -271,9 +280,10 @@ class Pool:
         self._plan_growth()
 
     def leaving(self, worker: Worker) -> None:
-        """It is being killed. Its successor is forked meanwhile."""
+        """It is being killed. Its successor is forked meanwhile, and what it has not begun goes to others."""
         if self._forget(worker):
             self._leaving.add(worker)
+            self._put_first(worker.take_back())
             self._refill_quietly()
 
     def _forget(self, worker: Worker) -> bool:

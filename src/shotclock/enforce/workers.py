@@ -37,14 +37,13 @@ from .outcomes import crash_outcome, worker_outcome
 from .preloaded import Preloaded, address_of
 from .processes import REPORT_MARGIN_MS
 from .questions import FurtherCall, answered, redispatched
+from .worker import CLOSE_CALL_NS
 from .zygote import WORKER
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
 # in AHEAD_NS. Waking it for each costs more than a short call takes.
 QUICK_NS = 1_000_000
 AHEAD_NS = 2_000_000
-# One that answered this close to its bell may be on the way to be killed, and gets no other call.
-CLOSE_CALL_NS = 3_000_000
 MOST_AHEAD = 64
 # Reads of what a process has left in its socket, many times what fits into one. Only what it forked, and nobody has
 # killed yet, still writes into it; that could go on for ever.
@@ -306,7 +305,7 @@ class Worker:
                 if to_bell_ns <= 0:  # too late: its end is told by its supervisor, which has heard the bell or hears us
                     self.kill(ClockKind.TIMEOUT.value)
                     return
-                if to_bell_ns < CLOSE_CALL_NS:
+                if to_bell_ns < CLOSE_CALL_NS:  # as it does, it begins nothing else
                     self.kill("its bell may have rung")
                 # From the end of the one before, if this one was already waiting then.
                 self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
@@ -346,6 +345,7 @@ class Worker:
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return
+        task.worker = None  # a cancellation that comes now must not stop what it does next
         self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
         task.resolve(outcome)
 
