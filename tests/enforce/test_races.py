@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -16,7 +17,11 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Context, Envelope, Operation, Runtime
+from shotclock.core.envelope import Problem
+from shotclock.enforce import commands
 from shotclock.enforce import pool as pool_module
+from shotclock.enforce.admission import admit
+from shotclock.enforce.assignment import Assignment, Report
 from tests.enforce import guests, operations, work
 from tests.enforce.bounds import mark_of, marked, run, soon, timed
 
@@ -255,6 +260,22 @@ def test_a_cancellation_that_comes_with_the_answer_does_not_stop_the_next_call()
 
     before, behind, after = run(scenario())
     assert before == behind == after
+
+
+def test_a_cancellation_that_comes_after_the_answer_does_not_stop_the_call_behind_it() -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            for _ in range(20):  # so quick that it is given several calls at once
+                await runtime.call("noop", clocks=SOON)
+            first = asyncio.create_task(runtime.call("noop", clocks=SOON))
+            cancelled = asyncio.create_task(runtime.call("noop", clocks=SOON))
+            behind = asyncio.create_task(runtime.call(Operation("naps", naps), {"ms": 200}, SOON))
+            await first  # both are with the worker now
+            time.sleep(0.05)  # the one has answered, which nobody has read; the other has begun
+            cancelled.cancel()
+            return await behind
+
+    assert run(scenario()).value == "rested"
 
 
 @pytest.mark.parametrize("handler", ["returns_right_before_its_bell", "leaves_a_child"])
@@ -504,3 +525,30 @@ def test_a_call_whose_guard_was_still_thinking_when_the_runtime_closed_is_answer
 
     envelope = run(scenario())
     assert (envelope.ok, envelope.ending) == (False, "not_started")
+
+
+def test_closing_that_is_cancelled_still_leaves_nothing() -> None:
+    async def scenario() -> None:
+        before = open_descriptors()
+        runtime = await a_runtime(host_process=True).__aenter__()
+        assert (await runtime.call("noop", clocks=SOON)).ok
+        assert (await runtime.call(Operation("noop", guests.noop), clocks=SOON)).ok
+        assert (await runtime.run(["true"], SOON)).ok
+        closing = asyncio.create_task(runtime.close())
+        await asyncio.sleep(0)
+        for _ in range(2):
+            closing.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([closing], timeout=10)
+        assert closing.cancelled()
+        assert not psutil.Process().children()
+        assert open_descriptors() <= before
+
+    run(scenario())
+
+
+def test_a_machine_that_is_full_is_not_blamed_on_the_command() -> None:
+    task = Assignment(["true"], {})
+    outcome = commands.judge(admit("true", Clocks.of("1s")), task, Report(unstartable=("exec", errno.EAGAIN)))
+    assert isinstance(outcome.problem, Problem)
+    assert outcome.problem.code == "SPAWN_FAILED"

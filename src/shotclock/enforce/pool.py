@@ -149,10 +149,15 @@ class Pool:
 
     def _look_at(self, worker: Worker, now_ns: int) -> None:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
-        assert worker.task is not None
-        bell = worker.task.admission.bound.bell
-        if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS and not worker.stopping:
-            worker.stop(ClockKind.TIMEOUT.value)
+        task = worker.task
+        if task is None or worker.stopping:
+            return
+        bell = task.admission.bound.bell
+        if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS:
+            unbegun = worker.stop(task, ClockKind.TIMEOUT.value)
+            if task in unbegun:
+                worker.kill("it never began what it was given")
+            self._put_first(unbegun)
 
     def _turn_away(self, task: Task) -> None:
         """No worker in time: it never started."""
@@ -172,25 +177,24 @@ class Pool:
         task.resolve(Outcome(Ending.NOT_STARTED, problem))
 
     def _stall(self, task: Task) -> object:
-        if task.worker is None or task.worker.task is not task:
+        worker = task.worker
+        if worker is None or worker.task is not task:
             assert task.alarms is not None
             task.alarms.sign_of_life()  # the clock of silence starts with the work
             return NOT_YET
-        task.stalled = True
-        task.worker.stop(ClockKind.IDLE.value)
-        return None
+        unbegun = worker.stop(task, ClockKind.IDLE.value)
+        task.stalled = worker.task is task
+        self._put_first(unbegun)
+        return NOT_YET if task in unbegun else None
 
     async def _stop(self, task: Task) -> None:
         """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
         worker = task.worker
-        if worker is not None and worker.task is not task:
-            taken = worker.take_back()
-            self._put_first([other for other in taken if other is not task])
-            worker = None if task in taken else worker
         if worker is None:
             self._leave_queue(task)
-        elif not task.done.done() or task.done.cancelled():
-            worker.stop("cancelled")
+            return
+        self._put_first([other for other in worker.stop(task, "cancelled") if other is not task])
+        if task.worker is worker:  # it had begun, and no answer is there
             limit_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await shielded(worker.wait_gone(limit_s))
 

@@ -45,9 +45,8 @@ from .zygote import WORKER
 QUICK_NS = 1_000_000
 AHEAD_NS = 2_000_000
 MOST_AHEAD = 64
-# Reads of what a process has left in its socket, many times what fits into one. Only what it forked, and nobody has
-# killed yet, still writes into it; that could go on for ever.
-LAST_READS = 64
+# Reads of what is in a worker's socket, several times what fits into one. It may go on writing, and would never end.
+MOST_READS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -244,11 +243,21 @@ class Worker:
         if not self._outbox:
             self._loop.remove_writer(self._calls.fileno())
 
-    def stop(self, why: str) -> None:
-        """The polite ladder, run by the supervisor: TERM, grace, KILL."""
-        self.stopping = True
-        self._order("stop", why)
-        self._expect_end(self.grace_ms)
+    def stop(self, task: Task, why: str) -> list[Task]:
+        """Stop a call by the polite ladder, run by the supervisor: TERM, grace, KILL. Returns what it has not begun.
+
+        It may have ended by now, and the next begun. So that only the one is hit: those behind it are taken back, then
+        its answer is looked for.
+        """
+        if self.gone.done():
+            return []
+        unbegun = self.take_back()
+        self._read_what_is_there()
+        if self.task is task:
+            self.stopping = True
+            self._order("stop", why)
+            self._expect_end(self.grace_ms)
+        return unbegun
 
     def kill(self, why: str) -> None:
         self.stopping = True
@@ -282,6 +291,13 @@ class Worker:
             self._loop.remove_reader(self._calls.fileno())  # its supervisor tells how it ended
             return
         self._take_all(messages)
+
+    def _read_what_is_there(self) -> None:
+        with contextlib.suppress(wire.Broken, OSError):
+            for _ in range(MOST_READS):
+                if self.task is None:
+                    break
+                self._take_all(self._replies.receive())
 
     def _take_all(self, messages: list[wire.Message]) -> None:
         for message in messages:
@@ -372,11 +388,7 @@ class Worker:
         self.stopping = True
         if self._end_limit is not None:
             self._end_limit.cancel()
-        with contextlib.suppress(wire.Broken, OSError):
-            for _ in range(LAST_READS):  # a result sent before the kill is still in the socket, and is the truth
-                if self.task is None:
-                    break
-                self._take_all(self._replies.receive())
+        self._read_what_is_there()  # a result sent before the kill is still in the socket, and is the truth
         for further in list(self._further):
             further.cancel()  # whoever asked is gone
         unstarted = self.take_back()
