@@ -1,5 +1,6 @@
 """Fixtures every test may use: a valid envelope, no survivors, and the command itself, run without pipes."""
 
+import gc
 import json
 import os
 import select
@@ -27,6 +28,19 @@ SIDE_EFFECTS = {"none", "partial", "complete", "unknown"}
 SURVIVORS_GONE_WITHIN_S = 3.0  # what the code under test may still be stopping when the test returns
 KILLED_GONE_WITHIN_S = 5.0  # after our own SIGKILL: only a process stuck in the kernel runs this out
 POLL_S = 0.02
+MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
+
+
+# --- the collector --------------------------------------------------------------------------------
+
+# Thousands of tests are collected and kept to the end. None of it is garbage, so it is not looked through for any: not
+# while it grows, and not by a test, or by a process it forks, that measures what its own garbage costs.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # --- the envelope ---------------------------------------------------------------------------------
@@ -118,48 +132,44 @@ class Watch:
     """
 
     token: str
-    before: set[tuple[int, int]] = field(default_factory=set)
+    before: set[int] = field(default_factory=set)
+    """Pids of whoever was there when it began. The kernel gives one again only after all the others: no test starts so
+    many. So nobody is looked at who was there before, and a look costs what the test started, not what the machine has.
+    """
     seen: dict[tuple[int, int], Process] = field(default_factory=dict)
     _without_token: set[tuple[int, int, tuple[str, ...]]] = field(default_factory=set)
     """Whose environment was looked at: when started, and in which image, for another exec brings another one."""
 
     def begin(self) -> None:
-        """What is there now is not the test's, and nobody has the token yet."""
-        everyone = self._everyone()
-        self._without_token = {(p.pid, p.started, p.image) for p in everyone.values()}
-        self.alive()
-        self.before, self.seen = set(self.seen), {}
-
-    def _everyone(self) -> dict[int, Process]:
-        return {p.pid: p for p in (read_process(int(d)) for d in os.listdir("/proc") if d.isdigit()) if p}
+        """What is there now is not the test's."""
+        self.before = {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
     def alive(self) -> list[Process]:
         """What the test started and is still there; of zombies only those that are ours to reap."""
         me = os.getpid()
-        mine = read_process(me)
-        assert mine is not None
-        everyone = self._everyone()
-        zygote = everyone.get(zygote_pid() or 0)
+        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - self.before
+        there = {p.pid: p for p in map(read_process, pids) if p is not None}
+        if not there:
+            return []
+        zygote = zygote_pid()
         # Unreadable images are all zeros, and so would be somebody else's.
-        images = {p.image for p in (mine, zygote) if p is not None and p.image[0] != "0"}
+        images = {p.image for pid in (me, zygote) if pid and (p := read_process(pid)) and p.image[0] != "0"}
 
-        def descends_from_me(process: Process) -> bool:
-            for _ in range(len(everyone)):  # a pid reused during the walk could close a circle
-                if process.ppid == me:
-                    return True
-                if process.ppid not in everyone:
-                    return False
-                process = everyone[process.ppid]
-            return False
+        def descends_from_me(process: Process | None) -> bool:
+            for _ in range(MOST_GENERATIONS):
+                if process is None or process.ppid == me:
+                    break
+                process = there.get(process.ppid) or read_process(process.ppid)
+            return process is not None and process.ppid == me
 
         def is_ours(process: Process) -> bool:
-            if process is zygote or process.pid == me or process.identity in self.before:
+            if process.pid == zygote:
                 return False
             if process.state in "ZX":
                 return process.ppid == me
             return process.image in images or descends_from_me(process) or self.carries_token(process)
 
-        found = sorted(filter(is_ours, everyone.values()), key=lambda p: p.pid)
+        found = sorted(filter(is_ours, there.values()), key=lambda p: p.pid)
         for process in found:
             _ = process.cmdline  # it may be gone when somebody wants to read it
         self.seen.update({p.identity: p for p in found})

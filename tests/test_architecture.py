@@ -6,11 +6,12 @@ function that is passed on is called later.
 """
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,11 +89,16 @@ RULES = {
 }
 
 
+@functools.cache  # three rules look at the same
+def looked_at(look_at: Callable[[ast.AST], Iterator[tuple[int, str]]], path: str, source: str) -> list[tuple[int, str]]:
+    return list(look_at(ast.parse(source, path)))
+
+
 def offences(rule: str, path: str, source: str) -> list[str]:
     look_at, forbidden, concerned = RULES[rule]
     if not re.fullmatch(concerned, path):
         return []
-    found = look_at(ast.parse(source, path))
+    found = looked_at(look_at, path, source)
     return [f"{path}:{line}: {name}" for line, name in found if re.fullmatch(forbidden, name)]
 
 

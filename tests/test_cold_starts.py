@@ -4,6 +4,7 @@ Most other tests start programs warm (see warm.py), where an import that is miss
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,25 @@ COMMANDS = [
     "program quadruple 2",
     "program job list",
 ]
+# What is slow to import, and what a command has no use for: a parser for what was mistyped, a library that draws for a
+# terminal, the SDK where nothing speaks MCP, an event loop where nothing waits for two things at once.
+PARSING_AND_DRAWING = {"cyclopts", "rich", "docstring_parser"}
+SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
+STEPS = {"httpx2", "jinja2", "jsonschema"}
+UNUSED = {
+    "shotclock --version": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
+    "shotclock errors": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
+    "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "sqlite3"},
+    "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "sqlite3"},
+    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS},
+    "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "ruamel"},
+    "shotclock inbox list --json": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
+    "shotclock token list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
+    "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
+    "shotclock serve nowhere.py:app": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
+    "program double 2": {*PARSING_AND_DRAWING - {"docstring_parser"}, *SERVING, *STEPS, "ruamel"},
+    "program manifest": {*PARSING_AND_DRAWING - {"docstring_parser"}, *SERVING, *STEPS, "ruamel"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cold")
     (folder / "program.py").write_text(PROGRAM)
     (folder / "flow.yaml").write_text(FLOW)
+    (folder / "command.yaml").write_text("steps: {say: {exec: echo hello}}")
     return folder
 
 
@@ -85,6 +106,18 @@ def test_every_command_starts_by_itself(started: Any) -> None:
         ran = subprocess.run(argv, **options, stdin=subprocess.DEVNULL, capture_output=True, timeout=RUN_WITHIN_S)
         assert ran.returncode == 0, (command, ran)
         assert b"Traceback" not in ran.stderr, (command, ran)
+
+
+@pytest.mark.parametrize("command", UNUSED)
+def test_a_command_does_not_import_what_it_has_no_use_for(command: str, started: Any) -> None:
+    """Said by Python itself, of this process and of each that it starts."""
+    argv, options = started(command)
+    options["env"]["PYTHONPROFILEIMPORTTIME"] = "1"
+    ran = subprocess.run(argv, **options, stdin=subprocess.DEVNULL, capture_output=True, timeout=RUN_WITHIN_S)
+    imported = set(re.findall(rb"^import time:.*\| +([^.\s]+)", ran.stderr, re.MULTILINE))
+    assert b"shotclock" in imported, ran
+    assert not UNUSED[command] & {name.decode() for name in imported}
+    assert ran.returncode == (5 if "nowhere" in command else 0), ran
 
 
 def test_a_server_starts_by_itself_on_stdin_and_stdout(started: Any) -> None:

@@ -217,7 +217,8 @@ def test_an_output_is_its_json_where_it_is_json_and_its_text_otherwise(text: str
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=20,
     )
 )
 def test_what_is_more_than_text_renders_back_as_the_json_it_was(value: object) -> None:

@@ -478,7 +478,7 @@ def fan(count: int) -> Loaded:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [chain, fan])
-def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[[int], Loaded]) -> None:
+def test_ten_times_as_many_steps_take_about_ten_times_as_long(shape: Callable[[int], Loaded]) -> None:
     def took_s(loaded: Loaded) -> float:
         times = []
         for _ in range(3):
@@ -488,7 +488,7 @@ def test_ten_thousand_steps_take_ten_times_what_a_thousand_take(shape: Callable[
         return min(times)
 
     # A square would be a hundred times; caches and the collector make more of ten than ten.
-    assert took_s(shape(10_000)) < 30 * max(took_s(shape(1_000)), 0.001)
+    assert took_s(shape(4_000)) < 30 * max(took_s(shape(400)), 0.001)
 
 
 @given(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shotclock.workflow import loading
 from shotclock.workflow.loading import (
     FINDINGS_LIMIT,
     SIZE_LIMIT,
@@ -465,10 +466,11 @@ def test_the_place_of_a_byte_that_is_no_text_is_counted_in_characters(problems: 
     assert (finding.place.line, finding.place.column) == (2, 9)
 
 
-@pytest.mark.slow
-def test_a_file_as_large_as_allowed_is_read(load: Load) -> None:
+def test_a_file_as_large_as_allowed_is_read(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "SIZE_LIMIT", 10_000)
     text = b"steps: {a: {exec: x}}\n"
-    assert load(text + b"#" * (SIZE_LIMIT - len(text))).findings == ()
+    assert load(text + b"#" * (10_000 - len(text))).findings == ()
+    assert [finding.rule for finding in load(text + b"#" * (10_001 - len(text))).findings] == ["file/size"]
 
 
 # --- files that are none ----------------------------------------------------------------------------------
@@ -537,7 +539,7 @@ def test_ten_times_as_many_mistakes_take_ten_times_as_long() -> None:
         return time.process_time() - began
 
     # With the square of it: a hundred.
-    assert took_s(1_500) < 25 * took_s(150)
+    assert took_s(1_000) < 25 * took_s(100)
 
 
 def test_a_key_as_long_as_a_book_is_neither_compared_nor_shown_whole(problems: Problems) -> None:

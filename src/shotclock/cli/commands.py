@@ -10,11 +10,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
-
-from cyclopts import App, Parameter
-from rich.console import Console
 
 from .. import __version__
 from ..core.clocks import Clocks
@@ -22,6 +18,7 @@ from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
+from ..core.records import value
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns
 from ..enforce.forked import carry_out
@@ -29,6 +26,7 @@ from .asked import RunAsked
 from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse, print_help
 from .serve import Serve
+from .words import Parameter, Words
 
 SUBCOMMANDS = (
     "exec", "run", "check", "plan", "schema", "report", "serve", "job", "inbox", "token", "errors", "doctor", "help",
@@ -37,42 +35,34 @@ DEFAULT_TIMEOUT = "30s"
 
 FLAG = Parameter(negative="", show_default=False)
 Format = Literal["json", "markdown", "junit"]
+# What every subcommand takes.
+Json = Annotated[
+    bool, Parameter(negative="", show_default=False, help="The envelope alone on stdout, also on a terminal.")
+]
+Timeout = Annotated[str, Parameter(metavar="D", help="Answer within this time (500ms, 30s, 5m; 0 means none).")]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Common:
-    """What every subcommand takes."""
-
-    json: Annotated[bool, FLAG] = False
-    """The envelope alone on stdout, also on a terminal."""
-
-    timeout: Annotated[str, Parameter(metavar="D")] = DEFAULT_TIMEOUT
-    """Answer within this time (500ms, 30s, 5m; 0 means none)."""
-
-
-@dataclass(frozen=True)
+@value
 class Work:
-    """A subcommand that was understood: what to do, and how its envelope looks on a terminal."""
+    """A subcommand that was understood."""
 
     name: str
     body: Callable[[], Outcome]
-    render: Callable[[Envelope, Console], None]
-    common: Common = field(default_factory=Common)
+    timeout: str = DEFAULT_TIMEOUT
     mutates: bool = False
     afterwards: Callable[[Outcome], None] | None = None
     """When it went well; outside of the work, for what is meant to outlive it."""
 
 
-@dataclass(frozen=True)
+@value
 class Page:
     """A reference page, asked for by name: the one thing besides envelopes that goes to stdout."""
 
     text: str
-    common: Common = field(default_factory=Common)
+    timeout: str = DEFAULT_TIMEOUT
 
 
-@dataclass(frozen=True)
+@value
 class Help:
     """Help on a subcommand, or on all of them."""
 
@@ -103,7 +93,7 @@ def _main(words: list[str], as_json: bool) -> int:
     clocks = Clocks()
     if isinstance(understood, Work | Page):
         try:
-            clocks = Clocks.of(timeout=understood.common.timeout)
+            clocks = Clocks.of(timeout=understood.timeout)
         except DurationError as error:
             mistakes.append({"field": "timeout", "message": str(error).removeprefix("timeout: ")})
     if understood is None or mistakes:
@@ -125,22 +115,22 @@ def _main(words: list[str], as_json: bool) -> int:
 
 # --- understanding ----------------------------------------------------------------------------------------
 
-app = App(
+WORDS = Words(
     name="shotclock",
     help="Nothing an agent starts can hang: every call on the clock, really stopped, answered with one envelope.",
     version=__version__,
     usage="Usage: shotclock SUBCOMMAND [OPTIONS]",
-    help_epilogue="Off a terminal each subcommand prints one JSON envelope on stdout; `shotclock help exec` says more.",
+    epilogue="Off a terminal each subcommand prints one JSON envelope on stdout; `shotclock help exec` says more.",
 )
 
 
-@app.command(name="exec")
+@WORDS.command(name="exec")
 def _exec() -> Help:
     """Run one command on the clock; when it hangs, it is really stopped."""
     return Help("exec")  # only listed here: `shotclock exec` itself never comes this way
 
 
-@app.command
+@WORDS.command()
 def run(
     flow: str | None = None,
     /,
@@ -208,13 +198,14 @@ def run(
     return RunAsked(flow, run_id, resume, limit_ms, inputs, force, events, output, output_file, budget_ms)
 
 
-@app.command
+@WORDS.command()
 def check(
     flow: str,
     /,
     *,
     run_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
-    common: Common | None = None,
+    json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> Work:
     """Look a workflow file over: its shape, its dependencies, and whether its clocks can fit.
 
@@ -225,19 +216,20 @@ def check(
     run_timeout
         As if the run had this long (5m, or a number of milliseconds).
     """
-    from .flow import check, render_findings
+    from .flow import check
 
     limit_ms = _run_timeout(run_timeout)
-    return Work("check", lambda: check(flow, limit_ms), render_findings, common or Common())
+    return Work("check", lambda: check(flow, limit_ms), timeout)
 
 
-@app.command
+@WORDS.command()
 def plan(
     flow: str,
     /,
     *,
     run_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
-    common: Common | None = None,
+    json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> Work:
     """Say what a workflow would take: order, clocks after nesting, the longest way through. Nothing runs.
 
@@ -248,18 +240,18 @@ def plan(
     run_timeout
         As if the run had this long (5m, or a number of milliseconds).
     """
-    from .flow import plan, render_plan
+    from .flow import plan
 
     limit_ms = _run_timeout(run_timeout)
-    return Work("plan", lambda: plan(flow, limit_ms), render_plan, common or Common())
+    return Work("plan", lambda: plan(flow, limit_ms), timeout)
 
 
-@app.command
-def schema(*, common: Common | None = None) -> Work:
+@WORDS.command()
+def schema(*, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT) -> Work:
     """Print the JSON Schema of workflow files, for editors."""
     from .flow import schema
 
-    return Work("schema", schema, _render_json, common or Common())
+    return Work("schema", schema, timeout)
 
 
 def _run_timeout(written: str | None, field: str = "run-timeout") -> int | None:
@@ -271,13 +263,7 @@ def _run_timeout(written: str | None, field: str = "run-timeout") -> int | None:
         raise _Mistaken([{"field": field, "message": str(error)}]) from None
 
 
-def _render_json(envelope: Envelope, console: Console) -> None:
-    from json import dumps
-
-    console.print(dumps(envelope.data, indent=2), soft_wrap=True)
-
-
-@app.command
+@WORDS.command()
 def report(
     run_id: str | None = None,
     /,
@@ -286,7 +272,8 @@ def report(
     open: Annotated[bool, FLAG] = False,
     output: Annotated[Format, Parameter(metavar="FORMAT")] = "json",
     output_file: Annotated[str | None, Parameter(metavar="FILE")] = None,
-    common: Common | None = None,
+    json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> Work:
     """Show what became of a run, step by step; without an id, list the last runs.
 
@@ -303,42 +290,41 @@ def report(
     output_file
         Write that to this file instead.
     """
-    from .report import listed, render, render_list, show
+    from .report import listed, show
     from .report import report as made
 
     if run_id is None:
         if html is not None or open or output_file is not None or output != "json":
             raise _Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
-        return Work("report", listed, render_list, common or Common())
+        return Work("report", listed, timeout)
 
     def body() -> Outcome:
         return made(run_id, html=html, output=output, output_file=output_file, keeps=open)
 
-    asked = common or Common()
     writes = html is not None or open or output_file is not None
-    says = output != "json" or wants_json(asked.json)  # then nothing else does, to a person
-    return Work("report", body, render, asked, writes, (lambda outcome: show(outcome, says=says)) if open else None)
+    says = output != "json" or wants_json(json)  # then nothing else does, to a person
+    return Work("report", body, timeout, writes, (lambda outcome: show(outcome, says=says)) if open else None)
 
 
-@app.command(name="job")
+@WORDS.command(name="job")
 def _job() -> Help:
     """List, look at, wait for and cancel work that goes on after its caller left."""
     return Help("job")  # only listed here, like exec
 
 
-@app.command(name="inbox")
+@WORDS.command(name="inbox")
 def _inbox() -> Help:
     """Decide what agents propose, or propose something: a person's yes or no, waited for but never for long."""
     return Help("inbox")  # like job
 
 
-@app.command(name="token")
+@WORDS.command(name="token")
 def _token() -> Help:
     """Make, list and revoke the tokens with which agents and operators come over the network."""
     return Help("token")  # like job
 
 
-@app.command
+@WORDS.command()
 def serve(
     target: str,
     /,
@@ -371,13 +357,14 @@ def serve(
     return asked
 
 
-@app.command
+@WORDS.command()
 def errors(
     code: str | None = None,
     /,
     *,
     markdown: Annotated[bool, FLAG] = False,
-    common: Common | None = None,
+    json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> Work | Page:
     """List every error and warning code, or look one up.
 
@@ -388,20 +375,21 @@ def errors(
     markdown
         Print the reference page instead of an envelope.
     """
-    from .errors import look_up, render
+    from .errors import look_up
     from .errors import markdown as page
 
     if markdown:
-        return Page(page(), common or Common())
-    return Work("errors", lambda: look_up(code), render, common or Common())
+        return Page(page(), timeout)
+    return Work("errors", lambda: look_up(code), timeout)
 
 
-@app.command
+@WORDS.command()
 def doctor(
     *,
     sweep: Annotated[bool, FLAG] = False,
     trace: Annotated[str | None, Parameter(metavar="ID")] = None,
-    common: Common | None = None,
+    json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> Work:
     """Look at this machine: what stops work here, tried on a live process tree.
 
@@ -412,12 +400,12 @@ def doctor(
     trace
         Only leftovers of this trace (meta.trace_id of the envelope).
     """
-    from .doctor import check_up, render
+    from .doctor import check_up
 
-    return Work("doctor", lambda: check_up(sweep=sweep, trace_id=trace), render, common or Common(), mutates=sweep)
+    return Work("doctor", lambda: check_up(sweep=sweep, trace_id=trace), timeout, mutates=sweep)
 
 
-@app.command(name="help")
+@WORDS.command(name="help")
 def _help(
     subcommand: str | None = None,
     /,
@@ -449,15 +437,16 @@ class _Mistaken(Exception):
 
 
 def _understand(words: list[str]) -> tuple[Work | Page | Help | Serve | RunAsked | None, Mistakes]:
-    parsed, mistakes = parse(app, words, help_hint=f"shotclock help {words[0]}")
+    parsed, mistakes = parse(WORDS, words, help_hint=f"shotclock help {words[0]}")
     if parsed is None:
         return None, mistakes
     if parsed.wants_help:
         return Help(parsed.words[0] if parsed.words[0] in SUBCOMMANDS else None), mistakes
     if parsed.wants_version:
-        return Work("shotclock", _version, _render_version), mistakes
+        return Work("shotclock", _version), mistakes
     try:
-        return parsed.command(*parsed.bound.args, **parsed.bound.kwargs), mistakes
+        assert parsed.function is not None
+        return parsed.function(*parsed.arguments.args, **parsed.arguments.kwargs), mistakes
     except _Mistaken as mistaken:
         return None, mistakes + mistaken.mistakes
 
@@ -484,10 +473,6 @@ def _version() -> Outcome:
     return Outcome(Ending.FINISHED, data={"version": __version__})
 
 
-def _render_version(envelope: Envelope, console: Console) -> None:
-    console.print(f"shotclock {__version__}")
-
-
 # --- doing ------------------------------------------------------------------------------------------------
 
 
@@ -498,7 +483,7 @@ def _perform(work: Work, clocks: Clocks, as_json: bool) -> int:
     outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
     if outcome.problem is None and work.afterwards is not None:
         work.afterwards(outcome)
-    return _deliver(answer(admission, outcome), as_json, work.render)
+    return _deliver(answer(admission, outcome), as_json)
 
 
 def _job_main(words: list[str]) -> int:
@@ -546,7 +531,7 @@ def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
     return _deliver(answer(admission, Outcome(Ending.NOT_STARTED, problem)), as_json)
 
 
-def _deliver(envelope: Envelope, as_json: bool, render: Callable[[Envelope, Console], None] | None = None) -> int:
+def _deliver(envelope: Envelope, as_json: bool) -> int:
     if envelope.code == "INTERNAL_ERROR" and envelope.error is not None:
         context = envelope.error.get("context")
         if isinstance(context, dict):
@@ -556,7 +541,11 @@ def _deliver(envelope: Envelope, as_json: bool, render: Callable[[Envelope, Cons
         return envelope.exit_code
     if as_json:
         return emit(envelope)
-    if envelope.data is not None and render is not None and envelope.ending == Ending.FINISHED:
+    if envelope.data is not None and envelope.ending == Ending.FINISHED:
+        from rich.console import Console
+
+        from .shown import render
+
         render(envelope, Console(highlight=False))
     if envelope.error is not None or envelope.warnings:
         say_line(summary_line(envelope))
@@ -576,7 +565,7 @@ def _print_help(subcommand: str | None) -> None:
     if subcommand in _ELSEWHERE:
         _ELSEWHERE[subcommand](["--help"])
         return
-    print_help(app, [] if subcommand is None else [subcommand])
+    print_help(WORDS, [] if subcommand is None else [subcommand])
 
 
 def exec_page() -> str:

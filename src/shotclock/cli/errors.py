@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import difflib
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Problem
 from ..core.errors import ErrorEntry, error_entries, warning_entries
 from ..enforce.admission import Outcome
 
@@ -43,33 +39,6 @@ def _as_data(entry: ErrorEntry) -> dict[str, object]:
         "summary": entry.summary,
         "hint": entry.hint,
     }
-
-
-def render(envelope: Envelope, console: Console) -> None:
-    assert isinstance(envelope.data, dict)
-    errors, warnings = envelope.data["errors"], envelope.data["warnings"]
-    assert isinstance(errors, list) and isinstance(warnings, list)
-    if errors:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("error", "exit", "HTTP", "retry", "effects", "what it means"):
-            table.add_column(title, justify="right" if title in ("exit", "HTTP") else "left")
-        for entry in errors:
-            meaning = Text(entry["summary"])
-            meaning.append(f"\n→ {entry['hint']}", style="dim")
-            retry = "yes" if entry["retryable"] else "no"
-            code = Text(entry["code"], style="bold")
-            numbers = (str(entry["exit_code"]), str(entry["http_status"]))
-            table.add_row(code, *numbers, retry, entry["side_effects"], meaning)
-        console.print(table)
-    if warnings:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("warning")
-        table.add_column("what it means")
-        for entry in warnings:
-            table.add_row(Text(entry["code"], style="bold"), entry["summary"])
-        if errors:
-            console.print()
-        console.print(table)
 
 
 def markdown() -> str:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Problem
 from ..enforce.admission import Outcome
 from ..workflow.lint import lint
 from ..workflow.loading import Finding, Loaded, load_file
@@ -117,51 +111,3 @@ def _step(step: PlannedStep) -> dict[str, object]:
         "latest_end_ms": step.ends_ms,
         "per_item": step.is_per_item,
     }
-
-
-# --- for a person -----------------------------------------------------------------------------------------
-
-
-def render_findings(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
-    for finding in data["findings"]:
-        colour = "red" if finding["severity"] == "error" else "yellow"
-        where = f"{finding['file']}:{finding['line']}:{finding['column']}: "
-        hint = f" ({finding['suggestion']})" if "suggestion" in finding else ""
-        said = Text(where) + Text(finding["severity"], colour)
-        console.print(said + Text(f": {finding['field']}: {finding['message']}{hint}  [{finding['rule']}]"))
-    if not data["findings"]:
-        console.print(Text(f"{data['file']}: nothing to say against it"))
-
-
-def render_plan(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
-    if "steps" in data:
-        table = Table(box=None, pad_edge=False)
-        for title in ("step", "type", "after", "timeout", "tries", "starts by", "ends by"):
-            table.add_column(
-                title, justify="right" if title in ("timeout", "tries", "starts by", "ends by") else "left"
-            )
-        on_path = set(data["critical_path"])
-        for step in data["steps"]:
-            style = "bold" if step["id"] in on_path else None
-            table.add_row(
-                step["id"],
-                step["type"],
-                " ".join(step["depends_on"]),
-                _clock(step["effective_timeout_ms"]),
-                str(step["attempts"]),
-                _clock(step["latest_start_ms"], "?"),
-                _clock(step["latest_end_ms"], "?"),
-                style=style,
-            )
-        console.print(table)
-        worst = _clock(data["worst_case_ms"], "no end in sight")
-        limit = _clock(data["run_timeout_ms"])
-        console.print(Text(f"\nat worst {worst} along {' → '.join(data['critical_path'])}; the run has {limit}"))
-    if data["findings"]:
-        render_findings(envelope, console)
-
-
-def _clock(ms: int | None, otherwise: str = "no limit") -> str:
-    return otherwise if ms is None or (ms == 0 and otherwise == "no limit") else format_duration(ms)

@@ -12,9 +12,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
-
-from rich.console import Console
+from typing import Any, TextIO, cast
 
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
@@ -33,11 +31,11 @@ from ..inbox import Inbox, Principal, Role, refused
 from ..servers.operators.shown import summary, whole
 from ..store import Store
 from ..store.audit import Entry
-from . import inbox_shown as shown
 from . import person, signals
 from .inbox_asking import waited
+from .inbox_difference import difference
 from .inbox_editing import Edit, modified
-from .inbox_words import VERBS, parser_of
+from .inbox_words import vocabulary
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, mistaken, parse_verb
 
@@ -58,7 +56,7 @@ _WITHOUT_ID = frozenset(("list", "watch", "audit", "propose"))
 
 def main(words: list[str]) -> int:
     as_json = wants_json("--json" in words)
-    spoken = parse_verb(parser_of(), words, VERBS, command="shotclock inbox")
+    spoken = parse_verb(vocabulary(), words, command="shotclock inbox")
     if spoken is None:
         return 0
     verb, said, mistakes = spoken
@@ -160,7 +158,7 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     proposal = cast(Proposal, found.value)
     data = cast(dict[str, Any], found.data)
     if verb == "show":
-        data["diff"] = shown.difference(proposal)
+        data["diff"] = difference(proposal)
         return Outcome(Ending.FINISHED, data=data)
     must_be_decider(proposal, me.name)
     must_be_open(proposal)
@@ -198,8 +196,8 @@ def _confirmed(proposal: Proposal, data: dict[str, Any]) -> str | None:
     if not proposal.ask.policy.destructive:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
-        data["diff"] = shown.difference(proposal)
-        _print(lambda console: shown.render_whole(data, console, now()), to_stderr=True)
+        data["diff"] = difference(proposal)
+        _show("show", data, sys.stderr)
     problem = person.ask(proposal.id, proposal.ask.confirmation)
     if problem is not None:
         raise Failure(problem.code, problem.message, context=problem.context)
@@ -318,30 +316,16 @@ def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:
         return emit(envelope, signals.heard)
     data: Any = envelope.data
     if isinstance(data, dict):
-        _print(lambda console: _render(verb, data, console))
+        _show(verb, data, sys.stdout)
     is_told = verb == "watch" and envelope.code == "CANCELLED"  # by the one who sits there
     if (envelope.error is not None or envelope.warnings) and not is_told:
         say_line(visible(summary_line(envelope)), heard=signals.heard)
     return envelope.exit_code
 
 
-def _render(verb: str, data: dict[str, Any], console: Console) -> None:
-    match verb:
-        case "list":
-            shown.render_list(data, console, now())
-        case "show" if "history" in data:
-            shown.render_whole(data, console, now())
-        case "audit":
-            shown.render_audit(data, console)
-        case "propose" | "check":
-            shown.render_result(data, console)
-        case "approve" | "modify" | "reject" | "extend" | "withdraw" if "title" in data:
-            console.print(shown.line_of({"type": "proposal", "proposal": data}, now()))
-
-
-def _print(render: Callable[[Console], None], *, to_stderr: bool = False) -> None:
+def _show(verb: str, data: dict[str, Any], stream: TextIO) -> None:
     """All at once, and without waiting for a terminal that takes nothing."""
-    console = Console(highlight=False, stderr=to_stderr)
-    with console.capture() as captured:
-        render(console)
-    write_quietly(sys.stderr if to_stderr else sys.stdout, captured.get(), signals.heard)
+    from .inbox_shown import drawn, render
+
+    to_stderr = stream is sys.stderr
+    write_quietly(stream, drawn(lambda console: render(verb, data, console, now()), to_stderr), signals.heard)

@@ -3,24 +3,17 @@ control character, and nothing is taken for markup."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..core.proposals import Proposal
 from ..core.texts import one_line, visible
 from ..core.walltime import WallTime
-from ..enforce.clock import monotonic_ns
-from ..enforce.forked import Unfinished
-from ..enforce.forked import run as run_forked
 
-# What comparing two files may take. Texts of many thousand lines that have little in common run this out.
-DIFF_LIMIT_NS = 3_000_000_000
 TOO_DIFFERENT = "the texts are too different to compare"
 # Of what a terminal shows of one text. All of it is in the envelope.
 LINES_SHOWN = 2_000
@@ -38,30 +31,27 @@ COLOURS = {
 }
 
 
-def difference(proposal: Proposal) -> str | None:
-    """What would change in the file, as a unified diff. None: there is no file, or it takes too long."""
-    file = proposal.ask.file
-    if file is None:
-        return None
-
-    def compared() -> str:
-        before = [] if file.current is None else _lines(file.current)
-        name = file.path.replace("\n", " ")
-        old = "/dev/null" if file.current is None else name
-        return "\n".join(difflib.unified_diff(before, _lines(file.proposed), old, name, lineterm=""))
-
-    try:
-        return run_forked(compared, until_ns=monotonic_ns() + DIFF_LIMIT_NS)
-    except Unfinished:
-        return None
+def drawn(render: Callable[[Console], None], to_stderr: bool = False) -> str:
+    """As the terminal on that stream would show it."""
+    console = Console(highlight=False, stderr=to_stderr)
+    with console.capture() as captured:
+        render(console)
+    return captured.get()
 
 
-def _lines(text: str) -> list[str]:
-    """With a mark where the last one has no end, as diff(1) does."""
-    lines = text.split("\n")
-    if lines[-1] == "":
-        return lines[:-1]
-    return [*lines[:-1], f"{lines[-1]}\n\\ No newline at end of file"]
+def render(verb: str, data: dict[str, Any], console: Console, now: WallTime) -> None:
+    """What came of one of the verbs."""
+    match verb:
+        case "list":
+            render_list(data, console, now)
+        case "show" if "history" in data:
+            render_whole(data, console, now)
+        case "audit":
+            render_audit(data, console)
+        case "propose" | "check":
+            render_result(data, console)
+        case "approve" | "modify" | "reject" | "extend" | "withdraw" if "title" in data:
+            console.print(line_of({"type": "proposal", "proposal": data}, now))
 
 
 # --- a list -----------------------------------------------------------------------------------------------------
@@ -269,3 +259,23 @@ def _ms_of(iso: str) -> int:
     from datetime import datetime
 
     return round(datetime.fromisoformat(iso).timestamp() * 1000)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------
+
+
+def render_tokens(tokens: list[dict[str, Any]], console: Console, now: WallTime) -> None:
+    if not tokens:
+        console.print("there are no tokens")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for title in ("id", "name", "role", "status", "age", "expires in"):
+        table.add_column(title, no_wrap=True)
+    for token in tokens:
+        colour = {"living": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
+        status = Text(token["status"], style=colour)
+        table.add_row(
+            Text(token["id"], style="bold"), token["name"], token["role"], status, age(token["created_at"], now),
+            time_left(token["expires_at"], now) if token["expires_at"] else "–",
+        )  # fmt: skip
+    console.print(table)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from cyclopts import App as Parser
-from cyclopts import Group, Parameter
+from .words import Group, Parameter, Words
 
-ASKING = ("propose", "check", "withdraw")
-DECIDING = ("list", "show", "approve", "modify", "reject", "extend", "watch", "audit")
-VERBS = (*DECIDING, *ASKING)
 LISTED = 50
 
 _FLAG = Parameter(negative="", show_default=False)
@@ -48,28 +44,26 @@ _USAGES = {
     "check": "ID [--wait DURATION]",
     "withdraw": "ID",
 }
+VERBS = tuple(_USAGES)
 
 
-def parser_of() -> Parser:
-    parser = Parser(
+def vocabulary() -> Words:
+    words = Words(
         name="inbox",
         help="What waits for a person: agents propose, people decide, and nobody waits longer than they said.",
         usage="Usage: shotclock inbox VERB [OPTIONS]",
-        help_epilogue=_EPILOGUE,
-        version_flags=[],
+        epilogue=_EPILOGUE,
+        usages={verb: f"Usage: shotclock inbox {verb} {usage}" for verb, usage in _USAGES.items()},
+        epilogues={verb: _ANSWERS if verb in ("propose", "check") else "" for verb in VERBS},
+        in_order=True,
     )
-    _deciding(parser, Group("Deciding", sort_key=1))
-    _asking(parser, Group("Asking", sort_key=2))
-    for place, verb in enumerate(VERBS):
-        command = parser[verb]
-        command.sort_key = place
-        command.usage = f"Usage: shotclock inbox {verb} {_USAGES[verb]}"
-        command.help_epilogue = _ANSWERS if verb in ("propose", "check") else ""
-    return parser
+    _deciding(words, Group("Deciding", sort_key=1))
+    _asking(words, Group("Asking", sort_key=2))
+    return words
 
 
-def _deciding(parser: Parser, group: Group) -> None:
-    @parser.command(name="list", group=group)
+def _deciding(words: Words, group: Group) -> None:
+    @words.command(name="list", group=group)
     def list_(
         *,
         all: Annotated[bool, _FLAG] = False,
@@ -89,11 +83,11 @@ def _deciding(parser: Parser, group: Group) -> None:
             So many at most.
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def show(proposal_id: _ID = None, /, *, json: _JSON = False) -> None:
         """Show one proposal: what would be done, why, what would change in the file, and what became of it so far."""
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def approve(
         proposal_id: _ID = None,
         /,
@@ -112,7 +106,7 @@ def _deciding(parser: Parser, group: Group) -> None:
             To a question: one of its choices, or any text where it has none ("yes" if nothing is said).
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def modify(proposal_id: _ID = None, /, *, file: _FILE = None, notes: _NOTES = "", json: _JSON = False) -> None:
         """Say yes to something else: edit the proposed file, or the arguments (as JSON), and approve that.
 
@@ -124,7 +118,7 @@ def _deciding(parser: Parser, group: Group) -> None:
             For whoever asked.
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def reject(proposal_id: _ID = None, /, *, notes: _NOTES = "", json: _JSON = False) -> None:
         """Say no to it.
 
@@ -134,13 +128,13 @@ def _deciding(parser: Parser, group: Group) -> None:
             For whoever asked: why, and what would be better.
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def extend(
         proposal_id: _ID = None, by: Annotated[str | None, Parameter(name="by")] = None, /, *, json: _JSON = False
     ) -> None:
         """Let it stay open for longer, as in `shotclock inbox extend ID 2h`."""
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def watch(*, for_: Annotated[str | None, Parameter(name="--for", metavar="D")] = None, json: _JSON = False) -> None:
         """Show what waits, and from then on every change and every reminder, until Ctrl-C.
 
@@ -150,7 +144,7 @@ def _deciding(parser: Parser, group: Group) -> None:
             Only for this long.
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def audit(
         proposal_id: _ID = None,
         /,
@@ -170,8 +164,8 @@ def _deciding(parser: Parser, group: Group) -> None:
         """
 
 
-def _asking(parser: Parser, group: Group) -> None:
-    @parser.command(group=group)
+def _asking(words: Words, group: Group) -> None:
+    @words.command(group=group)
     def propose(
         *,
         title: Annotated[str | None, Parameter(metavar="TEXT")] = None,
@@ -215,7 +209,7 @@ def _asking(parser: Parser, group: Group) -> None:
             Who asks; the user of this process, if nothing is said.
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def check(proposal_id: _ID = None, /, *, wait: _DURATION = None, json: _JSON = False) -> None:
         """Say how a proposal stands, and wait for its decision, but not for long.
 
@@ -225,7 +219,7 @@ def _asking(parser: Parser, group: Group) -> None:
             How long, instead of SHOTCLOCK_RESPONSE_TIMEOUT, else 30s; 0 does not wait.
         """
 
-    @parser.command(group=group)
+    @words.command(group=group)
     def withdraw(proposal_id: _ID = None, /, *, as_: _NAME = None, json: _JSON = False) -> None:
         """Take a proposal back that nobody has decided yet.
 

@@ -8,9 +8,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from cyclopts import App as Parser
-from cyclopts import Parameter
-
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
@@ -26,8 +23,8 @@ from ..store import Store
 from . import signals
 from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, mistaken, parse_verb
+from .words import Parameter, Words
 
-VERBS = ("list", "status", "wait", "cancel")
 # Looking and cancelling take a moment; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
 
@@ -39,7 +36,7 @@ _ID = Annotated[str | None, Parameter(name="job-id")]
 def main(words: list[str], *, app: str | None, command: list[str]) -> int:
     """`app` limits the list to one app's jobs, `command` is how the job commands are called."""
     as_json = wants_json("--json" in words)
-    spoken = parse_verb(_parser(command), words, VERBS, command=f"{' '.join(command)} job")
+    spoken = parse_verb(_vocabulary(command), words, command=f"{' '.join(command)} job")
     if spoken is None:
         return 0
     verb, said, mistakes = spoken
@@ -103,15 +100,14 @@ def _budget(written: str | None, mistakes: Mistakes) -> int | None:
     return None if is_terminal(sys.stdout) else DEFAULT_BUDGET_MS
 
 
-def _parser(command: list[str]) -> Parser:
-    parser = Parser(
+def _vocabulary(command: list[str]) -> Words:
+    words = Words(
         name="job",
         help="Work that goes on after its caller left.",
         usage=f"Usage: {' '.join(command)} job VERB [OPTIONS]",
-        version_flags=[],
     )
 
-    @parser.command(name="list")
+    @words.command(name="list")
     def list_(*, active: Annotated[bool, _FLAG] = False, json: _JSON = False) -> None:
         """List the jobs, the newest first.
 
@@ -121,11 +117,11 @@ def _parser(command: list[str]) -> Parser:
             Only those that still run.
         """
 
-    @parser.command
+    @words.command()
     def status(job_id: _ID = None, /, *, json: _JSON = False) -> None:
         """Say how far a job is. The beginning of its id will do."""
 
-    @parser.command
+    @words.command()
     def wait(
         job_id: _ID = None, /, *, budget: Annotated[str | None, Parameter(metavar="D")] = None, json: _JSON = False
     ) -> None:
@@ -137,11 +133,11 @@ def _parser(command: list[str]) -> Parser:
             How long to wait (30s off a terminal, else until it ends).
         """
 
-    @parser.command
+    @words.command()
     def cancel(job_id: _ID = None, /, *, json: _JSON = False) -> None:
         """Stop a job, and wait until it has stopped."""
 
-    return parser
+    return words
 
 
 def deliver(envelope: Envelope, as_json: bool) -> int:

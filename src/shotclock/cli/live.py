@@ -24,7 +24,7 @@ from ..workflow.plan import grace_ms, graph_of, is_per_item
 from ..workflow.report import MARKS, brief, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
-from .report import COLOURS
+from .report_shown import COLOURS
 from .screen import Screen
 
 TYPE_CHECKING = False

@@ -7,9 +7,12 @@ only_note          the answer is being written, and is written once
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import asyncio
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,7 +55,9 @@ class told:
     fork hook, where Python swallows exceptions, counts as well."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        self._loop = get_running_loop()
         self.stop: asyncio.Future[str] = self._loop.create_future()
         self._heard_at = self._loop.time()
 

@@ -17,9 +17,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
-from cyclopts import App as Parser
-from cyclopts import Group, Parameter
-
 from .. import __version__
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
 from ..core.clocks import Clocks
@@ -38,8 +35,9 @@ from ..jobs.invocation import Stdin
 from . import signals
 from .heartbeat import Heartbeat
 from .output import emit, flush_quietly, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, Parsed, parse, print_help
+from .parsing import Mistakes, parse, print_help
 from .spool import spooled_stdin
+from .words import Group, Parameter, Parsed, Words
 
 _FLAG = Parameter(negative="", show_default=False)
 
@@ -89,12 +87,12 @@ def main(app: Offered, words: list[str]) -> int:
 
 
 def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
-    parser = _parser(catalogue)
+    vocabulary = _vocabulary(catalogue)
     names = [spec.name for spec in catalogue.commands] + ["manifest", "help"]
     if any(spec.interruption for spec in catalogue.commands):
         names.insert(-2, "job")
     if not words:
-        print_help(parser, [])
+        print_help(vocabulary, [])
         listed = f"there are {', '.join(names)}"
         return _refuse(catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
     if words[0] == "help":
@@ -109,11 +107,11 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
         from .job import main as job_main
 
         return job_main(words[1:], app=catalogue.name, command=own_words())
-    parsed, mistakes = parse(parser, words, help_hint=f"{catalogue.name} {words[0]} --help")
+    parsed, mistakes = parse(vocabulary, words, help_hint=f"{catalogue.name} {words[0]} --help")
     if parsed is None:
         return _refuse(words[0], mistakes, as_json)
     if parsed.wants_help:
-        print_help(parser, [word for word in words[:1] if not word.startswith("-")])
+        print_help(vocabulary, [word for word in words[:1] if not word.startswith("-")])
         return 0
     if parsed.wants_version or words[0].startswith("-"):
         return _version(catalogue, mistakes, as_json)
@@ -128,20 +126,20 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
 # --- understanding ----------------------------------------------------------------------------------------
 
 
-def _parser(catalogue: Catalogue) -> Parser:
-    parser = Parser(
+def _vocabulary(catalogue: Catalogue) -> Words:
+    vocabulary = Words(
         name=catalogue.name,
         help=catalogue.summary,
         version=catalogue.version,
         usage=f"Usage: {catalogue.name} COMMAND [OPTIONS]",
-        help_epilogue="Off a terminal every command prints one JSON envelope on stdout.",
+        epilogue="Off a terminal every command prints one JSON envelope on stdout.",
     )
     for spec in catalogue.commands:
-        parser.command(_stand_in(spec), name=spec.name)
-    parser.command(_manifest_help, name="manifest")
+        vocabulary.add(_stand_in(spec), name=spec.name)
+    vocabulary.add(_manifest_help, name="manifest")
     if any(spec.interruption for spec in catalogue.commands):
-        parser.command(_job_help, name="job")
-    return parser
+        vocabulary.add(_job_help, name="job")
+    return vocabulary
 
 
 def _manifest_help(*, json: Annotated[bool, _FLAG] = False, timeout: str = "30s") -> None:
@@ -227,7 +225,7 @@ def _help_on(schema: dict[str, Any], required: bool) -> str:
 
 
 def _request(spec: CommandSpec, parsed: Parsed, mistakes: Mistakes) -> Request:
-    said = {name: value for name, value in parsed.bound.arguments.items() if value is not None}
+    said = {name: value for name, value in parsed.arguments.arguments.items() if value is not None}
     definitions = spec.input_schema.get("$defs", {})
     properties = spec.input_schema.get("properties", {})
     arguments = {

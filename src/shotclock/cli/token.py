@@ -6,12 +6,6 @@ import os
 import sys
 from typing import Annotated, Any, Literal
 
-from cyclopts import App as Parser
-from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
@@ -26,11 +20,10 @@ from ..inbox import Access, Principal, Role, refused
 from ..store import Store
 from ..store.tokens import Token
 from . import signals
-from .inbox_shown import age, time_left
 from .output import emit, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, mistaken, parse_verb
+from .words import Parameter, Words
 
-VERBS = ("create", "list", "revoke")
 # Each is one short transaction; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
 
@@ -42,7 +35,7 @@ _NAME = Annotated[str | None, Parameter(name="name")]
 
 def main(words: list[str]) -> int:
     as_json = wants_json("--json" in words)
-    spoken = parse_verb(_parser(), words, VERBS, command="shotclock token")
+    spoken = parse_verb(_vocabulary(), words, command="shotclock token")
     if spoken is None:
         return 0
     verb, said, mistakes = spoken
@@ -110,15 +103,16 @@ def _shown(token: Token, now: WallTime) -> dict[str, object]:
     }
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def _vocabulary() -> Words:
+    usages = {"create": "--role agent|operator NAME [--ttl D]", "list": "", "revoke": "NAME|ID"}
+    words = Words(
         name="token",
         help="Who may reach the inbox over the network: agents propose and look after their own, operators decide.",
         usage="Usage: shotclock token VERB [OPTIONS]",
-        version_flags=[],
+        usages={verb: f"Usage: shotclock token {verb} {usage}" for verb, usage in usages.items()},
     )
 
-    @parser.command
+    @words.command()
     def create(
         name: _NAME = None,
         /,
@@ -139,11 +133,11 @@ def _parser() -> Parser:
             How long it lives (30d, 12h); until it is revoked, if nothing is said.
         """
 
-    @parser.command(name="list")
+    @words.command(name="list")
     def list_(*, json: _JSON = False) -> None:
         """List the tokens, the oldest first, with those that were revoked or have expired."""
 
-    @parser.command
+    @words.command()
     def revoke(name: _NAME = None, /, *, json: _JSON = False) -> None:
         """End a token, from now on and for good.
 
@@ -153,10 +147,7 @@ def _parser() -> Parser:
             The name it was made for, or its id.
         """
 
-    usages = {"create": "--role agent|operator NAME [--ttl D]", "list": "", "revoke": "NAME|ID"}
-    for verb, usage in usages.items():
-        parser[verb].usage = f"Usage: shotclock token {verb} {usage}"
-    return parser
+    return words
 
 
 # --- the answer -----------------------------------------------------------------------------------------------
@@ -172,28 +163,10 @@ def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:
         write_quietly(sys.stdout, f"{data['token']}\n", signals.heard)
         say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
     elif envelope.ok and data is not None:
-        console = Console(highlight=False)
-        with console.capture() as captured:
-            _render(data["tokens" if verb == "list" else "revoked"], console)
-        write_quietly(sys.stdout, captured.get(), signals.heard)
+        from .inbox_shown import drawn, render_tokens
+
+        tokens, now = data["tokens" if verb == "list" else "revoked"], WallTime.of_ns(wall_ns())
+        write_quietly(sys.stdout, drawn(lambda console: render_tokens(tokens, console, now)), signals.heard)
     if envelope.error is not None or envelope.warnings:
         say_line(visible(summary_line(envelope)), heard=signals.heard)
     return envelope.exit_code
-
-
-def _render(tokens: list[dict[str, Any]], console: Console) -> None:
-    if not tokens:
-        console.print("there are no tokens")
-        return
-    now = WallTime.of_ns(wall_ns())
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for title in ("id", "name", "role", "status", "age", "expires in"):
-        table.add_column(title, no_wrap=True)
-    for token in tokens:
-        colour = {"living": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
-        status = Text(token["status"], style=colour)
-        table.add_row(
-            Text(token["id"], style="bold"), token["name"], token["role"], status, age(token["created_at"], now),
-            time_left(token["expires_at"], now) if token["expires_at"] else "–",
-        )  # fmt: skip
-    console.print(table)

@@ -18,6 +18,8 @@ from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, Admission, Outcome
 from .assignment import Assignment, Output, Report
 from .capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
 
+# What the kernel says where the machine is full, whatever the command is.
+_NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # So that a child neither waits for a keypress nor paints: nobody is there to press, and output is data.
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 
@@ -178,7 +180,7 @@ def _unstartable(task: Assignment, step: str, number: int) -> Problem:
     why = os.strerror(number)
     if step == "cwd":
         return Problem("CWD_UNUSABLE", f"cannot enter {task.cwd!r}: {why}", phase="validation")
-    if step == "fork":
+    if step == "fork" or number in _NO_MORE:
         return Problem("SPAWN_FAILED", f"no new process could be started: {why}", phase="validation")
     command = task.argv[0]
     if number == errno.E2BIG:

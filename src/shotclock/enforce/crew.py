@@ -19,13 +19,15 @@ from . import host, wire
 from .hosts import Books, HostProcesses
 from .pool import Pool
 from .preloaded import Preloaded, Program
-from .processes import Supervisors
+from .processes import Supervisors, shielded
 from .workers import unfindable
 from .zygote import start_clean_zygote
 
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
+# All that closing waits for: commands, workers, hosts, zygote, three seconds each. A blocked loop runs it out.
+CLOSING_LIMIT_S = 15.0
 
 
 class Crew:
@@ -128,7 +130,15 @@ class Crew:
         self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]
 
     async def close(self) -> None:
-        """Stop every process, and wait, bounded, until all are gone."""
+        """Stop every process, and wait, bounded, until all are gone. A cancellation is passed on after that."""
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await shielded(asyncio.wait([closing], timeout=CLOSING_LIMIT_S))
+            raise
+
+    async def _close(self) -> None:
         self._closing = True
         await self.commands.stop_all()
         if self._pool is not None:

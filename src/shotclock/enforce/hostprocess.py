@@ -29,6 +29,7 @@ from .pool import RESPAWN_PAUSE_S
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS
 from .questions import answered, redispatched
+from .workers import MOST_READS
 from .zygote import HOST
 
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
@@ -90,8 +91,8 @@ class HostProcess:
         self._control.setblocking(False)
         self._calls.setblocking(False)
         memory = _shared_memory()
-        self._words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
         try:
+            self._words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
             owner.preloaded.send(HOST, [their_control.fileno(), their_calls.fileno(), memory])
         except BaseException:
             self._control.close()
@@ -285,7 +286,9 @@ class HostProcess:
         self.is_dying = True
         self._words[CLOSED] = 1
         with contextlib.suppress(wire.Broken, OSError):
-            while self.guests:  # a result sent before the end is still in the socket, and is the truth
+            for _ in range(MOST_READS):  # a result sent before the end is still in the socket, and is the truth
+                if not self.guests:
+                    break
                 self._hear_all(self._replies.receive())
         for handle in (self._check, self._kill_limit):
             if handle is not None:

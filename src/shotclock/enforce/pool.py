@@ -145,7 +145,7 @@ class Pool:
                 self._put_first(worker.take_back())
         if now_ns >= self._patience_ns:
             for task in [task for task in self._waiting if now_ns >= task.give_up_ns]:
-                self._turn_away(task, ClockKind.QUEUE if task.waits_for_queue else ClockKind.TIMEOUT)
+                self._turn_away(task)
             self._patience_ns = min([task.give_up_ns for task in self._waiting], default=inf)
         if self._waiting and now_ns >= self._not_before_ns:
             self._refill_quietly()  # what could not be had before, and what others were given instead
@@ -158,16 +158,16 @@ class Pool:
     def _look_at(self, worker: Worker, now_ns: int) -> None:
         """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
         task = worker.task
-        bell = None if task is None else task.admission.bound.bell
-        if task is None or bell is None or now_ns < bell.at_ns + LATE_BELL_NS or worker.stopping:
+        if task is None or worker.stopping:
             return
-        if self._single_out(task, worker):
-            worker.stop(ClockKind.TIMEOUT.value)
-        elif task.worker is None:
-            worker.stop(ClockKind.TIMEOUT.value)  # it had all of that time to begin it
-            self._turn_away(task, ClockKind.TIMEOUT)
+        bell = task.admission.bound.bell
+        if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS:
+            unbegun = worker.stop(task, ClockKind.TIMEOUT.value)
+            if task in unbegun:
+                worker.kill("it never began what it was given")
+            self._put_first(unbegun)
 
-    def _turn_away(self, task: Task, kind: ClockKind) -> None:
+    def _turn_away(self, task: Task) -> None:
         """No worker in time: it never started."""
         admission = task.admission
         self._leave_queue(task)
@@ -177,47 +177,34 @@ class Pool:
             message = "no worker came up in time; importing the modules it needs takes too long"
             if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
                 self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
-        if kind is ClockKind.QUEUE:
-            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(kind, elapsed_ns))
+        if task.waits_for_queue:
+            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(ClockKind.QUEUE, elapsed_ns))
         else:
             late = timeout_problem(admission, elapsed_ns)
             problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
         task.resolve(Outcome(Ending.NOT_STARTED, problem))
 
     def _stall(self, task: Task) -> object:
-        if task.worker is None or task.worker.task is not task:
+        worker = task.worker
+        if worker is None or worker.task is not task:
             assert task.alarms is not None
             task.alarms.sign_of_life()  # the clock of silence starts with the work
             return NOT_YET
-        worker = task.worker
-        if self._single_out(task, worker):
-            task.stalled = True
-            worker.stop(ClockKind.IDLE.value)
-        elif not task.is_resolved:  # it was about to be begun, and is now somebody else's to begin
-            self._put_first([task])
-            return NOT_YET
-        return None
+        unbegun = worker.stop(task, ClockKind.IDLE.value)
+        task.stalled = worker.task is task
+        self._put_first(unbegun)
+        return NOT_YET if task in unbegun else None
 
     async def _stop(self, task: Task) -> None:
         """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
         worker = task.worker
         if worker is None:
             self._leave_queue(task)
-        elif self._single_out(task, worker):
-            worker.stop("cancelled")
+            return
+        self._put_first([other for other in worker.stop(task, "cancelled") if other is not task])
+        if task.worker is worker:  # it had begun, and no answer is there
             limit_s = (task.admission.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await shielded(worker.wait_gone(limit_s))
-
-    def _single_out(self, task: Task, worker: Worker) -> bool:
-        """Whether stopping the worker stops this call, and nobody else's. Otherwise there is nothing to stop: it has
-        just answered, or never begun, and never will, and has no worker any more.
-
-        Those behind it go elsewhere first. Where the worker has begun one of them, it has answered this one before,
-        and the answer is there to be read.
-        """
-        self._put_first([other for other in worker.take_back() if other is not task])
-        worker.hear_all()
-        return task.worker is not None and not task.is_resolved
 
     # --- places -------------------------------------------------------------------------------------------
 
@@ -228,8 +215,8 @@ class Pool:
         else:
             self._waiting.append(task)
         self._patience_ns = min(self._patience_ns, task.give_up_ns)
-        if self._idle:
-            self.give_back(self._idle.pop())
+        self._serve_waiting()
+        if task.worker is not None:
             return
         try:
             self.refill()
@@ -241,13 +228,22 @@ class Pool:
 
     def _put_first(self, tasks: list[Task]) -> None:
         """Calls that were held up go before all others, and to whoever is free now."""
-        self._waiting.extendleft(reversed(tasks))
-        self._waiting_deeper += sum(task.depth > 0 for task in tasks)
-        self._patience_ns = min([self._patience_ns, *(task.give_up_ns for task in tasks)])
-        while self._waiting and self._idle:
-            self.give_back(self._idle.pop())
+        now_ns = monotonic_ns()
+        for task in reversed(tasks):
+            if now_ns < task.give_up_ns:
+                self._waiting.appendleft(task)
+                self._waiting_deeper += task.depth > 0
+                self._patience_ns = min(self._patience_ns, task.give_up_ns)
+            else:  # the next worker would be stopped before it has read it, and the one after that
+                self._turn_away(task)
+        self._serve_waiting()
         if self._waiting:
             self._plan_growth()
+
+    def _serve_waiting(self) -> None:
+        for _ in range(len(self._idle)):  # each once: whoever takes nothing would be asked for ever
+            if self._waiting:
+                self.give_back(self._idle.pop())
 
     def _leave_queue(self, task: Task) -> None:
         with contextlib.suppress(ValueError):
@@ -304,9 +300,10 @@ class Pool:
         self._plan_growth()
 
     def leaving(self, worker: Worker) -> None:
-        """It is being killed. Its successor is forked meanwhile."""
+        """It is being killed. Its successor is forked meanwhile, and what it has not begun goes to others."""
         if self._forget(worker):
             self._leaving.add(worker)
+            self._put_first(worker.take_back())
             self._refill_quietly()
 
     def _forget(self, worker: Worker) -> bool:

@@ -389,6 +389,7 @@ class Supervisor:
             return
         except wire.Broken:
             self._caller_gone = True
+            self._reap()  # a zygote that was killed is why its caller has left it: what it forked is to live on
             self._kill()
             return
         for order in orders:

@@ -44,6 +44,8 @@ inside_worker = False
 _LEAKED_NAMED = 50
 # How long a worker watches for its next call before it falls asleep.
 AWAKE_NS = 300_000
+# One that answered this close to its bell may be on the way to be killed: no other call may begin in it.
+CLOSE_CALL_NS = 3_000_000
 # Where in a message the call's name tag and its bell are.
 _REQUEST_ID, _BELL = 5, 6
 # How deep a chain of exceptions is told; a cyclic one would have no end.
@@ -158,6 +160,8 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         leaked = _leaked() if kernel.has_children() else []
         inbox.put_back(call.behind)
         _reply_or_leave(sock, ("done", *reply, leaked, finished_ns))
+        while leaked or (bell_ns and finished_ns > bell_ns - CLOSE_CALL_NS):
+            signal.pause()  # unbounded on purpose: whoever reads our answer has us killed, and nobody else with us
 
 
 class _Lull:

@@ -38,18 +38,16 @@ from .outcomes import crash_outcome, worker_outcome
 from .preloaded import Preloaded, address_of
 from .processes import REPORT_MARGIN_MS
 from .questions import FurtherCall, answered, redispatched
+from .worker import CLOSE_CALL_NS
 from .zygote import WORKER
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
 # in AHEAD_NS. Waking it for each costs more than a short call takes.
 QUICK_NS = 1_000_000
 AHEAD_NS = 2_000_000
-# One that answered this close to its bell may be on the way to be killed, and gets no other call.
-CLOSE_CALL_NS = 3_000_000
 MOST_AHEAD = 64
-# Reads of what a process has left in its socket, many times what fits into one. Only what it forked, and nobody has
-# killed yet, still writes into it; that could go on for ever.
-LAST_READS = 64
+# Reads of what is in a worker's socket, several times what fits into one. It may go on writing, and would never end.
+MOST_READS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -243,11 +241,21 @@ class Worker:
         if not self._outbox:
             self._loop.remove_writer(self._calls.fileno())
 
-    def stop(self, why: str) -> None:
-        """The polite ladder, run by the supervisor: TERM, grace, KILL."""
-        self.stopping = True
-        self._order("stop", why)
-        self._expect_end(self.grace_ms)
+    def stop(self, task: Task, why: str) -> list[Task]:
+        """Stop a call by the polite ladder, run by the supervisor: TERM, grace, KILL. Returns what it has not begun.
+
+        It may have ended by now, and the next begun. So that only the one is hit: those behind it are taken back, then
+        its answer is looked for.
+        """
+        if self.gone.done():
+            return []
+        unbegun = self.take_back()
+        self._read_what_is_there()
+        if self.task is task:
+            self.stopping = True
+            self._order("stop", why)
+            self._expect_end(self.grace_ms)
+        return unbegun
 
     def kill(self, why: str) -> None:
         self.stopping = True
@@ -282,13 +290,12 @@ class Worker:
             return
         self._take_all(messages)
 
-    def hear_all(self) -> None:
-        """What it has said by now, before the loop comes to it."""
-        if not self.gone.done():
-            with contextlib.suppress(wire.Broken, BlockingIOError):
-                for _ in range(LAST_READS):
-                    if self.task is not None:
-                        self._take_all(self._replies.receive())
+    def _read_what_is_there(self) -> None:
+        with contextlib.suppress(wire.Broken, OSError):
+            for _ in range(MOST_READS):
+                if self.task is None:
+                    break
+                self._take_all(self._replies.receive())
 
     def _take_all(self, messages: list[wire.Message]) -> None:
         for message in messages:
@@ -329,7 +336,7 @@ class Worker:
             if to_bell_ns <= 0:  # too late: its end is told by its supervisor, which has heard the bell or hears us
                 self.kill(ClockKind.TIMEOUT.value)
                 return
-            if to_bell_ns < CLOSE_CALL_NS:
+            if to_bell_ns < CLOSE_CALL_NS:  # as it does, it begins nothing else
                 self.kill("its bell may have rung")
         # From the end of the one before, if this one was already waiting then.
         self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
@@ -357,6 +364,7 @@ class Worker:
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return
+        task.worker = None  # a cancellation that comes now must not stop what it does next
         self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
         task.resolve(outcome)
 
@@ -383,7 +391,7 @@ class Worker:
         self.stopping = True
         if self._end_limit is not None:
             self._end_limit.cancel()
-        self.hear_all()  # a result sent before the kill is still in the socket, and is the truth
+        self._read_what_is_there()  # a result sent before the kill is still in the socket, and is the truth
         for further in list(self._further):
             further.cancel()  # whoever asked is gone
         unstarted = self.take_back()

@@ -1,24 +1,49 @@
-"""The inbox: an agent proposes, a person decides, and whoever waits for it is bounded either way."""
+"""The inbox: an agent proposes, a person decides, and whoever waits for it is bounded either way.
 
-from .access import Access, Issued, Principal, Role
-from .answers import outcome_of, refused
-from .approvals import Approvals, Passed
-from .audit import AuditFile, AuditProblem
-from .budget import response_budget_ms
-from .inbox import Inbox, Reminder
+The names are imported when first used: who only looks at tokens needs no event loop.
+"""
 
-__all__ = [
-    "Access",
-    "Approvals",
-    "AuditFile",
-    "AuditProblem",
-    "Inbox",
-    "Issued",
-    "Passed",
-    "Principal",
-    "Reminder",
-    "Role",
-    "outcome_of",
-    "refused",
-    "response_budget_ms",
-]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .access import Access as Access
+    from .access import Issued as Issued
+    from .access import Principal as Principal
+    from .access import Role as Role
+    from .answers import outcome_of as outcome_of
+    from .answers import refused as refused
+    from .approvals import Approvals as Approvals
+    from .approvals import Passed as Passed
+    from .audit import AuditFile as AuditFile
+    from .audit import AuditProblem as AuditProblem
+    from .budget import response_budget_ms as response_budget_ms
+    from .inbox import Inbox as Inbox
+    from .inbox import Reminder as Reminder
+
+_HOME = {
+    "Access": "access",
+    "Approvals": "approvals",
+    "AuditFile": "audit",
+    "AuditProblem": "audit",
+    "Inbox": "inbox",
+    "Issued": "access",
+    "Passed": "approvals",
+    "Principal": "access",
+    "Reminder": "inbox",
+    "Role": "access",
+    "outcome_of": "answers",
+    "refused": "answers",
+    "response_budget_ms": "budget",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -15,7 +15,7 @@ from ..core.errors import Failure
 from ..core.proposals import Proposal, ProposalStatus, result_of
 from ..core.records import changed
 from ..enforce.admission import Outcome
-from ..enforce.handlers import raised
+from ..enforce.outcomes import failure_outcome
 
 
 def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int) -> Outcome:
@@ -53,7 +53,7 @@ def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int) -> Outcome:
 
 def refused(failure: Failure) -> Outcome:
     """What the inbox, or its door, would not do; with everything that is wrong with what was said, where it says so."""
-    outcome = raised(failure)
+    outcome = failure_outcome(failure)
     outcome.ending = Ending.NOT_STARTED
     errors = failure.context.get("errors")
     if failure.code == "ARG_ERROR" and isinstance(errors, list) and isinstance(outcome.problem, Problem):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -20,15 +19,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..core.errors import Failure
 from ..inbox import Inbox
 from ..store import Store
+from .addresses import BACKLOG, url_of
 from .operators.access import MCP_PATH, Door
 from .operators.routes import Operators
 from .operators.sessions import Link, Sessions
-from .operators.sites import Site, is_loopback
+from .operators.sites import Site
 
-BACKLOG = 1024
 # Once we are told to stop and everything is answered, how long connections may take to go. Nobody works any more.
 FAREWELL_S = 1
 # The SDK pings every response that is still open, by itself each 15 s: ten thousand callers who wait for a person would
@@ -38,48 +36,10 @@ PING_S = 45.0
 _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT. Raises ValueError that says what is wrong with it."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ValueError(f"{text!r} should be HOST:PORT, as in 127.0.0.1:8000")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if host == "localhost":
-        return "127.0.0.1", int(port)
-    try:
-        return str(ipaddress.ip_address(host)), int(port)
-    except ValueError:  # who knows where it leads, or how long it takes to find out
-        raise ValueError(f"{host!r} is a name: say the address to listen on, as in 127.0.0.1 or 0.0.0.0") from None
-
-
-def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool]) -> None:
-    """Other machines are served only where they can be told apart. Raises ValueError."""
-    if not is_loopback(address[0]) and not has_tokens():
-        raise ValueError(
-            f"{address[0]} can be reached from other machines, and there are no access tokens yet: "
-            "make one with `shotclock token create`, or serve on 127.0.0.1"
-        )
-
-
-def bound_socket(address: tuple[str, int]) -> socket.socket:
-    """Raises Failure where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    # With the protocol named, asyncio turns off Nagle's algorithm on what is accepted; without, an answer takes 40 ms.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        where = url_of(address)
-        raise Failure("ADDRESS_UNAVAILABLE", f"cannot listen on {where}: {error.strerror or error}") from None
-    return sock
-
-
-def url_of(address: tuple[str, int], path: str = "") -> str:
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{host}:{address[1]}{path}"
+def mcp_url(sock: socket.socket) -> str:
+    """Where clients find the tools."""
+    host, port = sock.getsockname()[:2]
+    return url_of((host, port), MCP_PATH)
 
 
 class HttpServer(uvicorn.Server):

@@ -12,12 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from mcp.server.lowlevel import Server
-from mcp_types import ListToolsResult
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks
@@ -32,12 +29,12 @@ from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
 from ..enforce.values import users_code_kept_out
 from ..store import Store
-from .calls import Gate
+from .addresses import bound_socket, check_reach, parse_address
 from .complaints import Complaints, unblocking_stderr
-from .http import HttpServer, bound_socket, check_reach, parse_address, url_of
-from .operators.access import MCP_PATH
-from .stdio import Wire, claimed_descriptors
-from .tools import headers_matter, tools_of
+from .descriptors import claimed_descriptors
+
+if TYPE_CHECKING:
+    from .sdk import McpServer
 
 # Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
 MOST_WORKERS = 256
@@ -173,46 +170,6 @@ def thread_warnings(catalogue: Catalogue) -> list[str]:
     ]
 
 
-class McpServer:
-    """The SDK's server over a desk. Says what it has to warn of when it is built; `gate.counts` says how it goes."""
-
-    def __init__(self, desk: Desk, operation_timeout_ms: int | None = None) -> None:
-        catalogue = desk.catalogue
-        limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
-        tools = tools_of(catalogue)
-        listed = ListToolsResult(tools=list(tools.values()))
-        with_headers = {name: tool.input_schema for name, tool in tools.items() if headers_matter(tool)}
-
-        async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
-            return listed
-
-        self.desk = desk
-        self.warnings = backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue)
-        self.sdk: Server[Any] = Server(
-            catalogue.name,
-            version=catalogue.version,
-            instructions=catalogue.summary or None,
-            on_list_tools=list_tools,
-            get_tool_input_schema=with_headers.get,
-        )
-        self.gate = Gate(desk, tools, operation_timeout_ms=limit_ms, server_info=self.sdk.server_info_stamp)
-        self.sdk.middleware[:] = [self.gate]
-
-    def health(self) -> Mapping[str, object]:
-        runtime, counts = self.desk.runtime, self.gate.counts
-        return {
-            "name": self.desk.catalogue.name,
-            "calls": counts.calls,
-            "in_flight": counts.in_flight,
-            "cancelled": counts.cancelled,
-            "operation_timeouts": counts.backstop,
-            "late": counts.late + runtime.counts.late,
-            "abandoned": runtime.counts.abandoned,
-            "orphans": len(runtime.orphans),
-            "workers": runtime.worker_count,
-        }
-
-
 class _Serving:
     """One run of a server, from learning what to serve to the last process gone."""
 
@@ -238,7 +195,12 @@ class _Serving:
                 sock = stack.enter_context(contextlib.closing(bound_socket(self._options.address)))
             stack.enter_context(self._listening_to_signals())
             async with self._runtime:
-                catalogue = await self._unless_told(self._catalogue())
+                learning = asyncio.ensure_future(self._catalogue())
+                await asyncio.sleep(0)  # by then it is under way, in other processes
+                # The SDK takes a second to import, in which the app is imported elsewhere. A signal waits that long.
+                from .sdk import McpServer
+
+                catalogue = await self._unless_told(learning)
                 if catalogue is None:
                     return 128 + self._signal
                 desk = Desk(catalogue, self._runtime, program=self._program)
@@ -247,17 +209,18 @@ class _Serving:
                         self._runtime.register(spec.operation())
                     await self._unless_told(self._runtime.warm_up(WARM_UP_S))
                     server = McpServer(desk, self._options.operation_timeout_ms)
-                    for line in server.warnings:
+                    limit_ms = server.operation_timeout_ms
+                    for line in backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue):
                         complaints.write(f"shotclock: {line}\n")
                     if sock is not None:
-                        host, port = sock.getsockname()[:2]
-                        complaints.write(f"shotclock: serving {catalogue.name} on {url_of((host, port), MCP_PATH)}\n")
                         await self._serve_http(server, sock, complaints)
                     else:
                         await self._serve_stdio(server, *wire)
         return 128 + self._signal if self._signal else 0
 
     async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
+        from .stdio import Wire
+
         wire = Wire(wire_in, wire_out)
         try:
             serving = asyncio.ensure_future(
@@ -273,10 +236,13 @@ class _Serving:
             wire.close()
 
     async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: Complaints) -> None:
+        from .http import HttpServer, mcp_url
+
         def say(link: str) -> None:
             complaints.write(f"shotclock: operators decide at {link}\n")
 
         desk = server.desk
+        complaints.write(f"shotclock: serving {desk.catalogue.name} on {mcp_url(sock)}\n")
         http = HttpServer(server.sdk, sock, server.health, store=desk.store, inbox=desk.inbox, say=say)
         serving = asyncio.ensure_future(http.run_until_left())
         await self._until_told(server, serving)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import select
 from collections import deque
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,25 +33,6 @@ LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
 # While nothing is read, its end is not seen either: this often it is looked whether the client has closed its side.
 HANG_UP_CHECK_S = 0.25
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
-
-
-@contextlib.contextmanager
-def claimed_descriptors() -> Iterator[tuple[int, int]]:
-    """The wire on descriptors that nobody else knows. Meanwhile stdin is empty, and what is printed goes to stderr."""
-    wire_in, wire_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        os.dup2(null, 0)
-        try:
-            os.dup2(2, 1)
-        except OSError:  # somebody closed stderr
-            os.dup2(null, 1)
-        yield wire_in, wire_out
-    finally:
-        os.dup2(wire_in, 0)
-        os.dup2(wire_out, 1)
-        for fd in (wire_in, wire_out, null):
-            os.close(fd)
 
 
 class Wire:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-from .audit import Audit
-from .checkpoints import Checkpoints
 from .database import Database
 from .home import private_directory, state_home
-from .jobs import Jobs
-from .locks import Locks
-from .proposals import Proposals
-from .replies import Replies
-from .runs import Runs
-from .tokens import Tokens
+
+if TYPE_CHECKING:
+    from .audit import Audit
+    from .checkpoints import Checkpoints
+    from .jobs import Jobs
+    from .locks import Locks
+    from .proposals import Proposals
+    from .replies import Replies
+    from .runs import Runs
+    from .tokens import Tokens
 
 FILE_NAME = "shotclock.db"
+# By the names of their modules.
+_ROOMS = {
+    "audit": "Audit",
+    "checkpoints": "Checkpoints",
+    "jobs": "Jobs",
+    "locks": "Locks",
+    "proposals": "Proposals",
+    "replies": "Replies",
+    "runs": "Runs",
+    "tokens": "Tokens",
+}
 
 
 class Store:
@@ -26,18 +41,27 @@ class Store:
     It never reads a clock or looks for a process: whoever calls says what time it is and who is alive.
     """
 
+    # Each is imported when it is first entered: most commands need one of them.
+    audit: Audit
+    checkpoints: Checkpoints
+    jobs: Jobs
+    locks: Locks
+    proposals: Proposals
+    replies: Replies
+    runs: Runs
+    tokens: Tokens
+
     def __init__(self, home: Path) -> None:
         """Use `Store.open`. The directory must be absolute."""
         self.home = home
         self._database = Database(home / FILE_NAME)
-        self.jobs = Jobs(self._database)
-        self.checkpoints = Checkpoints(self._database)
-        self.locks = Locks(self._database)
-        self.replies = Replies(self._database)
-        self.runs = Runs(self._database)
-        self.proposals = Proposals(self._database)
-        self.tokens = Tokens(self._database)
-        self.audit = Audit(self._database)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ROOMS:
+            raise AttributeError(f"a store has no {name!r}")
+        room = getattr(import_module(f".{name}", __package__), _ROOMS[name])(self._database)
+        setattr(self, name, room)
+        return room
 
     @classmethod
     def open(cls, home: Path | None = None) -> Store:
