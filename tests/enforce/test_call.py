@@ -1545,36 +1545,6 @@ def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:
 
 
 @pytest.mark.slow
-def test_cancelling_a_call_that_has_just_answered_does_not_stop_the_one_behind_it(monkeypatch: Any) -> None:
-    """Its worker is at the next call by then, which nobody has cancelled."""
-    monkeypatch.setattr("shotclock.enforce.workers.QUICK_NS", 10**10)  # it counts as quick on any machine
-    monkeypatch.setattr("shotclock.enforce.workers.AHEAD_NS", 10**11)
-
-    async def scenario() -> tuple[Envelope, Envelope]:
-        async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
-            note = Operation("note", operations.note)
-
-            def napping(nap_ms: int) -> asyncio.Task[Envelope]:
-                arguments = {"path": os.devnull, "number": 1, "nap_ms": nap_ms}
-                return asyncio.create_task(runtime.call(note, arguments, SOON))
-
-            assert (await napping(0)).ok
-            (worker,) = runtime._crew.pool()._all
-            quick, first, second = napping(0), napping(50), napping(300)
-            assert (await quick).ok
-            assert len(worker.assigned) == 2, "one that is quick is given more than it runs"
-            time.sleep(0.2)  # the first has answered, the second runs, and we have heard of neither
-            first.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await first
-            return await second, await napping(0)
-
-    second, third = run(scenario())
-    assert second.ok, second
-    assert third.ok, third
-
-
-@pytest.mark.slow
 def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(40)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
