@@ -1,6 +1,5 @@
 """Fixtures every test may use: a valid envelope, no survivors, and the command itself, run without pipes."""
 
-import gc
 import json
 import os
 import select
@@ -29,18 +28,6 @@ SURVIVORS_GONE_WITHIN_S = 3.0  # what the code under test may still be stopping 
 KILLED_GONE_WITHIN_S = 5.0  # after our own SIGKILL: only a process stuck in the kernel runs this out
 POLL_S = 0.02
 MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
-
-
-# --- the collector --------------------------------------------------------------------------------
-
-# Thousands of tests are collected and kept to the end. None of it is garbage, so it is not looked through for any: not
-# while it grows, and not by a test, or by a process it forks, that measures what its own garbage costs.
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
 
 
 # --- the envelope ---------------------------------------------------------------------------------
