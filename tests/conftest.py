@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -28,6 +29,18 @@ SURVIVORS_GONE_WITHIN_S = 3.0  # what the code under test may still be stopping 
 KILLED_GONE_WITHIN_S = 5.0  # after our own SIGKILL: only a process stuck in the kernel runs this out
 POLL_S = 0.02
 MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
+
+
+# --- what is collected ----------------------------------------------------------------------------
+
+WHOLLY_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out, a module of nothing else is not imported: some take the SDK or a browser along."""
+    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
+        return None
+    return bool(WHOLLY_SLOW.search(collection_path.read_text("utf-8"))) or None
 
 
 # --- the envelope ---------------------------------------------------------------------------------
