@@ -1,8 +1,8 @@
 """Fixtures every test may use: a valid envelope, no survivors, and the command itself, run without pipes."""
 
-import gc
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -31,16 +31,16 @@ POLL_S = 0.02
 MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
 
 
-# --- the collector --------------------------------------------------------------------------------
+# --- what is collected ----------------------------------------------------------------------------
 
-# Thousands of tests are collected and kept to the end. None of it is garbage, so it is not looked through for any: not
-# while it grows, and not by a test, or by a process it forks, that measures what its own garbage costs.
-gc.disable()
+WHOLLY_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out, a module of nothing else is not imported: some take the SDK or a browser along."""
+    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
+        return None
+    return bool(WHOLLY_SLOW.search(collection_path.read_text("utf-8"))) or None
 
 
 # --- the envelope ---------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ UNUSED = {
     "shotclock token list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
     "shotclock serve nowhere.py:app": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
-    "program double 2": {*PARSING_AND_DRAWING - {"docstring_parser"}, *SERVING, *STEPS, "ruamel"},
-    "program manifest": {*PARSING_AND_DRAWING - {"docstring_parser"}, *SERVING, *STEPS, "ruamel"},
+    "program double 2": {*PARSING_AND_DRAWING - {"docstring_parser"}, *SERVING, *STEPS, "ruamel", "sqlite3"},
+    "program manifest": {*PARSING_AND_DRAWING - {"docstring_parser"}, *SERVING, *STEPS, "ruamel", "sqlite3"},
 }
 
 

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import resource
+import select
 import signal
 import subprocess
 import threading
@@ -25,7 +26,7 @@ from shotclock.enforce.assignment import Assignment, Report
 from tests.enforce import guests, operations, work
 from tests.enforce.bounds import mark_of, marked, run, soon, timed
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
 PRELOAD = ["tests.enforce.operations", "tests.enforce.guests", __name__]
 SOON = Clocks.of("10s", grace="1s")
@@ -86,6 +87,11 @@ def ours(name: str) -> list[psutil.Process]:
     return found
 
 
+def given(runtime: Runtime) -> list[Any]:
+    """What its workers have been given."""
+    return [task for worker in runtime._crew.pool()._all for task in worker.assigned]
+
+
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -144,7 +150,7 @@ def test_a_call_is_asked_to_wind_down_although_its_arguments_were_still_on_their
             call = asyncio.create_task(
                 runtime.call(handler, {"ballast": b"b" * LARGE}, Clocks.of("10s", soft="50ms", grace="1s"))
             )
-            await asyncio.sleep(0.15)  # its soft clock has rung
+            await soon(lambda: any(task.alarms.soft_rang for task in given(runtime)))
             os.kill(pid, signal.SIGCONT)
             return await call
 
@@ -164,7 +170,7 @@ def test_a_worker_that_dies_with_a_large_call_on_its_way_does_not_spoil_the_next
                 pid = (await runtime.call("own_pid", clocks=SOON)).value
                 os.kill(pid, signal.SIGSTOP)
                 call = asyncio.create_task(runtime.call("echo", {"value": b"b" * LARGE}, SOON))
-                await asyncio.sleep(0.02)
+                await soon(lambda: given(runtime))
                 os.kill(pid, signal.SIGKILL)
                 found.append((await call).code)
         return found
@@ -181,7 +187,7 @@ def test_a_listener_that_raises_does_not_cost_the_call_its_answer() -> None:
         async with a_runtime() as runtime:
             handler = Operation("looks around", operations.looks_around)
             call = asyncio.create_task(runtime.call(handler, clocks=SOON, on_progress=refuses))
-            await soon(lambda: any(worker.task for worker in runtime._crew.pool()._all))
+            await soon(lambda: given(runtime))
             time.sleep(0.2)  # so that its words and its answer are read at once
             return await call
 
@@ -218,7 +224,6 @@ def test_what_a_cancelled_call_has_called_is_stopped_with_it(tmp_path: Path) -> 
     run(scenario())
 
 
-@pytest.mark.slow
 def test_a_supervisor_that_was_stopped_itself_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
     """Neither the caller of a function that left processes, nor the next one, who needs its place."""
 
@@ -252,7 +257,8 @@ def test_a_cancellation_that_comes_with_the_answer_does_not_stop_the_next_call()
             pid = (await runtime.call("own_pid", clocks=SOON)).value
             cancelled = asyncio.create_task(runtime.call("noop", clocks=SOON))
             await asyncio.sleep(0)
-            time.sleep(0.1)  # its answer is there, and nobody has read it
+            (worker,) = runtime._crew.pool()._all
+            assert select.select([worker._calls], [], [], 5)[0]  # its answer is there, and nobody has read it
             behind = asyncio.create_task(runtime.call("own_pid", clocks=SOON))
             await asyncio.sleep(0)  # its answer will be read in this turn of the loop, and after this
             cancelled.cancel()
@@ -262,16 +268,19 @@ def test_a_cancellation_that_comes_with_the_answer_does_not_stop_the_next_call()
     assert before == behind == after
 
 
-def test_a_cancellation_that_comes_after_the_answer_does_not_stop_the_call_behind_it() -> None:
+def test_a_cancellation_that_comes_after_the_answer_does_not_stop_the_call_behind_it(tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with a_runtime() as runtime:
             for _ in range(20):  # so quick that it is given several calls at once
                 await runtime.call("noop", clocks=SOON)
             first = asyncio.create_task(runtime.call("noop", clocks=SOON))
             cancelled = asyncio.create_task(runtime.call("noop", clocks=SOON))
-            behind = asyncio.create_task(runtime.call(Operation("naps", naps), {"ms": 200}, SOON))
+            arguments = {"ms": 200, "folder": str(tmp_path)}
+            behind = asyncio.create_task(runtime.call(Operation("naps", naps), arguments, SOON))
             await first  # both are with the worker now
-            time.sleep(0.05)  # the one has answered, which nobody has read; the other has begun
+            give_up_at = time.monotonic() + 0.5
+            while not (tmp_path / "ready").exists() and time.monotonic() < give_up_at:
+                time.sleep(0.001)  # the one has answered, which nobody has read; the other is about to begin
             cancelled.cancel()
             return await behind
 
@@ -279,7 +288,7 @@ def test_a_cancellation_that_comes_after_the_answer_does_not_stop_the_call_behin
 
 
 @pytest.mark.parametrize("handler", ["returns_right_before_its_bell", "leaves_a_child"])
-def test_a_call_behind_one_whose_worker_has_to_go_is_not_killed_with_it(handler: str) -> None:
+def test_a_call_behind_one_whose_worker_has_to_go_is_not_killed_with_it(handler: str, tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with a_runtime() as runtime:
             for _ in range(20):  # so quick that it is given several calls at once
@@ -287,7 +296,8 @@ def test_a_call_behind_one_whose_worker_has_to_go_is_not_killed_with_it(handler:
             clocks = Clocks.of("40ms", grace="1s")
             first = asyncio.create_task(runtime.call("noop", clocks=SOON))
             goes = asyncio.create_task(runtime.call(Operation("goes", globals()[handler]), clocks=clocks))
-            behind = asyncio.create_task(runtime.call(Operation("naps", naps), {"ms": 200}, SOON))
+            arguments = {"ms": 200, "folder": str(tmp_path)}
+            behind = asyncio.create_task(runtime.call(Operation("naps", naps), arguments, SOON))
             await first  # both are with the worker now
             time.sleep(0.1)  # what comes of the one is read when the other would have begun
             await goes
@@ -308,7 +318,8 @@ def leaves_a_child() -> str:
     return "left"
 
 
-def naps(ms: int) -> str:
+def naps(ms: int, folder: str) -> str:
+    work.mark(folder, "ready")
     time.sleep(ms / 1000)
     return "rested"
 
@@ -471,7 +482,8 @@ def test_a_queue_that_is_too_long_is_not_taken_for_imports_that_hang(monkeypatch
         async with a_runtime(host_process=True) as runtime:
             guest = Operation("pid", guests.own_pid)
             first = (await runtime.call(guest, clocks=SOON)).value
-            await asyncio.sleep(0.25)  # the zygote is older than its imports may take
+            zygote_ns = runtime._crew.pool().preloaded.started_ns
+            await soon(lambda: time.monotonic_ns() - zygote_ns > pool_module.IMPORT_LIMIT_NS)
             zygote = psutil.Process(first).parent().parent()
             zygote.send_signal(signal.SIGSTOP)
             try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from ..core.records import made, value
 
 
-@dataclass(frozen=True)
+@value
 class RunAsked:
     """A run that was asked for on the command line."""
 
@@ -13,7 +13,7 @@ class RunAsked:
     run_id: str | None = None
     resume: str | None = None
     timeout_ms: int | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, str] = made(factory=dict)
     force: bool = False
     events: str | None = None
     output: str | None = None

@@ -3,17 +3,17 @@ protocol's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.errors import Failure
+from ..core.records import value
 from .parsing import Mistakes
 
 if TYPE_CHECKING:
     from ..servers.serving import Options
 
 
-@dataclass(frozen=True)
+@value
 class Serve:
     """A server that was asked for."""
 

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from .. import __version__
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
@@ -31,13 +31,14 @@ from ..enforce.call import Runtime
 from ..enforce.foreground import fill_standard_descriptors
 from ..enforce.handlers import raised
 from ..enforce.preloaded import Preloaded, Program
-from ..jobs.invocation import Stdin
 from . import signals
 from .heartbeat import Heartbeat
 from .output import emit, flush_quietly, is_terminal, say_line, summary_line, wants_json, write_quietly
 from .parsing import Mistakes, parse, print_help
-from .spool import spooled_stdin
 from .words import Group, Parameter, Parsed, Words
+
+if TYPE_CHECKING:
+    from ..jobs import Stdin
 
 _FLAG = Parameter(negative="", show_default=False)
 
@@ -335,6 +336,8 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
     with contextlib.ExitStack() as stack:
         stdin = None
         if spec.reads_stdin and not request.validate_only:
+            from .spool import spooled_stdin
+
             limit_ms = spec.clocks.timeout_ms if request.clocks.timeout_ms is None else request.clocks.timeout_ms
             spooled = stack.enter_context(spooled_stdin(limit_ms or None))
             if isinstance(spooled, Problem):

@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+# These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
+from .. import inbox, jobs, store
 from ..core.arguments import NotSerializable
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import Clocks
@@ -31,13 +33,12 @@ from ..enforce.handlers import invalid, raised
 from ..enforce.hosted import current_scope
 from ..enforce.preloaded import Program
 from ..enforce.processes import shielded
-from ..inbox import Approvals, Inbox, Passed, Principal, refused
 from ..jobs.attending import Checkpointing
-from ..jobs.front import Front
-from ..jobs.invocation import Invocation, Stdin, invocation_key
-from ..jobs.turnstile import Turnstile
-from ..store import Store
-from .repeats import Repeats, reused
+
+if TYPE_CHECKING:
+    from ..inbox import Approvals, Inbox, Passed, Principal
+    from ..jobs import Front, Stdin
+    from ..store import Store
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0
@@ -88,9 +89,11 @@ class Desk:
         self._checks: dict[str, Operation] = {}
         self._opened: Store | None = None
         self._inbox: Inbox | None = None
-        self._approvals = Approvals(catalogue, self.inbox, self._looked_at)
-        runtime.gatekeeper = self._approvals
-        runtime.turnstile = Turnstile(catalogue, self.store)
+        self._approvals: Approvals | None = None
+        if any(spec.approval is not None for spec in catalogue.commands):
+            self._approvals = runtime.gatekeeper = inbox.Approvals(catalogue, self.inbox, self._looked_at)
+        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
+            runtime.turnstile = jobs.Turnstile(catalogue, self.store)
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -108,17 +111,17 @@ class Desk:
     def store(self) -> Store:
         """Raises StoreError, which is a Failure."""
         if self._opened is None:
-            self._opened = Store.open()
+            self._opened = store.Store.open()
         return self._opened
 
     def inbox(self) -> Inbox:
         """Where its commands' proposals are. Raises StoreError."""
         if self._inbox is None:
-            self._inbox = Inbox(self.store())
+            self._inbox = inbox.Inbox(self.store())
         return self._inbox
 
     def jobs(self) -> Front:
-        return Front(self.store(), self._command)
+        return jobs.Front(self.store(), self._command)
 
     @_signed
     async def call(
@@ -160,9 +163,19 @@ class Desk:
         if dry_run:
             arguments = {**arguments, "dry_run": True}
             operation = replace(self.runtime.operation(name), mutates=False)  # by its own word
-        elif self._approvals.guards(name):
+        elif self._approvals is not None and self._approvals.guards(name):
             passed = await self._approved(
-                spec, arguments, clocks, idempotency_key, justification, caller, budget_ms, parent, stop, stdin
+                self._approvals,
+                spec,
+                arguments,
+                clocks,
+                idempotency_key,
+                justification,
+                caller,
+                budget_ms,
+                parent,
+                stop,
+                stdin,
             )
             if isinstance(passed, Envelope):
                 return passed
@@ -184,7 +197,7 @@ class Desk:
                 )
 
             def key() -> str:
-                return invocation_key(self.catalogue, name, arguments, idempotency_key, stdin)
+                return jobs.invocation_key(self.catalogue, name, arguments, idempotency_key, stdin)
 
             attending = Attending(self.store, key, spec, on_progress, resume_from)
             attending.stdin_path = None if stdin is None else stdin.path
@@ -194,6 +207,8 @@ class Desk:
 
             if idempotency_key is None or dry_run:  # a rehearsal uses no key up
                 return await run()
+            from .repeats import Repeats
+
             repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, asked, stdin)
             envelope = await repeats.call(admission, run, stop)
             return _stopped(admission, stop, Ending.NOT_STARTED) if envelope is None else envelope
@@ -226,6 +241,7 @@ class Desk:
 
     async def _approved(
         self,
+        approvals: Approvals,
         spec: CommandSpec,
         arguments: Mapping[str, object],
         clocks: Clocks | None,
@@ -249,15 +265,15 @@ class Desk:
         )
         try:
             if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin):
-                return Passed(arguments, 0)
+                return inbox.Passed(arguments, 0)
             checked = await self._checked(spec, arguments, None, parent, stop)
             if not checked.ok:
                 return checked
             asking = asyncio.ensure_future(
-                self._approvals.ask(
+                approvals.ask(
                     spec,
                     arguments,
-                    caller or Principal.local(),
+                    caller or inbox.Principal.local(),
                     key=idempotency_key,
                     justification=justification,
                     budget_ms=budget_ms,
@@ -266,7 +282,7 @@ class Desk:
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
         except Failure as failure:
-            return answer(admission, refused(failure))
+            return answer(admission, inbox.refused(failure))
         except NotSerializable as error:
             return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
         if passed is None:
@@ -288,7 +304,9 @@ class Desk:
             assert self._program is not None
             timeout_ms = admission.clocks.timeout_ms or 0
             return self.jobs().is_under_way(
-                Invocation(self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin)
+                jobs.Invocation(
+                    self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin
+                )
             )
         scope = f"{self.catalogue.name}/{spec.name}"
         return idempotency_key is not None and self.store().replies.is_known(scope, idempotency_key)
@@ -352,11 +370,13 @@ class Desk:
             return checked
         assert self._program is not None
         timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
-        invocation = Invocation(
+        invocation = jobs.Invocation(
             self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from, stdin
         )
         front = self.jobs()
         if idempotency_key is not None:
+            from .repeats import reused
+
             scope = f"{self.catalogue.name}/{spec.name}"
             problem = await asyncio.to_thread(reused, self.store(), scope, idempotency_key, invocation.key())
             if problem is not None:

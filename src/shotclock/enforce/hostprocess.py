@@ -12,7 +12,6 @@ import contextvars
 import mmap
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from functools import partial
@@ -309,6 +308,8 @@ def _shared_memory() -> int:
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("shotclock-host")
     else:
+        import tempfile
+
         with tempfile.TemporaryFile() as file:
             memory = os.dup(file.fileno())
     os.ftruncate(memory, SHARED_SIZE)

@@ -24,7 +24,6 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
 
 from . import kernel, wire
 from .assignment import Assignment, Report
@@ -33,6 +32,10 @@ from .clock import pause
 from .kernel import Bell
 from .killing import kill_below
 from .supervisor import SUPERVISOR_NAME, Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
 

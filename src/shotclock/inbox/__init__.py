@@ -5,8 +5,9 @@ The names are imported when first used: who only looks at tokens needs no event 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..core.late import names_of
 
 if TYPE_CHECKING:
     from .access import Access as Access
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .inbox import Inbox as Inbox
     from .inbox import Reminder as Reminder
 
-_HOME = {
+_MODULES = {
     "Access": "access",
     "Approvals": "approvals",
     "AuditFile": "audit",
@@ -38,12 +39,5 @@ _HOME = {
     "refused": "answers",
     "response_budget_ms": "budget",
 }
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__all__ = sorted(_MODULES)
+__getattr__ = names_of(__name__, _MODULES)

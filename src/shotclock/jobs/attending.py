@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import NotSerializable, to_jsonable
 from ..core.envelope import Warning_, warning
@@ -13,7 +13,9 @@ from ..core.errors import Failure
 from ..core.walltime import WallTime
 from ..enforce.clock import wall_ns
 from ..enforce.context import Attendant
-from ..store import Store
+
+if TYPE_CHECKING:
+    from ..store import Store
 
 # What one checkpoint may hold: it is read and written whole.
 CHECKPOINT_LIMIT = 16_000_000

@@ -1,0 +1,24 @@
+"""Names of a package that are imported when they are first used.
+
+For packages of which most programs need one or two modules. Type checkers are told where the names live by the package
+itself, below TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def names_of(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """The package's `__getattr__`: `modules` says in which of its modules a name lives."""
+
+    def find(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find
