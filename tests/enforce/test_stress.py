@@ -339,7 +339,8 @@ class Round:
         try:
             await asyncio.sleep(self.dice.random() * self.dice.choice([0.02, 0.3]))
         finally:
-            victim.resume()
+            with contextlib.suppress(psutil.Error):  # in the place of a cancellation it would keep us here for ever
+                victim.resume()
             self.blocked.append((began, time.monotonic()))
 
     async def _block(self) -> None:

@@ -15,6 +15,7 @@ from ..core.envelope import Problem, warning
 from . import wire
 from .admission import Outcome
 from .alarms import NOT_YET, Alarms
+from .assignment import Report
 from .clock import monotonic_ns
 from .killing import VERIFY_LIMIT_MS
 from .outcomes import stalled_problem, timeout_problem
@@ -210,6 +211,8 @@ class Pool:
             return
         try:
             self.refill()
+            if task.depth:
+                self._make_way()
         except (wire.Broken, OSError):
             if not self._all:  # nobody is there, or will be
                 self._leave_queue(task)
@@ -318,6 +321,7 @@ class Pool:
         if not self._closing:
             try:
                 self.refill()
+                self._make_way()
             except (wire.Broken, OSError):
                 self._pause_spawning()
 
@@ -325,13 +329,13 @@ class Pool:
         self._not_before_ns = monotonic_ns() + int(RESPAWN_PAUSE_S * 1e9)
 
     def refill(self) -> None:
-        """At least `warm` workers, running or on their way. Not if too many of those before them will not die.
-
-        And one for each call made by a call, which must not wait for a place its own caller holds. Not all of those at
-        once: more forks than cores only hold each other up.
-        """
+        """At least `warm` workers, running or on their way. Not if too many of those before them will not die."""
         while len(self._all) < self.warm and len(self._leaving) <= self.warm:
             self._spawn()
+
+    def _make_way(self) -> None:
+        """A worker for each call made by a call, which must not wait for a place its own caller holds. Not for all of
+        them at once: more forks than cores only hold each other up."""
         while self._coming() < min(self.warm, sum(task.depth > 0 for task in self._waiting)):
             self._spawn()
 
@@ -364,15 +368,20 @@ class Pool:
         self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
-        if not all(worker.started for worker in workers):
+        await all_gone([worker.gone for worker in workers if worker.started])
+        if not all(worker.gone.done() for worker in workers):
             self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
-        if workers:
-            await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
+            await all_gone([worker.gone for worker in workers])
         for worker in workers:
             worker.end(None)
         for supervisor in self._vacant:
             supervisor.close()
         self._vacant.clear()
+
+
+async def all_gone(ends: list[asyncio.Future[Report | None]]) -> None:
+    if ends:
+        await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
 
 
 def _closing() -> Outcome:
