@@ -539,6 +539,29 @@ def test_a_call_whose_guard_was_still_thinking_when_the_runtime_closed_is_answer
     assert (envelope.ok, envelope.ending) == (False, "not_started")
 
 
+def test_closing_does_not_say_that_somebody_else_has_killed_what_it_killed(tmp_path: Path) -> None:
+    async def scenario() -> list[str | None]:
+        async with a_runtime(workers=2, most_workers=2, host_process=True) as runtime:
+            assert await runtime.warm_up()
+            folders = [tmp_path / name for name in ("worker", "host")]
+            for folder in folders:
+                folder.mkdir()
+            calls = [
+                asyncio.create_task(runtime.call("sleeps", {"folder": str(folders[0])}, SOON)),
+                asyncio.create_task(runtime.call(Operation("g", guests.sleeps), {"folder": str(folders[1])}, SOON)),
+            ]
+            busy = await soon(lambda: mark_of(folders[0], "ready"))
+            await soon(lambda: mark_of(folders[1], "ready"))
+            (other,) = [process for process in ours("shotclock-work") if process != busy]
+            busy.parent().parent().suspend()  # the zygote: what is asked of it from here on does not come
+            other.parent().kill()
+            await soon(lambda: any(not worker.started for worker in runtime._crew.pool()._all))
+            await runtime.close()
+            return [envelope.code for envelope in await asyncio.gather(*calls)]
+
+    assert run(scenario()) == ["CANCELLED", "CANCELLED"]
+
+
 def test_closing_that_is_cancelled_still_leaves_nothing() -> None:
     async def scenario() -> None:
         before = open_descriptors()

@@ -339,7 +339,8 @@ class Round:
         try:
             await asyncio.sleep(self.dice.random() * self.dice.choice([0.02, 0.3]))
         finally:
-            victim.resume()
+            with contextlib.suppress(psutil.Error):  # in the place of a cancellation it would keep us here for ever
+                victim.resume()
             self.blocked.append((began, time.monotonic()))
 
     async def _block(self) -> None:
@@ -386,7 +387,7 @@ def stress(seed: int, folder: Path, validate: Callable[[dict[str, Any]], object]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, random.randrange(10**6)], ids=["first", "second", "another"])
+@pytest.mark.parametrize("seed", [79, 108, random.randrange(10**6)], ids=["zygotes", "workers", "another"])
 def test_a_round_of_everything_at_random_loses_no_call_and_leaves_nothing(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
 ) -> None:

@@ -141,10 +141,8 @@ class Crew:
     async def _close(self) -> None:
         self._closing = True
         await self.commands.stop_all()
-        if self._pool is not None:
-            await self._pool.close()
-        if self._hosts is not None:
-            await self._hosts.close()
+        # Together: where the zygote has to go with the one, it takes the other with it.
+        await asyncio.gather(*[forks.close() for forks in (self._pool, self._hosts) if forks is not None])
         if self._preloaded is not None:
             self._preloaded.close()
         self._drop_zygote()

@@ -29,7 +29,7 @@ from .guests import Guest
 from .hosted import HEARD_LIMIT_S, STARVED_TRIES
 from .hostprocess import HEARD_LIMIT_NS, KILL_LIMIT_S, Fate, HostProcess
 from .outcomes import crash_outcome
-from .pool import CLOSE_LIMIT_S, IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S
+from .pool import IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S, all_gone
 from .preloaded import Preloaded
 from .processes import shielded
 
@@ -322,10 +322,10 @@ class HostProcesses:
         hosts = list(self._all)
         for host in hosts:
             host.kill(Fate.CLOSING)
-        if not all(host.is_ready for host in hosts):
+        await all_gone([host.gone for host in hosts if host.is_ready])
+        if not all(host.gone.done() for host in hosts):
             self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
-        if hosts:
-            await asyncio.wait([host.gone for host in hosts], timeout=CLOSE_LIMIT_S)
+            await all_gone([host.gone for host in hosts])
         for host in hosts:
             host.end(None)
 

@@ -17,6 +17,7 @@ from ..core.envelope import Problem, warning
 from . import wire
 from .admission import Outcome
 from .alarms import NOT_YET, Alarms
+from .assignment import Report
 from .clock import monotonic_ns
 from .killing import VERIFY_LIMIT_MS
 from .loops import Waiter
@@ -73,8 +74,6 @@ class Pool:
         self._waiting: deque[Task] = deque()
         self._patience_ns: float = inf
         """Nobody who waits gives up before this."""
-        self._waiting_deeper = 0
-        """How many of them are calls made by calls."""
         self._growth: asyncio.TimerHandle | None = None
         self._growth_due_ns = 0
         self._trim: asyncio.TimerHandle | None = None
@@ -211,7 +210,6 @@ class Pool:
     def _submit(self, task: Task) -> None:
         if task.depth:
             self._waiting.appendleft(task)
-            self._waiting_deeper += 1
         else:
             self._waiting.append(task)
         self._patience_ns = min(self._patience_ns, task.give_up_ns)
@@ -220,6 +218,8 @@ class Pool:
             return
         try:
             self.refill()
+            if task.depth:
+                self._make_way()
         except (wire.Broken, OSError):
             if not self._all:  # nobody is there, or will be
                 self._leave_queue(task)
@@ -232,7 +232,6 @@ class Pool:
         for task in reversed(tasks):
             if now_ns < task.give_up_ns:
                 self._waiting.appendleft(task)
-                self._waiting_deeper += task.depth > 0
                 self._patience_ns = min(self._patience_ns, task.give_up_ns)
             else:  # the next worker would be stopped before it has read it, and the one after that
                 self._turn_away(task)
@@ -248,7 +247,6 @@ class Pool:
     def _leave_queue(self, task: Task) -> None:
         with contextlib.suppress(ValueError):
             self._waiting.remove(task)
-            self._waiting_deeper -= task.depth > 0
 
     def give_back(self, worker: Worker) -> None:
         if self._closing or worker.stopping:
@@ -262,9 +260,7 @@ class Pool:
                     worker.set_grace(self._waiting[0].admission.bound.grace_ms)
                 elif self._waiting[0].admission.bound.grace_ms != worker.grace_ms:
                     break
-                task = self._waiting.popleft()
-                self._waiting_deeper -= task.depth > 0
-                tasks.append(task)
+                tasks.append(self._waiting.popleft())
             if tasks:
                 worker.begin(*tasks)
         if not worker.is_idle:
@@ -334,6 +330,7 @@ class Pool:
         if not self._closing:
             try:
                 self.refill()
+                self._make_way()
             except (wire.Broken, OSError):
                 self._pause_spawning()
 
@@ -341,14 +338,14 @@ class Pool:
         self._not_before_ns = monotonic_ns() + int(RESPAWN_PAUSE_S * 1e9)
 
     def refill(self) -> None:
-        """At least `warm` workers, running or on their way. Not if too many of those before them will not die.
-
-        And one for each call made by a call, which must not wait for a place its own caller holds. Not all of those at
-        once: more forks than cores only hold each other up.
-        """
+        """At least `warm` workers, running or on their way. Not if too many of those before them will not die."""
         while len(self._all) < self.warm and len(self._leaving) <= self.warm:
             self._spawn()
-        while self._waiting_deeper and self._coming() < min(self.warm, self._waiting_deeper):
+
+    def _make_way(self) -> None:
+        """A worker for each call made by a call, which must not wait for a place its own caller holds. Not for all of
+        them at once: more forks than cores only hold each other up."""
+        while self._coming() < min(self.warm, sum(task.depth > 0 for task in self._waiting)):
             self._spawn()
 
     def _coming(self) -> int:
@@ -380,15 +377,20 @@ class Pool:
         self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
-        if not all(worker.started for worker in workers):
+        await all_gone([worker.gone for worker in workers if worker.started])
+        if not all(worker.gone.done() for worker in workers):
             self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
-        if workers:
-            await asyncio.wait([worker.gone for worker in workers], timeout=CLOSE_LIMIT_S)
+            await all_gone([worker.gone for worker in workers])
         for worker in workers:
             worker.end(None)
         for supervisor in self._vacant:
             supervisor.close()
         self._vacant.clear()
+
+
+async def all_gone(ends: list[asyncio.Future[Report | None]]) -> None:
+    if ends:
+        await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
 
 
 def _closing() -> Outcome:
