@@ -2,7 +2,7 @@
 
 `dataclasses` imports `inspect` and compiles half a dozen methods per class: as much time again as starting
 Python itself. A `@record` reads the same to people and type checkers, has slots, and costs a tenth. Modules
-that are not on the way to `shotclock exec` use `dataclasses` as usual.
+that are loaded by nothing that has to start quickly use `dataclasses` as usual.
 """
 
 from __future__ import annotations
