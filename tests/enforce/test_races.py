@@ -564,7 +564,7 @@ def test_closing_does_not_say_that_somebody_else_has_killed_what_it_killed(tmp_p
 
 def test_closing_that_is_cancelled_still_leaves_nothing() -> None:
     async def scenario() -> None:
-        before = open_descriptors()
+        before, others = open_descriptors(), psutil.Process().children()
         runtime = await a_runtime(host_process=True).__aenter__()
         assert (await runtime.call("noop", clocks=SOON)).ok
         assert (await runtime.call(Operation("noop", guests.noop), clocks=SOON)).ok
@@ -576,7 +576,7 @@ def test_closing_that_is_cancelled_still_leaves_nothing() -> None:
             await asyncio.sleep(0)
         await asyncio.wait([closing], timeout=10)
         assert closing.cancelled()
-        assert not psutil.Process().children()
+        assert set(psutil.Process().children()) <= set(others)
         assert open_descriptors() <= before
 
     run(scenario())
