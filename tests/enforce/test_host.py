@@ -943,5 +943,6 @@ def test_a_result_right_at_the_deadline_is_delivered_or_timed_out_never_both_and
         envelope = answers[number]
         validate_envelope(envelope.to_dict())
         assert envelope.code == "TIMEOUT"
-        assert envelope.ending in ("cancelled", "finished"), envelope
+        # Killed only where its host had no core for so long that it was taken for blocked.
+        assert envelope.ending in ("cancelled", "finished", "killed"), envelope
     assert succeeded and len(succeeded) < 600, "not around the deadline at all"

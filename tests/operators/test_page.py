@@ -228,6 +228,27 @@ def test_with_the_mouse_a_proposal_is_read_approved_modified_rejected_and_extend
     shoot(page, "history")
 
 
+def test_two_keys_at_once_are_meant_for_what_the_first_has_chosen(served: Served, opened: Any) -> None:
+    """Both come before the browser tells the page that its address has changed."""
+    cleared(served)
+    for number in range(2):
+        served.propose(**{**SCALE, "title": f"Scale {number}", "idempotency_key": f"both-{number}"})
+    page = opened(served)
+    expect(page.locator("li.row")).to_have_count(2)
+    page.keyboard.press("j")
+    expect(page.locator("#proposal-title")).to_have_text("Scale 0")
+    page.evaluate(
+        """() => { for (const key of ["j", "r"]) {
+             document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })); } }"""
+    )
+    expect(page.locator("#proposal-title")).to_have_text("Scale 1")
+    expect(notes(page)).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("k")
+    expect(page.locator("#proposal-title")).to_have_text("Scale 0")
+    expect(notes(page)).to_be_hidden()
+
+
 def test_with_the_keyboard_alone_everything_can_be_decided(served: Served, opened: Any) -> None:
     cleared(served)
     ids = [served.propose(**{**SCALE, "title": f"Scale {n}", "idempotency_key": f"scale-{n}"}) for n in range(4)]

@@ -18,7 +18,7 @@ const me = { name: "", role: "" };
 const waiting = new Map(); // id → summary, oldest first; those just decided linger
 const history = new Map(); // id → summary, newest first
 const rows = new Map(); // id → list item
-const state = { tab: "waiting", open: null, statuses: new Set(), hasOlder: false, historyLoaded: false, wanted: 0 };
+const state = { tab: "waiting", open: null, statuses: new Set(), hasOlder: false, historyLoaded: false, wanted: 0, asked: null };
 
 const view = new ProposalView($("detail"), { onChange: changed, onBack: () => go(null), onRefused: whoAreWe, me });
 
@@ -230,7 +230,8 @@ function place() {
 
 function go(id, tab = state.tab) {
   const hash = tab === "history" ? `#/history${id ? `/${id}` : ""}` : id ? `#/${id}` : "#/";
-  if (location.hash === hash) follow(); else location.hash = hash;
+  if (location.hash !== hash) location.hash = hash;
+  follow(); // at once: the event comes later, and the next key may come before it
 }
 
 async function follow() {
@@ -242,18 +243,23 @@ async function follow() {
   document.body.dataset.view = id ? "detail" : "list";
   paint();
   rows.get(id)?.scrollIntoView({ block: "nearest" });
+  if (id && state.asked === id) return; // the event, after we went there ourselves
+  const wanted = ++state.wanted;
+  state.asked = null;
   if (!id) { view.clear(); paint(); return; }
   if (view.proposal?.id === id) return;
-  const wanted = ++state.wanted;
+  state.asked = id;
   try {
     const { proposal } = await ask("GET", `/${id}`);
     if (wanted !== state.wanted) return;
+    state.asked = null;
     view.show(proposal);
     changed(proposal);
     if (state.then?.id === id) view.open(state.then.mode);
     state.then = null;
   } catch (refusal) {
     if (wanted !== state.wanted) return;
+    state.asked = null;
     view.clear(el("div", { class: "blank" }, el("h2", {}, "It cannot be shown"), el("p", {}, visible(refusal.message)), el("p", {}, el("a", { href: "#/" }, "Back to what waits"))));
     refused(refusal);
   }
