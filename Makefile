@@ -74,7 +74,7 @@ check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not slow and not soak and not alone"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow and not soak and not alone"
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers
 	$(BIN)/python -m benchmarks

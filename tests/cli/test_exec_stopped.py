@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import SHOTCLOCK, SOON_S, envelopes_in, wait_for
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 # A leader with a child in its group and one that left for a session of its own.
 TREE = "sleep 300 & setsid sleep 300 & echo ready; wait"

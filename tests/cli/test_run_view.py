@@ -17,7 +17,7 @@ from tests.warm import WarmStart
 
 from .conftest import SHOTCLOCK, SOON_S, Seen, wait_for
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 FLOW = """\
 name: view
@@ -68,7 +68,6 @@ def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 # --- while it runs --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_on_a_terminal_each_clock_is_seen_running_down(
     flow: Callable[..., str], on_terminal: Callable[..., Seen], validate_envelope: Callable[..., Any]
 ) -> None:
@@ -89,7 +88,6 @@ def test_on_a_terminal_each_clock_is_seen_running_down(
     assert seen.code == 3
 
 
-@pytest.mark.slow
 def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:
@@ -110,7 +108,6 @@ def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     assert all(len(line) <= 80 for line in plain.replace("\r", "\n").split("\n"))
 
 
-@pytest.mark.slow
 def test_frames_are_few_and_fit_the_terminal_however_many_steps(
     flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:
@@ -127,7 +124,6 @@ def test_frames_are_few_and_fit_the_terminal_however_many_steps(
     assert all(len(line) <= 70 for line in "\n".join(frames[1:-1]).replace("\r", "\n").split("\n"))
 
 
-@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_holds_no_clock(flow: Callable[..., str], tmp_path: Path) -> None:
     """Its buffer is full after some frames, and nobody reads: Ctrl-S, or a window that hangs."""
     steps = "".join(f'  w{n}: {{type: command, depends_on: hang, exec: "true"}}\n' for n in range(60))
@@ -160,7 +156,6 @@ def test_a_terminal_that_takes_nothing_holds_no_clock(flow: Callable[..., str], 
     assert 6000 <= steps_said["hang"]["duration_ms"] < 6900
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
 def test_where_a_view_is_not_wanted_there_are_plain_lines(
     env: dict[str, str], flow: Callable[..., str], on_terminal: Callable[..., Seen]
@@ -172,7 +167,6 @@ def test_where_a_view_is_not_wanted_there_are_plain_lines(
     assert "– behind skipped: dependency_failed (hang)" in lines
 
 
-@pytest.mark.slow
 def test_what_a_step_says_cannot_draw_on_the_terminal(
     flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:
@@ -182,7 +176,6 @@ def test_what_a_step_says_cannot_draw_on_the_terminal(
     assert "\\x1b]0;owned" in seen.screen
 
 
-@pytest.mark.slow
 def test_a_signal_leaves_the_terminal_clean(flow: Callable[..., str], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:
@@ -217,7 +210,6 @@ def test_a_signal_leaves_the_terminal_clean(flow: Callable[..., str], tmp_path: 
 # --- in other formats -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_run_as_junit_and_as_markdown(
     flow: Callable[..., str], shotclock: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -337,7 +329,6 @@ def test_a_report_in_other_formats(output: str, begins: bytes, shotclock: Callab
     assert (tmp_path / "x").read_bytes() == said.stdout
 
 
-@pytest.mark.slow
 def test_a_run_that_was_cut_off_has_a_report(
     flow: Callable[..., str], start: Any, shotclock: Callable[..., Any]
 ) -> None:

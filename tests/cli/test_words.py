@@ -70,6 +70,7 @@ def _parameters(words: Words, name: str) -> list[str]:
     return list(inspect.signature(words.commands[name].function).parameters)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(lines())
 def test_what_is_read_plainly_cyclopts_reads_alike(line: tuple[Words, list[str]]) -> None:

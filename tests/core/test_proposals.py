@@ -189,6 +189,7 @@ json_values = st.recursive(
 arguments = st.dictionaries(st.text("abc", min_size=1), json_values, max_size=4)
 
 
+@pytest.mark.slow
 @given(arguments)
 def test_the_order_of_arguments_the_reasons_and_the_policy_do_not_change_the_action(given_: dict[str, Any]):
     ask = Ask(Kind.OPERATION, "t", operation="a/b", arguments=given_)
@@ -199,6 +200,7 @@ def test_the_order_of_arguments_the_reasons_and_the_policy_do_not_change_the_act
     assert ask.action_hash == turned.action_hash
 
 
+@pytest.mark.slow
 @given(arguments, arguments)
 def test_other_arguments_are_another_action(one: dict[str, Any], two: dict[str, Any]):
     hashes = [Ask(Kind.OPERATION, "t", operation="a/b", arguments=each).action_hash for each in (one, two)]

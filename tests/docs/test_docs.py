@@ -282,6 +282,7 @@ def test_every_yaml_block_is_a_workflow_that_could_be_run(page: Path) -> None:
             assert not [finding for finding in findings if finding.is_error], findings
 
 
+@pytest.mark.slow
 def test_every_drawing_is_the_one_in_the_source() -> None:
     docstrings = [
         textwrap.dedent(docstring)

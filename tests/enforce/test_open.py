@@ -18,7 +18,7 @@ from shotclock.enforce.opened import LEAVE_GRACE_MS, LEAVE_LIMIT_S, Opened
 from tests.enforce import work
 from tests.enforce.bounds import ROOT, eventually, mark_of, marked, run, soon
 
-pytestmark = pytest.mark.usefixtures("no_survivors", "home")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]
 
 LINE_WITHIN_S = 10.0  # an interpreter that starts on a busy machine
 ECHO = 'while read line; do echo "said $line"; done'
@@ -75,7 +75,6 @@ def test_what_is_written_reaches_it_and_what_it_says_comes_back() -> None:
     assert report.stopped is None
 
 
-@pytest.mark.slow
 def test_what_is_larger_than_any_pipe_goes_both_ways_at_once() -> None:
     sent = os.urandom(3_000_000)
 
@@ -144,7 +143,6 @@ def test_one_that_reads_nothing_does_not_hold_a_writer_past_its_end() -> None:
     assert isinstance(writing.exception(), BrokenPipeError)
 
 
-@pytest.mark.slow
 def test_one_that_ignores_the_end_of_its_stdin_and_term_is_killed_with_its_tree(tmp_path: Path) -> None:
     async def talk(opened: Opened) -> float:
         await soon(lambda: mark_of(tmp_path, "ready"), LINE_WITHIN_S)
@@ -157,7 +155,6 @@ def test_one_that_ignores_the_end_of_its_stdin_and_term_is_killed_with_its_tree(
     assert not marked(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_daemon_it_started_goes_with_it(tmp_path: Path) -> None:
     async def talk(opened: Opened) -> None:
         await soon(lambda: mark_of(tmp_path, "ready"), LINE_WITHIN_S)
@@ -179,7 +176,6 @@ def test_it_is_stopped_at_the_deadline_even_if_its_caller_does_nothing(tmp_path:
     assert 300 <= report.elapsed_ns / 1e6 < 600
 
 
-@pytest.mark.slow
 def test_a_blocked_loop_does_not_delay_the_deadline(tmp_path: Path) -> None:
     async def talk(opened: Opened) -> bool:
         time.sleep(1.0)
@@ -191,7 +187,6 @@ def test_a_blocked_loop_does_not_delay_the_deadline(tmp_path: Path) -> None:
     assert report.fired == "timeout"
 
 
-@pytest.mark.slow
 def test_a_cancelled_caller_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime() as runtime:
@@ -255,7 +250,6 @@ def test_it_sees_the_remaining_time_and_the_environment_it_was_given() -> None:
     assert rest == []
 
 
-@pytest.mark.slow
 def test_when_we_are_killed_it_dies_too(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
@@ -280,7 +274,6 @@ asyncio.run(main())
     eventually(lambda: not marked(tmp_path))
 
 
-@pytest.mark.slow
 def test_descriptors_do_not_pile_up() -> None:
     async def scenario() -> tuple[int, int]:
         async with Runtime() as runtime:

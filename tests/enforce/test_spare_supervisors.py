@@ -15,7 +15,7 @@ from shotclock.enforce.processes import MOST_SPARE
 from tests.enforce import work
 from tests.enforce.bounds import run, soon
 
-pytestmark = [pytest.mark.usefixtures("no_survivors", "home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]
 
 SOON = Clocks.of("10s")
 GUARD = ["sh", "-c", "echo $PPID"]

@@ -30,7 +30,7 @@ from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried, sockets_to
 from tests.providers.servers import Connection, Handler, Server, answers, deaf_port, response
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 LIMIT_MS = 400
 GONE_WITHIN_S = 2.0  # for a server to see that its client has left
@@ -161,7 +161,6 @@ def test_what_came_before_the_bell_is_kept(fetch: Fetch) -> None:
         assert tried.data["body"] == tried.result.output == "the first half"
 
 
-@pytest.mark.slow
 def test_the_deadline_of_the_run_is_earlier_and_is_said_to_be_the_one(fetch: Fetch) -> None:
     with Server(servers.drips_body) as server:
         tried = fetch(server.url, timeout_ms=60_000, run_ms=1_000)
@@ -203,7 +202,6 @@ def test_a_cancelled_step_closes_its_connection(fetch: Fetch) -> None:
         assert not sockets_to(server.port)
 
 
-@pytest.mark.slow
 def test_thirty_at_once_that_all_hang_end_on_time(trial: Callable[..., Tried]) -> None:
     class Many(HttpProvider):
         async def run(self, call: Any, runtime: Any) -> Any:
@@ -246,7 +244,6 @@ asyncio.run(work())
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs a resolv.conf of its own")
-@pytest.mark.slow
 @pytest.mark.alone  # beside others a lookup, a process and three answers are late by more than they are by themselves
 def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_of_the_process(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
@@ -277,13 +274,11 @@ def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_
     assert took_s < 10, "the process waited for its lookups"
 
 
-@pytest.mark.slow
 def test_a_name_is_looked_up_and_the_first_address_that_answers_is_taken(fetch: Fetch) -> None:
     with Server(answers(response(b"here"))) as server:
         assert fetch(server.url.replace("127.0.0.1", "localhost")).result.output == "here"
 
 
-@pytest.mark.slow
 def test_a_name_that_is_not_there_is_a_fetch_error(fetch: Fetch) -> None:
     tried = fetch("http://nowhere.invalid:80/", method="DELETE", timeout_ms=20_000)
     assert (tried.error["code"], tried.result.rule) in (
@@ -393,7 +388,6 @@ def test_a_body_without_an_end_is_left_where_the_cap_is(handler: Handler, fetch:
         assert server.all_left(GONE_WITHIN_S)
 
 
-@pytest.mark.slow
 def test_a_gzip_bomb_is_counted_by_what_it_unpacks_to(fetch: Fetch) -> None:
     bomb = gzip.compress(b"\0" * 200_000_000, 9)
     assert len(bomb) < 250_000
@@ -403,7 +397,6 @@ def test_a_gzip_bomb_is_counted_by_what_it_unpacks_to(fetch: Fetch) -> None:
         assert tried.data["bytes"] < 8_000_000, "it went on unpacking"
 
 
-@pytest.mark.slow
 def test_a_bomb_within_its_cap_does_not_keep_the_bell_from_ringing(fetch: Fetch) -> None:
     # A flush forgets what came before, so the same bytes can follow each other: ten gigabytes in no time.
     squeeze = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
@@ -625,7 +618,6 @@ def test_a_cancelled_download_leaves_nothing(fetch: Fetch, tmp_path: Path) -> No
     assert list((tmp_path / "work").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_only_a_file_may_be_replaced(fetch: Fetch, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "work/fifo")
     (tmp_path / "work/link").symlink_to("/dev/null")
@@ -678,7 +670,6 @@ def test_what_cannot_be_sent_is_refused(settings: dict[str, Any], trial: Callabl
 SECRET = "s3cr3t-v4lue"
 
 
-@pytest.mark.slow
 def test_no_secret_is_in_an_error(fetch: Fetch, trial: Callable[..., Tried]) -> None:
     headers = {"Authorization": f"Bearer {SECRET}", "X-Other": SECRET}
     for handler in (resets, answers(f"{SECRET}\r\n\r\n".encode()), answers(response(status="400 Bad"))):
@@ -732,7 +723,6 @@ def run_flow(text: str, tmp_path: Path) -> dict[str, Any]:
     return asyncio.run(work())
 
 
-@pytest.mark.slow
 def test_a_step_is_tried_again_when_the_server_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
 ) -> None:

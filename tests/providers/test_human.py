@@ -34,7 +34,7 @@ from shotclock.providers.provider import StepCall, StepResult
 from shotclock.store import Store
 from tests.warm import WarmStart, own_terminal
 
-pytestmark = pytest.mark.usefixtures("no_survivors", "home")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]
 
 SHOWN_WITHIN_S = 20.0  # an interpreter and rich, while others use the two cores
 LATE_S = 0.5

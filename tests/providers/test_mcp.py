@@ -24,7 +24,7 @@ from shotclock.workflow.run import RunRequest, start
 from tests.enforce.bounds import ROOT, marked
 from tests.servers.client import http_server
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 Trial = Callable[..., Any]
 # An interpreter that starts while others use the two cores.
@@ -90,7 +90,6 @@ def test_what_is_no_text_comes_as_it_is(ask: Trial) -> None:
     assert output == [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]
 
 
-@pytest.mark.slow
 def test_a_tool_that_says_it_failed_is_a_failed_step_with_its_words(ask: Trial) -> None:
     tried = ask(server("good", method="fail"))
 
@@ -100,7 +99,6 @@ def test_a_tool_that_says_it_failed_is_a_failed_step_with_its_words(ask: Trial) 
     assert tried.meta["side_effects"] == "unknown"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), [("refuses", "bad words"), ("nonsense", "cannot be used")])
 def test_an_error_of_the_protocol_is_one_of_the_tool(ask: Trial, name: str, words: str) -> None:
     tried = ask(server(name))
@@ -110,7 +108,6 @@ def test_an_error_of_the_protocol_is_one_of_the_tool(ask: Trial, name: str, word
     assert tried.result.rule == "mcp/tool_error"
 
 
-@pytest.mark.slow
 def test_an_envelope_is_opened_its_data_is_the_output(ask: Trial) -> None:
     tried = ask(server("good", method="envelope"))
 
@@ -120,7 +117,6 @@ def test_an_envelope_is_opened_its_data_is_the_output(ask: Trial) -> None:
     assert tried.meta["side_effects"] == "partial"
 
 
-@pytest.mark.slow
 def test_the_error_of_an_envelope_is_the_steps_own(ask: Trial) -> None:
     tried = ask(server("good", method="failing_envelope", arguments={"code": "ACME_NO_STOCK"}))
 
@@ -143,7 +139,6 @@ def test_a_server_that_lists_nothing_is_called_all_the_same(ask: Trial) -> None:
     assert ask(server("lists_nothing", arguments={"a": 1})).result.output["arguments"] == {"a": 1}
 
 
-@pytest.mark.slow
 def test_a_server_that_is_silent_about_methods_it_does_not_know_is_no_problem(ask: Trial) -> None:
     tried = ask(server("silent_on_unknown"))
 
@@ -151,7 +146,6 @@ def test_a_server_that_is_silent_about_methods_it_does_not_know_is_no_problem(as
     assert tried.elapsed_s < STARTED_MS / 1000
 
 
-@pytest.mark.slow
 def test_a_server_that_asks_back_is_told_that_nobody_answers(ask: Trial) -> None:
     assert ask(server("asks_back")).result.envelope.ok
 
@@ -163,7 +157,6 @@ def test_arguments_that_are_no_json_are_refused_before_anything_starts(ask: Tria
     assert tried.meta["ending"] == "not_started"
 
 
-@pytest.mark.slow
 def test_the_server_sees_only_the_environment_of_the_step(ask: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = json.loads(ask(server("good", method="environment"), env={"ASKED": "for"}).result.output)
 
@@ -197,14 +190,12 @@ def test_the_steps_own_timeout_is_the_limit_where_it_is_shorter(ask: Trial) -> N
     assert tried.error["context"]["clock"]["owner"] == "step it"
 
 
-@pytest.mark.slow
 def test_a_bare_connect_timeout_is_in_seconds(ask: Trial) -> None:
     tried = ask(server("never_initializes", connect_timeout=1))
 
     assert_ended(tried, 1.0, "mcp/connect_timeout", "MCP connection timed out after 1 seconds")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["never_lists", "pages_for_ever"])
 def test_a_list_of_tools_without_an_end_ends(ask: Trial, name: str) -> None:
     tried = ask(server(name, connect_timeout="3s", method="not there"))
@@ -216,7 +207,6 @@ def test_a_list_of_tools_without_an_end_ends(ask: Trial, name: str) -> None:
         assert tried.result.rule in ("mcp/unknown_tool", "mcp/connect_timeout")
 
 
-@pytest.mark.slow
 def test_a_call_that_is_never_answered_ends_on_time_and_its_server_is_killed(ask: Trial) -> None:
     tried = ask(server("never_answers"), timeout="2s")
 
@@ -227,7 +217,6 @@ def test_a_call_that_is_never_answered_ends_on_time_and_its_server_is_killed(ask
     assert (clock["kind"], clock["owner"], clock["limit_ms"]) == ("timeout", "step it", 2000)
 
 
-@pytest.mark.slow
 def test_the_runs_deadline_is_inside_it(ask: Trial) -> None:
     tried = ask(server("never_answers"), run_ms=2500)
 
@@ -236,7 +225,6 @@ def test_the_runs_deadline_is_inside_it(ask: Trial) -> None:
     assert tried.elapsed_s < 2.5 + LATE_S
 
 
-@pytest.mark.slow
 def test_garbage_on_stdout_is_no_answer_and_is_shown(ask: Trial) -> None:
     tried = ask(server("garbage", connect_timeout="1s"))
 
@@ -245,12 +233,10 @@ def test_garbage_on_stdout_is_no_answer_and_is_shown(ask: Trial) -> None:
     assert tried.elapsed_s < 1 + LATE_S + FAREWELL_S
 
 
-@pytest.mark.slow
 def test_garbage_between_the_messages_is_passed_over(ask: Trial) -> None:
     assert ask(server("garbage_in_between", arguments={"a": 1})).result.output["arguments"] == {"a": 1}
 
 
-@pytest.mark.slow
 def test_a_line_without_an_end_is_not_kept(ask: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "MESSAGE_LIMIT", 1_000_000)
 
@@ -261,7 +247,6 @@ def test_a_line_without_an_end_is_not_kept(ask: Trial, monkeypatch: pytest.Monke
     assert tried.elapsed_s < STARTED_MS / 1000
 
 
-@pytest.mark.slow
 def test_a_flood_on_stderr_holds_nothing_up(ask: Trial) -> None:
     tried = ask(server("floods_stderr", arguments={"a": 1}))
 
@@ -269,7 +254,6 @@ def test_a_flood_on_stderr_holds_nothing_up(ask: Trial) -> None:
     assert len(json.dumps(tried.result.envelope.to_dict())) < 100_000
 
 
-@pytest.mark.slow
 def test_a_server_that_dies_in_the_middle_of_a_call_is_told_with_its_last_words(ask: Trial) -> None:
     tried = ask(server("dies"))
 
@@ -280,7 +264,6 @@ def test_a_server_that_dies_in_the_middle_of_a_call_is_told_with_its_last_words(
     assert tried.data["stderr"] == "disk full\n"
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_even_start_did_nothing(ask: Trial) -> None:
     tried = ask(server("dies_at_once"))
 
@@ -288,7 +271,6 @@ def test_a_server_that_does_not_even_start_did_nothing(ask: Trial) -> None:
     assert tried.meta["side_effects"] == "none"
 
 
-@pytest.mark.slow
 def test_a_server_that_closes_its_stdout_has_left(ask: Trial) -> None:
     tried = ask(server("closes_stdout"))
 
@@ -304,7 +286,6 @@ def test_a_server_that_is_not_there_is_named(ask: Trial) -> None:
     assert tried.meta["ending"] == "not_started"
 
 
-@pytest.mark.slow
 def test_a_server_that_answered_and_left_a_daemon_loses_both(ask: Trial, marks: Path) -> None:
     tried = ask(server("daemon", str(marks), arguments={"a": 1}))
 
@@ -313,7 +294,6 @@ def test_a_server_that_answered_and_left_a_daemon_loses_both(ask: Trial, marks: 
     assert not marked(marks)
 
 
-@pytest.mark.slow
 def test_a_server_that_hangs_with_a_daemon_loses_both(ask: Trial, marks: Path) -> None:
     tried = ask(server("daemon_that_hangs", str(marks)), timeout="2s")
 
@@ -321,7 +301,6 @@ def test_a_server_that_hangs_with_a_daemon_loses_both(ask: Trial, marks: Path) -
     assert not marked(marks)
 
 
-@pytest.mark.slow
 def test_a_deaf_server_that_answered_does_not_hold_the_step_up(ask: Trial, marks: Path) -> None:
     tried = ask(server("deaf", str(marks), arguments={"a": 1}), grace="5s")
 
@@ -330,7 +309,6 @@ def test_a_deaf_server_that_answered_does_not_hold_the_step_up(ask: Trial, marks
     assert tried.elapsed_s < STARTED_MS / 1000
 
 
-@pytest.mark.slow
 def test_a_deaf_server_that_hangs_is_killed_after_its_grace(ask: Trial, marks: Path) -> None:
     tried = ask(server("deaf_that_hangs", str(marks)), timeout="2s", grace="300ms")
 
@@ -339,14 +317,12 @@ def test_a_deaf_server_that_hangs_is_killed_after_its_grace(ask: Trial, marks: P
     assert tried.elapsed_s < 2.3 + LATE_S + FAREWELL_S
 
 
-@pytest.mark.slow
 def test_a_server_that_reads_nothing_does_not_hold_a_large_request_for_ever(ask: Trial) -> None:
     tried = ask(server("reads_nothing", arguments={"a": "x" * 3_000_000}, connect_timeout="700ms"))
 
     assert_ended(tried, 0.7, "mcp/connect_timeout", "MCP connection timed out")
 
 
-@pytest.mark.slow
 def test_silence_is_noticed_where_the_step_has_an_idle_clock(ask: Trial) -> None:
     tried = ask(server("never_answers"), idle="500ms")
 
@@ -354,12 +330,10 @@ def test_silence_is_noticed_where_the_step_has_an_idle_clock(ask: Trial) -> None
     assert tried.result.rule == "mcp/stalled"
 
 
-@pytest.mark.slow
 def test_progress_is_a_sign_of_life(ask: Trial) -> None:
     assert ask(server("chatters"), idle="400ms").result.envelope.ok
 
 
-@pytest.mark.slow
 def test_a_cancelled_step_leaves_nothing_of_its_server(trial: Trial, marks: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     settings = server("daemon_that_hangs", str(marks))
@@ -469,7 +443,6 @@ def test_a_server_that_accepts_and_hangs_has_its_connect_timeout(ask: Trial) -> 
     assert tried.meta["ending"] == "not_started"
 
 
-@pytest.mark.slow
 def test_a_call_over_http_that_hangs_ends_on_time(ask: Trial) -> None:
     with listener(polite_until_called(lambda connection: time.sleep(30))) as url:
         tried = ask(at(url), timeout="1s")
@@ -479,7 +452,6 @@ def test_a_call_over_http_that_hangs_ends_on_time(ask: Trial) -> None:
     assert tried.meta["side_effects"] == "unknown"
 
 
-@pytest.mark.slow
 def test_an_event_stream_that_drips_ends_on_time(ask: Trial) -> None:
     with listener(polite_until_called(drip)) as url:
         tried = ask(at(url), timeout="1s")
@@ -546,7 +518,6 @@ def test_an_address_that_is_none_is_a_connect_error(ask: Trial, url: str) -> Non
     assert ask(at(url)).result.rule == "mcp/connect_error"
 
 
-@pytest.mark.slow
 def test_a_server_of_our_own_is_called_over_http_and_its_envelope_opened(ask: Trial) -> None:
     with http_server() as (url, _):
         tried = ask({**at(url, "noop"), "arguments": {"a": 3}})
@@ -560,7 +531,6 @@ def test_a_server_of_our_own_is_called_over_http_and_its_envelope_opened(ask: Tr
 # --- in a workflow --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_steps_of_a_workflow_call_tools_and_pass_values_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     text = f"""

@@ -163,6 +163,7 @@ def test_nobody_takes_a_step_between_two_tries_for_one_that_failed(run: Run) -> 
     assert envelope.ok and statuses(envelope) == dict.fromkeys(["quick", "flaky", "both"], "succeeded")
 
 
+@pytest.mark.slow
 def test_a_retry_that_would_have_no_time_left_is_not_tried(run: Run) -> None:
     began = time.monotonic()
     envelope = run("timeout: 3s\nsteps: {a: {exec: exit 1, on_fail: {retry: {max: 5, backoff: {delay_ms: 2900}}}}}")

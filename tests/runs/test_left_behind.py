@@ -32,6 +32,7 @@ def test_questions_of_a_run_that_was_stopped_are_taken_back(run: Run, store: Sto
     assert _asked(store) == dict.fromkeys(("Publish?", "Run step gate"), ProposalStatus.WITHDRAWN)
 
 
+@pytest.mark.slow
 def test_a_gate_that_outlasts_the_run_is_the_clock_of_the_run(run: Run, store: Store) -> None:
     envelope = run("timeout: 900ms\nsteps: {gate: {exec: echo hi, approval: true}}")
     assert envelope.exit_code == 10 and envelope.code == "TIMEOUT"

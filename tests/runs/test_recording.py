@@ -26,6 +26,7 @@ HELD_S = 1.2
 STARTED_WITHIN_S = 20.0  # the first step, on a loaded machine
 
 
+@pytest.mark.slow
 def test_a_store_that_others_use_delays_a_run_and_not_its_loop(run: Run, store: Store, tmp_path: Path) -> None:
     """Another process writes for a while: simulated by a connection of its own, which is all that a process has."""
     (database,) = (tmp_path / "home").glob("*.db")

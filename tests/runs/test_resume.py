@@ -147,6 +147,7 @@ def test_a_step_that_was_cut_off_is_interrupted_unless_it_may_run_twice(tmp_path
     assert finished(home, "--resume", "r") == envelope, "a run that has ended answers as it did"
 
 
+@pytest.mark.slow
 def test_the_deadline_is_the_one_it_had(tmp_path: Path) -> None:
     home, flow = tmp_path / "home", tmp_path / "flow.yaml"
     flow.write_text("timeout: 5m\nsteps: {a: {exec: touch begun; sleep 600, idempotent: true, grace: 0s}}\n")

@@ -9,7 +9,7 @@ from shotclock.store import Store
 
 from .conftest import statuses, step
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 Run = Callable[..., Envelope]
 
 

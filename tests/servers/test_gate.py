@@ -225,6 +225,7 @@ def test_progress_that_does_not_increase_is_not_told_and_none_comes_after_the_en
     run(scenario())
 
 
+@pytest.mark.slow
 def test_an_answer_does_not_wait_long_for_a_client_that_takes_no_progress() -> None:
     async def scenario() -> None:
         async def report(done: float, total: float | None, message: str | None) -> None:

@@ -27,6 +27,7 @@ def shared() -> Any:
         yield store
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(key=any_text, fingerprint=any_text, state=json_values)
 def test_what_is_saved_is_loaded_exactly(shared: Store, key: str, fingerprint: str, state: Any):

@@ -17,7 +17,7 @@ from tests.servers.client import connected, envelope_of, http_server, run
 
 from .conftest import SPAN_ID, TRACE_ID, TRACEPARENT, ids, mcp_step
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 Write = Callable[[str, str], Path]
 ECHO = ("sh", "-c", "echo $TRACEPARENT; echo $TRACESTATE")
@@ -48,7 +48,6 @@ def test_one_that_was_meant_for_the_command_is_left_alone(shotclock: Any):
     assert ran.stdout.decode().splitlines()[0] == meant
 
 
-@pytest.mark.slow
 def test_steps_tell_commands_servers_and_tools_and_a_header_of_the_steps_own_wins(
     shotclock: Any, write: Write, tmp_path: Path, headers: tuple[int, list[dict[str, str]]]
 ):
@@ -111,7 +110,6 @@ def app(write: Write) -> Path:
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sync", "nested"])
 def test_the_command_line_of_an_app_takes_the_trace_of_its_caller(app: Path, tmp_path: Path, command: str):
     env = {**os.environ, "TRACEPARENT": TRACEPARENT, "SHOTCLOCK_HOME": str(tmp_path / "home")}
@@ -124,7 +122,6 @@ def test_the_command_line_of_an_app_takes_the_trace_of_its_caller(app: Path, tmp
     assert is_same if command == "sync" else not is_same
 
 
-@pytest.mark.slow
 def test_a_server_takes_the_trace_of_each_request_from_its_meta(app: Path):
     async def scenario() -> None:
         async with connected(target=f"{app}:app") as (client, _):
@@ -145,7 +142,6 @@ def test_a_server_takes_the_trace_of_each_request_from_its_meta(app: Path):
     run(scenario())
 
 
-@pytest.mark.slow
 def test_a_server_takes_the_trace_of_a_request_from_its_header_where_meta_says_none(app: Path):
     other = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -170,7 +166,6 @@ def _client(url: str, http: httpx2.AsyncClient) -> Client:
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.slow
 def test_a_job_belongs_to_the_trace_of_whoever_started_it(tmp_path: Path, write: Write):
     file = write(
         "jobs.py",

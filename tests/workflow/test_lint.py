@@ -452,6 +452,7 @@ def broken(count: int) -> Loaded:
     return Loaded(Source("flow.yaml"), WorkflowFile.model_validate({"steps": steps}))
 
 
+@pytest.mark.slow
 def test_a_large_file_that_is_all_wrong_is_told_so_in_bounded_time() -> None:
     began = time.process_time()
     found = lint(broken(5_000))

@@ -237,6 +237,7 @@ def test_ten_times_as_many_steps_take_about_ten_times_as_long(shape: Callable[[i
     assert fastest_s(lambda: plan_of(large)) < 30 * max(fastest_s(lambda: plan_of(small)), 0.001)
 
 
+@pytest.mark.slow
 def test_a_chain_of_ten_thousand_is_as_long_as_its_links() -> None:
     plan = plan_of(chain(10_000))
     assert plan.worst_ms == 10_000_000

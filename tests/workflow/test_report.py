@@ -334,6 +334,7 @@ class Seen(HTMLParser):
         self._in = ""
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.just(EVIL))
 def test_whatever_the_text_the_page_has_no_markup_but_its_own(text: str) -> None:
     def skeleton(made: Report) -> set[tuple[str, tuple[str, ...]]]:
@@ -367,6 +368,7 @@ def chain(count: int, **written: Any) -> Report:
     return report(states, after)
 
 
+@pytest.mark.slow
 def test_a_page_grows_with_its_steps_and_not_faster() -> None:
     small, large = len(to_html(chain(200))), len(to_html(chain(2000)))
     assert large < 11 * small
