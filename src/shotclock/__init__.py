@@ -6,6 +6,8 @@ cheap to start.
 
 from __future__ import annotations
 
+from .core.late import names_of
+
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
@@ -46,14 +48,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'shotclock' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"shotclock.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = names_of(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -6,9 +6,8 @@ import difflib
 from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
-from ..enforce.admission import Outcome, admit, answer
+from ..core.envelope import Envelope
+from ..enforce.admission import admit, answer, invalid
 from .words import Parsed, Words, read_plainly
 
 Mistakes = list[dict[str, str]]
@@ -60,6 +59,4 @@ def parse_verb(words: Words, said: list[str], *, command: str) -> Spoken | None:
 
 def mistaken(name: str, mistakes: Mistakes) -> Envelope:
     """The answer to words that were not understood. Nothing has begun."""
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
-    problem = Problem("ARG_ERROR", message, "validation", errors=mistakes)
-    return answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem))
+    return answer(admit(name, Clocks()), invalid(mistakes))

@@ -1,14 +1,16 @@
 """Names of a package that are imported when they are first used.
 
 For packages of which most programs need one or two modules. Type checkers are told where the names live by the package
-itself, below TYPE_CHECKING.
+itself, below TYPE_CHECKING. Every start of the program comes by here, so this imports nothing itself.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def names_of(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
@@ -17,6 +19,8 @@ def names_of(package: str, modules: Mapping[str, str]) -> Callable[[str], object
     def find(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = getattr(import_module(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

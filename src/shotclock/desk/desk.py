@@ -25,11 +25,11 @@ from ..core.envelope import Envelope, stopped_by, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
 from ..core.trace import TraceContext
-from ..enforce.admission import Admission, Outcome, admit, answer
+from ..enforce.admission import Admission, Outcome, admit, answer, invalid
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..enforce.context import Attendant, Progress, Scope
-from ..enforce.handlers import invalid, raised
+from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..enforce.preloaded import Program
 from ..enforce.processes import shielded

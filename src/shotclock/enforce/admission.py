@@ -217,6 +217,12 @@ def no_time_left(admission: Admission) -> Outcome:
     )
 
 
+def invalid(problems: list[dict[str, str]]) -> Outcome:
+    """What was asked for cannot be understood or allowed: every problem at once, and nothing began."""
+    message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+    return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
+
+
 def answer(admission: Admission, outcome: Outcome) -> Envelope:
     """The one envelope of a call. What happened is fixed here and now; its text is made when it is read."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
@@ -253,6 +259,4 @@ def _render(outcome: Outcome) -> Envelope:
         mutates=admission.mutates,
         idempotent=admission.idempotent,
         meta=meta,
-        warnings=[*admission.warnings, *outcome.warnings],
-        value=outcome.value,
     )

@@ -24,13 +24,13 @@ from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
 from . import commands, spans, telemetry, wire, worker
-from .admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace, no_time_left
+from .admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace, invalid, no_time_left
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Listener, Progress, Scope
 from .crew import Crew
 from .guests import Guest
-from .handlers import invalid, raised
+from .handlers import raised
 from .hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .loops import Hosts
 from .observers import Audience, Observer

@@ -12,7 +12,7 @@ from ..core.effects import Ending
 from ..core.envelope import Problem, as_data
 from ..core.errors import Failure
 from ..core.operation import Operation
-from .admission import Outcome
+from .admission import Outcome, invalid
 from .context import Context
 from .outcomes import failure_outcome, raised_outcome
 
@@ -30,11 +30,6 @@ def bind(
     if signature.wants_context:
         bound["ctx"] = context()
     return bound
-
-
-def invalid(problems: list[dict[str, str]]) -> Outcome:
-    message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
-    return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 
 def returned(value: object) -> Outcome:

@@ -12,7 +12,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, as_data
 from ..core.errors import Failure, is_registered
 from . import values
-from .admission import Admission, Outcome, admit, answer
+from .admission import Admission, Outcome, admit, answer, invalid
 from .assignment import Report
 from .clock import monotonic_ns
 from .commands import signal_name
@@ -32,8 +32,7 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
                 value = data
             return Outcome(Ending.FINISHED, value=value, data=as_data(value if data is None else data))
         case "invalid":
-            message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in payload)
-            return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=payload))
+            return invalid(payload)
         case "unimportable":
             return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", payload, "validation"))
         case "unserializable":

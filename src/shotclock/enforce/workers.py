@@ -70,7 +70,6 @@ class Task:
     sent_ns: int = 0
     alarms: Alarms | None = None
     stalled: bool = False
-    is_resolved: bool = False
 
     def __post_init__(self) -> None:
         bell, queue_ms = self.admission.bound.bell, self.admission.clocks.queue_ms
@@ -80,9 +79,7 @@ class Task:
 
     def resolve(self, outcome: Outcome) -> None:
         """The first word counts: a result and a kill may cross, and only one is delivered."""
-        if not self.is_resolved:
-            self.is_resolved = True
-            self.done.set_result(outcome)
+        self.done.set_result(outcome)
 
     def pack(self) -> bytes:
         """What the worker is told. Raises what pickle raises: such arguments never leave, and cost no worker."""
