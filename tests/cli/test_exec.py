@@ -2,6 +2,8 @@
 
 import base64
 import os
+import pty
+import select
 import signal
 import socket
 import stat
@@ -319,27 +321,87 @@ def test_the_signals_we_handle_are_as_they_should_be_in_the_command(shotclock: A
         assert not any(mask >> (number - 1) & 1 for mask in masks.values()), signal.Signals(number).name
 
 
-def test_stdin_is_passed_on_when_asked_for(shotclock: Any):
-    for way in (INHERITED, RELAYED):
-        ran = shotclock("exec", *way, "--stdin", "--", "cat", input=BINARY)
-        assert ran.stdout == BINARY
-        assert warning_codes(ran.envelope()) == []
+@pytest.mark.parametrize("option", [[], ["--stdin"]], ids=["as it is", "asked for"])
+@pytest.mark.parametrize("way", [INHERITED, RELAYED, ["--json"]], ids=["inherited", "relayed", "json"])
+@pytest.mark.parametrize("source", ["file", "pipe", "socket"])
+def test_what_a_file_a_pipe_or_a_socket_holds_on_stdin_reaches_the_command(
+    source: str, way: list[str], option: list[str], tmp_path: Path, start: Any
+):
+    if source == "file":
+        (tmp_path / "in").write_bytes(BINARY)
+        theirs = os.open(tmp_path / "in", os.O_RDONLY)
+    else:
+        theirs, ours = os.pipe() if source == "pipe" else [end.detach() for end in socket.socketpair()]
+        os.write(ours, BINARY)
+        os.close(ours)
+    running = start("exec", *way, *option, "--", "cat", stdin=theirs)
+    os.close(theirs)
+    assert running.ends() == 0
+    got = running.stdout
+    if way == ["--json"]:
+        got = base64.b64decode(running.envelope()["data"]["stdout_base64"])
+    assert got == BINARY
 
 
-def test_without_asking_the_command_reads_end_of_file_and_ignored_input_is_said(shotclock: Any, validate_envelope: Any):
-    ran = shotclock("exec", "--", "cat", input=b"somebody sent this")
-    assert (ran.code, ran.stdout) == (0, b"")
-    assert warning_codes(validate_envelope(ran.envelope())) == ["STDIN_IGNORED"]
+@pytest.mark.parametrize("way", [INHERITED, RELAYED], ids=["inherited", "relayed"])
+def test_much_data_goes_in_and_out_through_a_pipe_unharmed(way: list[str], tmp_path: Path):
+    """`cat big | shotclock exec -- gzip > x.gz` once wrote 20 bytes and ended with exit code 0."""
+    big = os.urandom(1024) * 8192
+    (tmp_path / "big").write_bytes(big)
+    line = f"cat big | {' '.join([*SHOTCLOCK, 'exec', *way])} -- gzip -1 | gzip -d > out"
+    ran = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, timeout=60)
+    assert ran.returncode == 0
+    assert (tmp_path / "out").read_bytes() == big
 
 
-def test_input_in_a_pipe_that_nobody_reads_is_said(start: Any):
+def test_whoever_writes_to_stdin_is_told_as_soon_as_the_command_closes_it(start: Any):
     theirs, ours = os.pipe()
-    os.write(ours, b"somebody sent this")
-    running = start("exec", "--", "cat", stdin=theirs)
+    running = start("exec", "--", "sh", "-c", "head -c 1; exec <&-; echo closed; sleep 300", stdin=theirs)
+    os.close(theirs)
+    os.write(ours, b"x")
+    running.said(b"closed")
+    poller = select.poll()
+    poller.register(ours, 0)
+    assert [event for _, event in poller.poll(5000)] == [select.POLLERR], "nobody but the command may hold it open"
+    os.close(ours)
+    running.signal(signal.SIGTERM)
+    assert running.ends() == 143
+
+
+@pytest.mark.parametrize("way", [[], ["--idle", "20s"], ["--json"]], ids=["inherited", "relayed", "json"])
+def test_a_command_that_waits_for_input_nobody_sends_is_ended_by_its_clock(way: list[str], start: Any):
+    theirs, ours = os.pipe()
+    running = start("exec", *way, "--timeout", "300ms", "--", "cat", stdin=theirs)
+    os.close(theirs)
+    assert running.ends() == 10
+    os.close(ours)
+
+
+def test_no_stdin_gives_the_command_end_of_file_and_leaves_the_input_unread(start: Any):
+    theirs, ours = os.pipe()
+    os.write(ours, b"not for it")
+    running = start("exec", "--no-stdin", "--", "cat", stdin=theirs)
+    assert running.ends() == 0
+    assert running.stdout == b""
+    os.close(ours)
+    assert os.read(theirs, 64) == b"not for it"
+    os.close(theirs)
+
+
+@pytest.mark.parametrize(("option", "read"), [([], b"end\n"), (["--stdin"], b"typed\nend\n")], ids=["not", "asked for"])
+def test_a_terminal_on_stdin_is_read_only_where_that_is_asked_for(option: list[str], read: bytes, start: Any):
+    ours, theirs = pty.openpty()
+    os.write(ours, b"typed\n")
+    running = start("exec", *option, "--", "sh", "-c", 'read -r line && echo "$line"; echo end', stdin=theirs)
     os.close(theirs)
     assert running.ends() == 0
     os.close(ours)
-    assert warning_codes(running.envelope()) == ["STDIN_IGNORED"]
+    assert running.stdout == read
+
+
+def test_stdin_and_no_stdin_together_are_refused(shotclock: Any):
+    ran = shotclock("exec", "--stdin", "--no-stdin", "--", "true")
+    assert (ran.code, ran.envelope()["error"]["errors"][0]["field"]) == (2, "no-stdin")
 
 
 def a_stdin_without_input(kind: str, tmp_path: Path) -> tuple[int, int]:

@@ -124,7 +124,7 @@ def test_an_option_without_its_value_is_refused(
     assert set(problems) <= {"command"}
 
 
-@pytest.mark.parametrize("option", ["json", "stdin", "leave-children", "help"])
+@pytest.mark.parametrize("option", ["json", "stdin", "no-stdin", "leave-children", "help"])
 def test_a_switch_with_a_value_is_refused(option: str, touch: list[Any], shotclock: Any, validate_envelope: Any):
     ran = shotclock("exec", f"--{option}=no", "--", *touch)
     if option == "help":

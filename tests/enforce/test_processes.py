@@ -240,14 +240,6 @@ def test_stdin_is_closed_unless_asked_for(surface: Run) -> None:
     assert envelope["meta"]["duration_ms"] < 5000
 
 
-@pytest.mark.slow
-def test_input_that_waits_on_stdin_is_not_read_and_that_is_said(shotclock: Any) -> None:
-    ran = shotclock("exec", "--json", "--", "cat", input=b"unread")
-    assert ran.json()["data"]["stdout"] == ""
-    assert warnings_of(ran.json()) == ["STDIN_IGNORED"]
-    assert shotclock("exec", "--json", "--stdin", "--", "cat", input=b"read").json()["data"]["stdout"] == "read"
-
-
 def test_the_environment_is_quiet_and_knows_the_remaining_time(surface: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGER", "less")
     monkeypatch.setenv("KEPT", "as it was")

@@ -7,7 +7,6 @@ every command: a parser library would cost more than everything else together.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 
 from ..core.clocks import Clocks
@@ -41,7 +40,8 @@ Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none):
 What it gets:
   --cwd DIR          run in this directory
   --env K=V          set a variable (repeatable)
-  --stdin            pass our stdin on; otherwise the command reads end of file at once
+  --no-stdin         give it end of file at once, instead of what a pipe or a file on our stdin holds
+  --stdin            pass our stdin on even where it is a terminal, which is otherwise not read
   --leave-children   let processes that outlive the command live on
 
 What you get:
@@ -62,7 +62,7 @@ Examples:
 
 _CLOCKS = ("timeout", "soft", "idle", "grace")
 _VALUED = (*_CLOCKS, "cwd", "env", "output-limit")
-_FLAGS = ("json", "stdin", "leave-children", "help")
+_FLAGS = ("json", "stdin", "no-stdin", "leave-children", "help")
 
 
 @record
@@ -73,6 +73,7 @@ class Request:
     cwd: str | None = None
     json: bool = False
     stdin: bool = False
+    no_stdin: bool = False
     leave_children: bool = False
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
@@ -142,6 +143,8 @@ def parse(words: list[str]) -> Request:
     timeout_ms = limits.get("timeout", DEFAULTS.timeout_ms)
     if limits.get("soft") and timeout_ms and limits["soft"] >= timeout_ms:
         request.refuse("soft", "the soft limit would never ring: it must be shorter than the timeout")
+    if request.stdin and request.no_stdin:
+        request.refuse("no-stdin", "--stdin and --no-stdin exclude each other: leave one out")
     if not request.help and not any(error["field"] in ("command",) for error in request.errors):
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
@@ -209,29 +212,9 @@ def _run(request: Request, admission: Admission, signals: foreground.Signals) ->
         output=output,
         output_limit=request.output_limit,
         leave_children=request.leave_children,
-        stdin=request.stdin,
+        stdin=request.stdin or not (request.no_stdin or os.isatty(0)),
     )
-    report = foreground.run(task, signals)
-    outcome = judge(admission, task, report)
-    if not request.stdin and _input_is_waiting():
-        outcome.warnings += (warning("STDIN_IGNORED", "input was waiting on stdin and was not read; pass --stdin"),)
-    return outcome
-
-
-def _input_is_waiting() -> bool:
-    """Whether somebody sent us input that the command never saw. A terminal or the null device is nobody."""
-    try:
-        mode = os.fstat(0).st_mode
-        if stat.S_ISREG(mode):
-            return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
-        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return False
-        import fcntl
-        import termios
-
-        return fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
-    except OSError:
-        return False
+    return judge(admission, task, foreground.run(task, signals))
 
 
 def _passed_through(outcome: Outcome) -> Outcome:

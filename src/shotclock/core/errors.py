@@ -200,7 +200,6 @@ _WARNINGS: dict[str, str] = {
     "SURVIVORS": "Processes could not be stopped and are still there.",
     "OUTPUT_TRUNCATED": "More output came than is kept; the file named holds the rest, up to its cap.",
     "OUTPUT_NOT_UTF8": "The output is not UTF-8; the exact bytes are in the field ending in _base64.",
-    "STDIN_IGNORED": "Input was waiting on stdin, which is closed unless asked for.",
     "DEADLINE_INHERITED": "The caller's deadline is earlier than the timeout asked for, and wins.",
     "SOFT_LIMIT": "The soft clock rang before the work ended.",
     "HOST_REPLACED": "The process of the async handlers was replaced; what they kept in its memory is lost.",

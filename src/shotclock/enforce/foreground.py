@@ -80,6 +80,8 @@ def run(task: Assignment, signals: Signals) -> Report:
         finally:
             os._exit(0)
     theirs.close()
+    if task.stdin:
+        _let_go_of_stdin()
     with control:
         report = _await_report(task, control, signals)
     if report is None:
@@ -126,6 +128,13 @@ def _await_report(task: Assignment, control: socket.socket, signals: Signals) ->
                     return Report.unpack(message[1])
         elif give_up_ns is not None and monotonic_ns() >= give_up_ns:
             return None
+
+
+def _let_go_of_stdin() -> None:
+    """Whoever writes into it must notice when the command, the only one to read it, closes it."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
 
 def _collect(pid: int) -> None:
