@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import select
 from collections import deque
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any, Self
 import anyio
 from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE
 from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, jsonrpc_message_adapter
+from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
 
 # A pipe that can be written to has room for this much; so a write never blocks, and no flag of a descriptor that others
 # may share has to be changed.
@@ -30,6 +31,11 @@ MOST_UNREAD = 1024
 MOST_UNWRITTEN = 1024 * 1024
 # The same as over HTTP. A longer line is answered with an error and forgotten.
 LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
+TOO_LONG = f"a message may have {LONGEST_LINE} bytes at most: send less, or the name of a file"
+# What is kept of a message that is not: its outermost keys and the values that are not nested, each string up to the
+# second of these. A method and an id need a few dozen bytes.
+MOST_OUTLINE = 16 * 1024
+LONGEST_OUTLINE_TEXT = 1024
 # While nothing is read, its end is not seen either: this often it is looked whether the client has closed its side.
 HANG_UP_CHECK_S = 0.25
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
@@ -43,7 +49,7 @@ class Wire:
         self._in, self._out = wire_in, wire_out
         self._messages: deque[SessionMessage | Exception] = deque()
         self._line = bytearray()
-        self._skipping = False
+        self._skipped: Outline | None = None  # of a line that is too long
         self._at_end = False
         self._reads = False
         self._wanted: asyncio.Future[None] | None = None
@@ -103,12 +109,9 @@ class Wire:
             return
         *lines, rest = chunk.split(b"\n")
         for line in lines:
-            self._line += line
+            self._add(line)
             self._take_line()
-        self._line += rest
-        if len(self._line) > LONGEST_LINE:
-            self._skipping = True
-            self._line.clear()
+        self._add(rest)
         if len(self._messages) > MOST_UNREAD or self._unwritten_bytes > MOST_UNWRITTEN:
             self._pause()
             self._look_for_hang_up()
@@ -124,21 +127,42 @@ class Wire:
         else:
             self._hang_up_check = self._loop.call_later(HANG_UP_CHECK_S, self._look_for_hang_up)
 
+    def _add(self, part: bytes) -> None:
+        if self._skipped is not None:
+            self._skipped.read(part)
+            return
+        self._line += part
+        if len(self._line) > LONGEST_LINE:
+            self._skipped = Outline()
+            self._skipped.read(bytes(self._line))
+            self._line.clear()
+
     def _take_line(self) -> None:
         line, self._line = bytes(self._line).strip(), bytearray()
-        if self._skipping or len(line) > LONGEST_LINE:
-            self._skipping = False
-            self._refuse(f"a message may have {LONGEST_LINE} bytes at most")
+        skipped, self._skipped = self._skipped, None
+        if skipped is not None:
+            self._refuse(skipped, TOO_LONG)
         elif line:
             try:
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError:
-                self._refuse("not a JSON-RPC message")
+                outline = Outline()
+                outline.read(line)
+                self._refuse(outline, "not a JSON-RPC message")
             else:
                 self._messages.append(SessionMessage(message))
 
-    def _refuse(self, why: str) -> None:
-        refusal = {"jsonrpc": "2.0", "id": None, "error": {"code": PARSE_ERROR, "message": why}}
+    def _refuse(self, outline: Outline, why: str) -> None:
+        """Answer a message that is not taken, under its own id where it has one: its sender waits for that."""
+        message = outline.message()
+        if message is not None and "method" in message and "id" not in message:
+            return  # a notification wants no answer
+        if message is not None and "id" in message and ("result" in message or "error" in message):
+            return  # it is an answer itself; whoever asked here has a clock
+        id = None if message is None else message.get("id")
+        is_known = isinstance(id, str | int) and not isinstance(id, bool)
+        error = {"code": INVALID_REQUEST if is_known else PARSE_ERROR, "message": why}
+        refusal = {"jsonrpc": "2.0", "id": id if is_known else None, "error": error}
         with contextlib.suppress(anyio.BrokenResourceError):
             self.write(json.dumps(refusal).encode() + b"\n")
 
@@ -225,6 +249,76 @@ class Wire:
             if self._room is None:
                 self._room = self._loop.create_future()
             await asyncio.shield(self._room)
+
+
+# Up to the next mark that matters: in the outermost object, in a string, and further inside, where whole strings and
+# lists and objects of a few levels are passed at once. None of them goes back over what it has passed.
+_TO_MARK = re.compile(rb'[^"\[\]{}]*')
+_TO_QUOTE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_FLAT = rb'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")'
+for _ in range(3):
+    _FLAT = rb"(?:" + _FLAT + rb"|[\[{]" + _FLAT + rb"*+[\]}])"
+_TO_NESTED = re.compile(_FLAT + rb"*+", re.DOTALL)
+_OPENINGS = re.compile(rb"[\[{]+")
+
+
+class Outline:
+    """The outermost object of a JSON text that comes in pieces and is not kept. Everything nested in it is left out."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._depth = 0
+        self._in_string = False
+        self._string_at = 0
+        self._is_long = False  # the string that is being read
+        self._is_escaped = False  # the last piece ended between a backslash and what it escapes
+
+    def read(self, data: bytes) -> None:
+        at = 0
+        if self._is_escaped and data:
+            self._keep(data[:1])
+            self._is_escaped, at = False, 1
+        while at < len(data):
+            pattern = _TO_QUOTE if self._in_string else _TO_MARK if self._depth < 2 else _TO_NESTED
+            found = pattern.match(data, at)
+            assert found is not None  # each of them matches nothing at all as well
+            self._keep(found[0])
+            at = found.end() + 1
+            mark = data[at - 1 : at]
+            if mark == b'"':
+                self._in_string = not self._in_string
+                self._keep(mark)
+                self._string_at, self._is_long = len(self._text), False
+            elif mark == b"\\":
+                self._keep(mark)
+                self._is_escaped = True
+            elif opened := _OPENINGS.match(mark):
+                if self._depth == 1:
+                    self._keep(b"null")
+                elif self._depth > 1:
+                    opened = _OPENINGS.match(data, at - 1) or opened
+                    at = opened.end()
+                self._depth += len(opened[0])
+                self._keep(mark)
+            elif mark:
+                self._keep(mark)
+                self._depth -= 1
+
+    def _keep(self, part: bytes) -> None:
+        if self._depth > 1 or len(self._text) > MOST_OUTLINE or (self._in_string and self._is_long):
+            return
+        self._text += part[: MOST_OUTLINE + 1]
+        if self._in_string and len(self._text) - self._string_at > LONGEST_OUTLINE_TEXT:
+            del self._text[self._string_at :]  # what is so long says nothing about who waits for an answer
+            self._is_long = True
+
+    def message(self) -> dict[str, object] | None:
+        """The object, with null for all that is nested; None where it is none, or has too much in it."""
+        try:
+            message = json.loads(self._text) if len(self._text) <= MOST_OUTLINE else None
+        except ValueError:
+            return None
+        return message if isinstance(message, dict) else None
 
 
 class _Stream:
