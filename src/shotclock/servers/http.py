@@ -3,8 +3,8 @@ a socket of ours, behind one door."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -12,16 +12,20 @@ from typing import Any
 
 import uvicorn
 from mcp.server import _streamable_http_modern as modern_transport
+from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import StreamableHTTPServerTransport
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..inbox import Inbox
 from ..store import Store
-from .addresses import BACKLOG, url_of
+from .addresses import url_of
+from .connections import Connection, Connections
 from .operators.access import MCP_PATH, Door
 from .operators.routes import Operators
 from .operators.sessions import Link, Sessions
@@ -32,6 +36,10 @@ FAREWELL_S = 1
 # The SDK pings every response that is still open, by itself each 15 s: ten thousand callers who wait for a person would
 # be hundreds of pings a second, in bursts that hold up everybody else. Proxies drop what is silent for a minute.
 PING_S = 45.0
+# Sessions of older clients cost some 40 kB each. Of one principal the one that was idle longest makes room for the
+# next; its client is told that there is no such session, and begins another.
+MOST_SESSIONS = 2_000
+MOST_SESSIONS_EACH = 500
 # Who may ask is looked at once, at the door.
 _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
@@ -53,33 +61,40 @@ class HttpServer(uvicorn.Server):
         *,
         store: Callable[[], Store],
         inbox: Callable[[], Inbox],
+        most_connections: int,
         say: Callable[[str], None],
     ) -> None:
         modern_transport._SSE_PING_INTERVAL = PING_S  # a constant of its module; there is no option
         self._operators = Operators(server.name, inbox)
         address: tuple[str, int] = sock.getsockname()[:2]
         site = Site.at(address, os.environ)
-        link = Link(lambda key: say(url_of(address, f"/?key={key}"))) if site.is_local else None
-        app = server.streamable_http_app(
-            streamable_http_path=MCP_PATH,
-            transport_security=_SECURITY,
-            custom_starlette_routes=[
+
+        def say_link(key: str) -> None:
+            say(f"operators decide at {url_of(address, f'/?key={key}' if key else '/')}")
+
+        link = Link(say_link) if site.is_local else None
+        sessions = McpSessions(server, security_settings=_SECURITY, max_sessions=MOST_SESSIONS)
+        app = Starlette(
+            routes=[
+                Route(MCP_PATH, StreamableHTTPASGIApp(sessions)),
                 Route("/health", _health_endpoint(health), methods=["GET"]),
                 *self._operators.routes(),
             ],
+            lifespan=lambda app: sessions.run(),
         )
         door = Door(app, site, store, Sessions(lambda: store().home), link)
         self._operators.door = door
-        say(url_of(address, f"/?key={link.key}" if link is not None else "/"))
+        say_link("" if link is None else link.key)
+        self._connections = Connections(most_connections, say)
         super().__init__(
             uvicorn.Config(
                 door,
-                http=_Protocol,
+                http="h11",
                 log_config=None,
+                log_level="error",  # what clients do wrong is said to them
                 access_log=False,
                 ws="none",
                 lifespan="on",
-                backlog=BACKLOG,
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=FAREWELL_S,
@@ -94,41 +109,45 @@ class HttpServer(uvicorn.Server):
     async def run_until_left(self) -> None:
         await self.serve(sockets=[self._sock])
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._connections.listen(self._sock, self._connection)
+
+    def _connection(self) -> Connection:
+        return Connection(
+            self._connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._connections.stop_listening(self._sock)
+        await super().shutdown(sockets)
+
     def leave(self) -> None:
         self._operators.end_streams()
         self.should_exit = True
 
 
-class _Corked:
-    """A transport that sends what is written in one turn of the loop in one piece: the head and the body of an answer
-    would otherwise wake the client twice."""
+class McpSessions(StreamableHTTPSessionManager):
+    """The SDK's sessions, so many for each principal; the anonymous are one."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._held: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._held:
-            self._loop.call_soon(self._send)
-        self._held.append(data)
-
-    def _send(self) -> None:
-        held, self._held = self._held, []
-        if held and not self._transport.is_closing():
-            self._transport.write(b"".join(held))
-
-    def close(self) -> None:
-        self._send()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class _Protocol(H11Protocol):
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Corked(transport))  # type: ignore[arg-type]
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        own = [
+            (math.inf if transport.idle_scope is None else transport.idle_scope.deadline, id)
+            for id, transport in self._server_instances.items()
+            if self._session_owners.get(id) == requestor
+        ]
+        if len(own) >= MOST_SESSIONS_EACH:
+            idle_until, id = min(own)
+            scope = self._server_instances[id].idle_scope
+            if scope is None or idle_until == math.inf:  # each of them has a request under way
+                return None
+            self._server_instances.pop(id)
+            self._session_owners.pop(id, None)
+            scope.cancel()
+        return super()._admit_session(requestor)
 
 
 def _health_endpoint(health: Callable[[], Mapping[str, object]]) -> Callable[[Request], Any]:

@@ -31,7 +31,7 @@ from ..enforce.values import users_code_kept_out
 from ..store import Store
 from .addresses import bound_socket, check_reach, parse_address
 from .complaints import Complaints, unblocking_stderr
-from .descriptors import claimed_descriptors
+from .descriptors import claimed_descriptors, share_descriptors
 
 if TYPE_CHECKING:
     from .sdk import McpServer
@@ -109,7 +109,7 @@ def serve_target(text: str, options: Options) -> int:
     runtime = Runtime(
         program=target.program,
         host_process=True,
-        most_workers=MOST_WORKERS,
+        most_workers=share_descriptors(MOST_WORKERS)[0],
     )
     return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
 
@@ -132,7 +132,7 @@ def serve_app(
         clocks=app.clocks,
         workers=app.workers or DEFAULT_WARM,
         host_process=True,
-        most_workers=MOST_WORKERS,
+        most_workers=share_descriptors(MOST_WORKERS)[0],
     )
 
     async def known() -> Catalogue:
@@ -211,7 +211,7 @@ class _Serving:
                     server = McpServer(desk, self._options.operation_timeout_ms)
                     limit_ms = server.operation_timeout_ms
                     for line in backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue):
-                        complaints.write(f"shotclock: {line}\n")
+                        complaints.say(line)
                     if sock is not None:
                         await self._serve_http(server, sock, complaints)
                     else:
@@ -238,12 +238,17 @@ class _Serving:
     async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: Complaints) -> None:
         from .http import HttpServer, mcp_url
 
-        def say(link: str) -> None:
-            complaints.write(f"shotclock: operators decide at {link}\n")
-
         desk = server.desk
-        complaints.write(f"shotclock: serving {desk.catalogue.name} on {mcp_url(sock)}\n")
-        http = HttpServer(server.sdk, sock, server.health, store=desk.store, inbox=desk.inbox, say=say)
+        complaints.say(f"serving {desk.catalogue.name} on {mcp_url(sock)}")
+        http = HttpServer(
+            server.sdk,
+            sock,
+            server.health,
+            store=desk.store,
+            inbox=desk.inbox,
+            most_connections=share_descriptors(MOST_WORKERS)[1],
+            say=complaints.say,
+        )
         serving = asyncio.ensure_future(http.run_until_left())
         await self._until_told(server, serving)
         http.leave()

@@ -278,7 +278,7 @@ class Outline:
         if self._is_escaped and data:
             self._keep(data[:1])
             self._is_escaped, at = False, 1
-        while at < len(data):
+        while at < len(data) and len(self._text) <= MOST_OUTLINE:
             pattern = _TO_QUOTE if self._in_string else _TO_MARK if self._depth < 2 else _TO_NESTED
             found = pattern.match(data, at)
             assert found is not None  # each of them matches nothing at all as well

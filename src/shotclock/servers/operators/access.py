@@ -19,7 +19,7 @@ from http.cookies import CookieError, SimpleCookie
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import Failure
@@ -115,11 +115,12 @@ class Door:
             scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
                 scope["user"] = _user(principal)  # a session of MCP belongs to whoever began it
-            receive = receive if scope["path"] == MCP_PATH else _bounded(receive, limit)
-            await self._app(scope, receive, sent)
+            await self._app(scope, _bounded(receive, limit), sent)
         except Failure as failure:  # ours, or that the store cannot be used
             if not sent.started:
                 await refusal(_name_of(scope), failure)(scope, receive, sent)
+        except ClientDisconnect:
+            pass  # before it had sent all of its request: nobody is there to be told
 
     def _check_names(self, scope: Scope, headers: Headers) -> None:
         if len(headers.getlist("host")) != 1 or not self._answers_to(headers["host"]):
@@ -258,12 +259,15 @@ def _too_large(limit: int) -> Refused:
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
-    """What comes in pieces says no length before: it is counted."""
-    read = 0
+    """What comes in pieces says no length before: it is counted. Raises ClientDisconnect where it does not end."""
+    read, is_whole = 0, False
 
     async def counting() -> Message:
-        nonlocal read
+        nonlocal read, is_whole
         message = await receive()
+        if message["type"] == "http.disconnect" and not is_whole:
+            raise ClientDisconnect
+        is_whole = is_whole or not message.get("more_body", False)
         read += len(message.get("body", b""))
         if read > limit:
             raise _too_large(limit)

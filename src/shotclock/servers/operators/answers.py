@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ...core.clocks import Clocks
@@ -49,7 +50,7 @@ async def enveloped(
     idempotent: bool = False,
     wait_ms: int = 0,
 ) -> Response:
-    """The answer to a request, on time. A cancellation is passed on."""
+    """The answer to a request, on time. Passed on: a cancellation, and that the client left before it had asked."""
     clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
     admission = admit(name, clocks, mutates=mutates, idempotent=idempotent)
     outcome = await _outcome(admission, work)
@@ -67,6 +68,8 @@ async def _outcome(admission: Admission, work: Awaitable[Mapping[str, Any]]) -> 
         return _unexpected(error)
     except Failure as failure:
         return refused(failure)
+    except ClientDisconnect:
+        raise
     except Exception as error:
         return _unexpected(error)
 
