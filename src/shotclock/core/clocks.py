@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from .deadlines import Deadline
 from .durations import DurationError, parse_duration_ms
 from .records import changed, fields_of, value
 
@@ -77,6 +78,8 @@ class Fired:
     owner: str
     limit_ms: int
     elapsed_ms: int
+    source: Deadline | None = None
+    """The deadline that passed, where it was one of this process: whoever made it knows it again (`is`)."""
 
     def as_context(self) -> dict[str, object]:
         return {

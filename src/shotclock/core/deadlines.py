@@ -49,6 +49,8 @@ class Bound:
     """What was granted at the start, from start to bell; 0 where there is no bell."""
     owner: str
     """Who set the bell: the call itself, or the parent whose deadline cuts it short."""
+    source: Deadline | None = None
+    """The deadline that set it: the bell itself, or the parent's. Names may be alike; this very object is one clock."""
 
     @property
     def kill_ns(self) -> int | None:
@@ -74,10 +76,13 @@ def nest(
     """The bound of work that starts now. `timeout_ms` 0 means no clock of its own."""
     own = Deadline(now_ns + timeout_ms * NS_PER_MS) if timeout_ms else None
     if parent is None:
-        return Bound(own, grace_ms, timeout_ms, owner)
+        return Bound(own, grace_ms, timeout_ms, owner, own)
     reserve_ns = reserve_ms_for(parent.remaining_ms(now_ns), reserve_ms) * NS_PER_MS
     cap = Deadline(parent.at_ns - reserve_ns)
-    bell, whose = (own, owner) if own is not None and own.at_ns <= cap.at_ns else (cap, parent_owner)
+    if own is not None and own.at_ns <= cap.at_ns:
+        bell, whose, source = own, owner, own
+    else:
+        bell, whose, source = cap, parent_owner, parent
     latest_kill_ns = parent.at_ns - reserve_ns // 2
     grace_ms = min(grace_ms, (latest_kill_ns - bell.at_ns) // NS_PER_MS)
-    return Bound(bell, grace_ms, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose)
+    return Bound(bell, grace_ms, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose, source)

@@ -28,7 +28,7 @@ class Envelope:
     moment, the answers must go out first.
     """
 
-    __slots__ = ("_error", "_facts", "_meta", "_render", "_warnings", "data", "ok", "value")
+    __slots__ = ("_error", "_facts", "_fired", "_meta", "_render", "_warnings", "data", "ok", "value")
     _render: Callable[[Any], Envelope]
     _warnings: Sequence[Warning_]
 
@@ -39,6 +39,7 @@ class Envelope:
         warnings: list[Warning_],
         meta: dict[str, object],
         value: object = None,
+        fired: Fired | None = None,
     ) -> None:
         self.data = data
         self.value = value
@@ -47,6 +48,7 @@ class Envelope:
         self._warnings = warnings
         self._meta = meta
         self._facts: object = None
+        self._fired = fired
 
     @classmethod
     def rendered_later(
@@ -68,7 +70,7 @@ class Envelope:
         facts = self._facts  # taken once: two threads may look at the same moment
         if facts is not None:
             whole = self._render(facts)
-            self._error, self._meta, self._facts = whole._error, whole._meta, None
+            self._error, self._meta, self._fired, self._facts = whole._error, whole._meta, whole._fired, None
 
     @property
     def warnings(self) -> list[Warning_]:
@@ -89,6 +91,12 @@ class Envelope:
     def meta(self) -> dict[str, object]:
         self._rendered()
         return self._meta
+
+    @property
+    def fired(self) -> Fired | None:
+        """The clock that this process saw ring. What `error` says of one may be somebody else's words."""
+        self._rendered()
+        return self._fired
 
     @property
     def code(self) -> str | None:
@@ -184,7 +192,8 @@ def build_envelope(
             raise ValueError(f"{problem.code} cannot exit 0")
         retry = may_retry(registered=entry.retryable, effects=effects, mutates=mutates, idempotent=idempotent)
         error = _error_detail(problem, entry, retry)
-    return Envelope(data, error, warnings or [], meta, value)
+    fired = None if problem is None else problem.fired
+    return Envelope(data, error, warnings or [], meta, value, fired)
 
 
 def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool) -> dict[str, object]:

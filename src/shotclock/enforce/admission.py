@@ -59,7 +59,7 @@ class Admission:
         elapsed_ms = elapsed_ns // NS_PER_MS
         match kind:
             case ClockKind.TIMEOUT:
-                return Fired(kind, self.bound.owner, self.bound.limit_ms, elapsed_ms)
+                return Fired(kind, self.bound.owner, self.bound.limit_ms, elapsed_ms, self.bound.source)
             case ClockKind.SOFT:
                 return Fired(kind, self.name, self.clocks.soft_ms or 0, elapsed_ms)
             case ClockKind.IDLE:

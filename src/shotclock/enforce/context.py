@@ -59,6 +59,8 @@ class Scope:
     depth: int
     name: str
     span: Traced
+    limit_ms: int = 0
+    """What was set, where the deadline is that of the call named here; 0 where it is somebody else's."""
 
 
 class Listener(Attendant):

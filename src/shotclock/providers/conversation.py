@@ -67,6 +67,8 @@ class Conversation:
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
         self.stage = Stage.CONNECTING
         self.stage_began_ns = self.heard_ns = monotonic_ns()
+        self.granted: tuple[int, int] | None = None
+        """When the server was called, and how many milliseconds it was told that it has."""
         self.lost = False
         """The connection ended while something was still asked."""
         self.stray = b""
@@ -101,6 +103,7 @@ class Conversation:
         meta: dict[str, Any] = {**self._trace.carried()}
         if (remaining_ms := self._remaining_ms()) is not None:
             meta[REMAINING] = remaining_ms
+            self.granted = monotonic_ns(), remaining_ms
         result = await session.call_tool(
             self._tool,
             self._arguments,

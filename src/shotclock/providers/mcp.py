@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import ClockKind, Fired
-from ..core.deadlines import NS_PER_MS
+from ..core.deadlines import NS_PER_MS, reserve_ms_for
 from ..core.durations import parse_duration_ms
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
@@ -113,7 +113,28 @@ class _Call:
         if outcome.problem is None and _is_envelope(output):
             envelope, output = _passed_on(envelope, output)
             self._rule = None if envelope.ok else "mcp/tool_error"
+            if envelope.code in _TIMED_OUT and self._time_is_over():
+                envelope = self._by_our_clock(envelope)
         return StepResult(envelope, output, self._rule)
+
+    def _time_is_over(self) -> bool:
+        """Whether the time that the server was given is used up: one that keeps to it stops a reserve earlier."""
+        if self._talk.granted is None:
+            return False
+        called_ns, given_ms = self._talk.granted
+        return monotonic_ns() >= called_ns + (given_ms - reserve_ms_for(given_ms)) * NS_PER_MS
+
+    def _by_our_clock(self, theirs: Envelope) -> Envelope:
+        """The same end, by the clock that it was: ours, whatever the server calls its caller's."""
+        self._rule = "mcp/timeout"
+        fired = self._admission.fired(ClockKind.TIMEOUT, monotonic_ns() - self._admission.started_ns)
+        message = f"MCP tool call timed out after {_seconds(fired.limit_ms)} seconds"
+        error: dict[str, object] = {
+            **(theirs.error or {}),
+            "message": message,
+            "context": {"clock": fired.as_context()},
+        }
+        return Envelope(theirs.data, error, theirs.warnings, theirs.meta, fired=fired)
 
     async def _by_url(self) -> tuple[Outcome, Any]:
         settings = self._call.settings
@@ -243,6 +264,7 @@ class _Call:
 
 
 _LOST = ("CONNECT_FAILED", "CONNECTION_LOST")
+_TIMED_OUT = ("TIMEOUT", "NO_TIME_LEFT", "OPERATION_TIMEOUT")
 _RULES = {
     "CONNECT_FAILED": "mcp/connect_error",
     "CONNECTION_LOST": "mcp/connect_error",

@@ -14,6 +14,7 @@ from typing import Any
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.records import changed
 from ..enforce.admission import answer, no_time_left
 from ..enforce.call import Runtime
 from ..enforce.context import Scope
@@ -61,7 +62,9 @@ class WorkflowProvider:
         depth = -1 if outer is None else outer.depth
         # Named by whose clock it is, so that what it stops says the truth about who stopped it.
         # The run inside is what is called: it stands where this call would, below the step.
-        scope = Scope(admission.bound.bell, depth, admission.bound.owner, admission.caller)
+        bound = admission.bound
+        set_ms = bound.limit_ms if bound.source is bound.bell else 0
+        scope = Scope(bound.bell, depth, bound.owner, admission.caller, set_ms)
         token = current_scope.set(scope)
         try:
             envelope = await self._until_ended(call)
@@ -78,12 +81,14 @@ class WorkflowProvider:
         if envelope.error is not None and isinstance(data, dict) and "run_id" in data:
             known = envelope.error.get("context")
             context = dict(known) if isinstance(known, dict) else {}
-            clock = context.get("clock")
-            if isinstance(clock, dict) and clock.get("owner") == call.name:
-                # What the step may take is what the file says; that the run inside had a little less is our reserve.
-                limit_ms = admission.bound.limit_ms
-                envelope.error["message"] = f"Workflow timed out after {limit_ms / 1000:g} seconds"
-                context["clock"] = {**clock, "limit_ms": limit_ms}
+            if envelope.fired is not None and envelope.fired.source is bound.bell:
+                # What rang is the step's clock, or that of the run around it. That the run inside had a little less
+                # than the file says is our reserve.
+                fired = changed(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
+                envelope.error["message"] = f"Workflow timed out after {bound.limit_ms / 1000:g} seconds"
+                context["clock"] = fired.as_context()
+                envelope = Envelope(data, envelope.error, envelope.warnings, envelope.meta, fired=fired)
+            assert envelope.error is not None
             envelope.error["context"] = {**context, "run_id": data["run_id"], "failed": data.get("failed", [])}
         return StepResult(envelope, _output(envelope), _rule(envelope))
 

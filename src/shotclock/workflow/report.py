@@ -163,7 +163,7 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
     names = dict.fromkeys([*_ids_of(run), *records])
     as_of = run.ended_at or now
     elapsed_ms = as_of.since_ms(run.created_at)
-    budget_ms = _budget(run, plan)
+    budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
     is_open = run.ended_at is None
     steps: dict[str, ReportedStep] = {}
     for name in names:
@@ -226,18 +226,6 @@ def _plan(run: Run) -> Plan | None:
         return plan_of(WorkflowFile.model_validate(run.workflow))
     except (ValidationError, ValueError, KeyError):
         return None
-
-
-# The deadline is written down a moment after the clock was started, and people know the number in the file.
-SAME_BUDGET_MS = 100
-
-
-def _budget(run: Run, plan: Plan | None) -> int | None:
-    if run.deadline_at is None:
-        return None
-    had_ms = run.deadline_at.since_ms(run.created_at)
-    written_ms = None if plan is None else plan.run_timeout_ms
-    return written_ms if written_ms is not None and 0 <= written_ms - had_ms < SAME_BUDGET_MS else had_ms
 
 
 def _ids_of(run: Run) -> list[str]:

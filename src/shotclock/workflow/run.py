@@ -18,6 +18,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
 from ..core.proposals import Proposal, result_of
+from ..core.records import changed
 from ..core.trace import TraceContext
 from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
@@ -159,7 +160,8 @@ async def _started(request: RunRequest, store: Store, company: _Company) -> Enve
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     admission = _admit(request, min(limits) if limits else 0)
     inputs = checked_inputs(request.workflow, request.inputs)
-    bell = admission.bound.bell
+    # In the store its time is counted from where its clock was started, so that it has there what it has here.
+    began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - admission.started_ns))
     new = NewRun(
         request.run_id,
         request.name,
@@ -167,10 +169,10 @@ async def _started(request: RunRequest, store: Store, company: _Company) -> Enve
         request.workflow.model_dump(mode="json", by_alias=True, exclude_unset=True),
         inputs,
         admission.trace_id,
-        None if bell is None else _now() + bell.remaining_ms(monotonic_ns()),
+        None if admission.bound.bell is None else began_at + admission.bound.limit_ms,
     )
     try:
-        await asyncio.to_thread(store.runs.begin, new, this_process(), _now())
+        await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
     except RunTaken:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
     return await _carry_out(request, inputs, admission, store, {}, company)
@@ -475,24 +477,31 @@ def _outcome(
         return Outcome(Ending.KILLED, raised(ended_by).problem, {**data, "partial": True})
     if not bad:
         return Outcome(Ending.FINISHED, data=data)
-    if fired := _run_fired(admission, [states[name] for name in bad], begun):
-        message = f"the run did not end within {format_duration(fired.limit_ms)}"
+    if any(states[name].is_cut_short for name in bad):
+        fired = _run_fired(admission, begun)
+        whose = "" if fired.owner == admission.name else f" that {_named(fired.owner)} left it"
+        message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
         return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
     names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
     return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
 
 
-def _run_fired(admission: Admission, bad: list[StepState], begun: _Begun | None) -> Fired | None:
-    """The run's own clock, if it was what stopped a step."""
-    for state in bad:
-        context = (state.error or {}).get("context")
-        clock = context.get("clock") if isinstance(context, dict) else None
-        if isinstance(clock, dict) and clock.get("owner") in (admission.name, admission.bound.owner, "caller"):
-            if begun is None or begun.budget_ms is None:
-                return admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-            elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS
-            return Fired(ClockKind.TIMEOUT, admission.name, begun.budget_ms, elapsed_ms)
-    return None
+def _run_fired(admission: Admission, begun: _Begun | None) -> Fired:
+    """The clock of the run, with the limit that was set: what a parent kept back of it is nobody's limit."""
+    if begun is not None and begun.budget_ms is not None:
+        elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS
+        return Fired(ClockKind.TIMEOUT, admission.name, begun.budget_ms, elapsed_ms, admission.bound.source)
+    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    source = fired.source
+    if source is None or source is admission.bound.bell:
+        return fired
+    scope = current_scope.get()
+    set_ms = scope.limit_ms if scope is not None and scope.deadline is source else 0
+    return changed(fired, limit_ms=set_ms or source.remaining_ms(admission.started_ns))
+
+
+def _named(owner: str) -> str:
+    return "its caller" if owner == "caller" else owner
 
 
 def checked_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class StepState:
     """How often it was begun anew."""
     is_called: bool = False
     """A `run` of another step has called for it."""
+    is_cut_short: bool = False
+    """The run's own clock stopped it."""
 
     @property
     def has_passed(self) -> bool:
@@ -100,7 +102,7 @@ class StepState:
 
 
 _FIELDS = tuple(field.name for field in fields(StepState))
-_SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "visit", "is_called"))
+_SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "visit", "is_called", "is_cut_short"))
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}

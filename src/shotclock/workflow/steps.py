@@ -204,6 +204,7 @@ class Steps:
         which = f"item {bad[0]}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "") + f" of {len(items)}"
         state.error = {**error, "message": f"{which}: {error.get('message', '')}", "context": context}
         state.ending = first.ending
+        state.is_cut_short = any(part.is_cut_short for part in parts)
         return first.status
 
     # --- tries --------------------------------------------------------------------------------------------
@@ -267,6 +268,8 @@ class Steps:
         if context:
             error["context"] = context
         state.error = self._redaction.value(error)
+        fired = envelope.fired
+        state.is_cut_short = fired is not None and fired.source is not None and fired.source is self._deadline
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
     async def _try(
