@@ -17,8 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 # A leader with a child in its group and one that left for a session of its own.
 TREE = "sleep 300 & setsid sleep 300 & echo ready; wait"
-STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
-SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+STUBBORN = "trap '' TERM INT HUP QUIT; echo ready; while :; do sleep 0.05; done"
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGQUIT: 131}
+# A second signal sooner than this is taken for the first one, sent twice.
+ONE_WISH_S = 0.25
 
 
 def cancelled(envelope: dict[str, Any], number: signal.Signals) -> None:
@@ -71,13 +73,42 @@ def test_a_cancelled_call_says_that_its_data_is_partial(form: list[str], tmp_pat
     assert running.envelope()["data"].get("partial") is True
 
 
-def test_the_command_may_clean_up_when_we_are_told_to_stop(tmp_path: Path, start: Any):
-    script = f"trap 'sleep 0.2; touch {tmp_path}/cleaned; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_signal_that_we_get_is_the_one_signal_that_the_command_gets(
+    number: signal.Signals, start: Any, validate_envelope: Any
+):
+    names = ("INT", "TERM", "HUP", "QUIT")
+    traps = "; ".join(f"trap 'echo {name}; sleep 0.2; echo cleaned; exit 0' {name}" for name in names)
+    script = f"ulimit -c 0; {traps}; echo ready; while :; do sleep 0.05; done"
     running = start("exec", "--grace", "20s", "--", "sh", "-c", script)
+    running.said(b"ready")
+    running.signal(number)
+    assert running.ends() == SIGNALS[number]
+    assert running.stdout.decode().split() == ["ready", number.name.removeprefix("SIG"), "cleaned"]
+    cancelled(validate_envelope(running.envelope()), number)
+
+
+def test_what_a_command_ended_by_sigint_leaves_behind_is_asked_to_end_as_well(start: Any):
+    """A shell's background job ignores SIGINT. It need not be killed for that, nor waited for until the grace ends."""
+    child = "trap 'echo child cleaned; exit 0' TERM; while :; do sleep 0.05; done"
+    script = f'sh -c "{child}" & sleep 0.2; echo ready; wait'
+    running = start("exec", "--grace", "60s", "--", "sh", "-c", script)
     running.said(b"ready")
     running.signal(signal.SIGINT)
     assert running.ends() == 130
-    assert (tmp_path / "cleaned").exists()
+    assert running.stdout == b"ready\nchild cleaned\n"
+
+
+def test_a_signal_sent_twice_at_once_is_one_wish_and_leaves_the_command_its_grace(start: Any):
+    """`timeout` sends its signal to the process that it started and to its group."""
+    script = "trap 'sleep 0.5; echo cleaned; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    running = start("exec", "--grace", "20s", "--", "sh", "-c", script)
+    running.said(b"ready")
+    running.signal(signal.SIGTERM)
+    time.sleep(0.02)
+    running.signal(signal.SIGTERM)
+    assert running.ends() == 143
+    assert running.stdout == b"ready\ncleaned\n"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["passthrough", "json"])
@@ -85,11 +116,12 @@ def test_the_command_may_clean_up_when_we_are_told_to_stop(tmp_path: Path, start
 def test_a_second_signal_ends_it_at_once_with_exactly_one_envelope(
     form: list[str], second: signal.Signals, tmp_path: Path, start: Any, validate_envelope: Any
 ):
-    stubborn = f"trap 'touch {tmp_path}/asked' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done"
+    stubborn = f"trap 'touch {tmp_path}/asked' INT; touch {tmp_path}/up; while :; do sleep 0.05; done"
     running = start("exec", *form, "--grace", "60s", "--", "sh", "-c", stubborn)
     wait_for((tmp_path / "up").exists, "the command to be up")
     running.signal(signal.SIGINT)
     wait_for((tmp_path / "asked").exists, "the polite stop")
+    time.sleep(ONE_WISH_S)
     assert running.process.poll() is None
     running.signal(second)
     assert running.ends() == 130, "long before its grace is over; the first signal is the reason"
@@ -120,7 +152,7 @@ def test_a_signal_to_our_whole_group_is_no_different(start: Any, validate_envelo
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.ends() == 130
     cancelled(validate_envelope(running.envelope()), signal.SIGINT)
-    assert running.stdout == b"ready\n"
+    assert running.stdout == b"ready\nhurt\n"
 
 
 EARLY = """

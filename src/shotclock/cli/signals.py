@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # Some send a signal twice at once, to a process and to its group (`timeout` does): that is one wish, not two.
 ONE_WISH_S = 0.2
@@ -85,8 +85,9 @@ class told:
 
 
 def _listened_to() -> list[signal.Signals]:
-    """Whoever is started by nohup does not hear SIGHUP."""
-    return [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    """Whoever is started by nohup does not hear SIGHUP, and a script's background job not SIGQUIT."""
+    may_be_ignored = (signal.SIGHUP, signal.SIGQUIT)
+    return [n for n in _STOP_SIGNALS if n not in may_be_ignored or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 def _raise(number: int, frame: object) -> None:

@@ -216,7 +216,11 @@ def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool) -> dict[
     return detail
 
 
+# The signals that stop us, with 128 and their number.
+STOP_SIGNAL_EXITS = {"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGTERM": 143}
+
+
 def stopped_by(signal_name: str) -> Problem:
     """That somebody stopped us, with the exit code that says so."""
-    exit_code = {"SIGINT": 130, "SIGHUP": 129}.get(signal_name, 143)
+    exit_code = STOP_SIGNAL_EXITS.get(signal_name, 143)
     return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)

@@ -11,7 +11,7 @@ from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Problem, Warning_, warning
+from ..core.envelope import STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
 from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE
 from . import clock
 from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, Admission, Outcome
@@ -136,10 +136,9 @@ def count_processes(processes: list[dict[str, object]]) -> str:
 def _verdict(admission: Admission, report: Report) -> tuple[Problem | None, Ending]:
     limit_ms = admission.bound.limit_ms
     if report.stopped is not None:
-        number = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}.get(report.stopped)
-        context: dict[str, object] = {"signal": report.stopped} if number else {"reason": report.stopped}
-        by = report.stopped if number else "the caller"
-        return Problem("CANCELLED", f"stopped by {by}", context=context, exit_code=number), Ending.KILLED
+        if report.stopped in STOP_SIGNAL_EXITS:
+            return stopped_by(report.stopped), Ending.KILLED
+        return Problem("CANCELLED", "stopped by the caller", context={"reason": report.stopped}), Ending.KILLED
     if report.fired == ClockKind.TIMEOUT:
         message = f"Command execution timed out after {_seconds(limit_ms)} seconds"
         fired = admission.fired(ClockKind.TIMEOUT, report.elapsed_ns)

@@ -22,24 +22,40 @@ REPORT_MARGIN_MS = 3_000
 # After a second signal we leave at once, but a kill is usually reported within a few milliseconds.
 LAST_WORD_MS = 500
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Some send a signal twice at once, to a process and to its group (`timeout` does): that is one wish, not two.
+ONE_WISH_MS = 200
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# What nohup, or the shell of a background job, had ignored stays ignored.
+_MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class Signals:
-    """Hears the signals that mean "stop" from the moment it is made until the process ends."""
+    """Hears the signals that mean "stop", and Ctrl-Z, from the moment it is made until the process ends."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
+        self.suspension_asked = False
         self.fd, self._fd_in = os.pipe()
         for fd in (self.fd, self._fd_in):
             os.set_blocking(fd, False)
-        for number in _STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        for number in (*_STOP_SIGNALS, signal.SIGTSTP):
+            if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._hear)
         signal.set_wakeup_fd(self._fd_in, warn_on_full_buffer=False)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard.append(number)
+        if number == signal.SIGTSTP:
+            self.suspension_asked = True
+        else:
+            self.heard.append(number)
+
+    def suspend(self) -> None:
+        """Stop this process as Ctrl-Z would have. Returns once it is continued; at once, where no shell could."""
+        self.suspension_asked = False
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._hear)
 
     @property
     def first(self) -> str | None:
@@ -93,19 +109,24 @@ def run(task: Assignment, signals: Signals) -> Report:
 def _await_report(task: Assignment, control: socket.socket, signals: Signals) -> Report | None:
     inbox = wire.Inbox(control)
     heard = signals.heard
-    told = 0
+    told, stop_told_ns = 0, 0
     give_up_ns: int | None = None
     if task.kill_ns is not None:
         give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
     while True:
         if len(heard) > told:
-            # The second signal means "now": no more grace, and no more waiting for the work to be polite.
-            order = "stop" if told == 0 and len(heard) == 1 else "kill"
-            with contextlib.suppress(wire.Broken):
-                wire.send(control, (order, signals.first))
-            if order == "kill":
-                give_up_ns = monotonic_ns() + LAST_WORD_MS * NS_PER_MS
+            now = monotonic_ns()
+            if told == 0:
+                stop_told_ns = now
+                _order(control, "stop", signals.first)
+            elif now - stop_told_ns > ONE_WISH_MS * NS_PER_MS:
+                # The second signal means "now": no more grace, and no more waiting for the work to be polite.
+                _order(control, "kill", signals.first)
+                give_up_ns = now + LAST_WORD_MS * NS_PER_MS
             told = len(heard)
+        if signals.suspension_asked:
+            signals.suspension_asked = False
+            _order(control, "suspend")
         wait = LONGEST_WAIT_MS
         if give_up_ns is not None:
             wait = max(0, min(wait, -(-(give_up_ns - monotonic_ns()) // NS_PER_MS)))
@@ -126,8 +147,16 @@ def _await_report(task: Assignment, control: socket.socket, signals: Signals) ->
             for message in messages:
                 if message[0] == "ended":
                     return Report.unpack(message[1])
+                if message[0] == "suspended":
+                    signals.suspend()
+                    _order(control, "continue")
         elif give_up_ns is not None and monotonic_ns() >= give_up_ns:
             return None
+
+
+def _order(control: socket.socket, *words: str | None) -> None:
+    with contextlib.suppress(wire.Broken):
+        wire.send(control, words)
 
 
 def _let_go_of_stdin() -> None:

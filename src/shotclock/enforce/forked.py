@@ -33,7 +33,7 @@ from .supervisor import LONGEST_WAIT_MS
 
 T = TypeVar("T")
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PREFIX = 8
 _CHUNK = 64 * 1024
 

@@ -170,6 +170,12 @@ def is_zombie(pid: int) -> bool:
     return stat is None or stat[0] in "ZX"
 
 
+def is_halted(pid: int) -> bool:
+    """Whether it is stopped by a signal, traced, dead or gone: whether it does nothing."""
+    stat = _stat(pid)
+    return stat is None or stat[0] in "TtZX"
+
+
 def describe(pid: int) -> dict[str, object]:
     """Pid and command line, for warnings that name names."""
     try:

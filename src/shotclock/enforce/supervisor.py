@@ -38,6 +38,10 @@ LEAK_STOP_GRACE_MS = 500
 # Python looks for signals between two of its instructions. One that comes after the last look and before a call into
 # the kernel is seen when that returns, which may be never; the next one interrupts it. So a worker is asked again.
 TERM_AGAIN_MS = 50
+# What the work may take to stop itself when it is told of Ctrl-Z (an editor gives the terminal back first), before it
+# is stopped without being asked; and in how many looks at the tree the last of it must have been found.
+SUSPEND_GRACE_MS = 100
+SUSPEND_SWEEPS = 20
 # What ends sooner than this was never said to have started: one message less for most commands.
 START_TOLD_AFTER_MS = 20
 # How long the caller may take to read the report before we give up on telling it.
@@ -48,6 +52,7 @@ LONGEST_WAIT_MS = 3_600_000
 FLUSH_LIMIT_MS = 1_000
 # What a pipe may hold at most, unless root says otherwise.
 LARGEST_PIPE = 1024 * 1024
+_SIGNALS_PASSED_ON = {number.name: number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
 _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 
 
@@ -101,6 +106,9 @@ class Supervisor:
         self._kill_ns: int | None = None
         self._ask_again_ns: int | None = None
         self._asks_again = False
+        self._asked_with = signal.SIGTERM
+        self._suspend_ns: int | None = None
+        self._suspended = False
         self._latest_kill_ns: int | None = None
         self._soft_ns: int | None = None
         self._idle_ns = 0
@@ -348,10 +356,10 @@ class Supervisor:
             case _Stage.FLUSHING:
                 return self._linger_ns, self._bell_ns
             case _Stage.LINGERING:
-                return self._linger_ns, self._bell_ns
+                return self._linger_ns, self._bell_ns, self._suspend_ns
             case _:
-                idle_at = self._last_sign_ns + self._idle_ns if self._idle_ns else None
-                return self._bell_ns, self._soft_ns, idle_at, self._start_told_ns
+                idle_at = self._last_sign_ns + self._idle_ns if self._idle_ns and not self._suspended else None
+                return self._bell_ns, self._soft_ns, idle_at, self._start_told_ns, self._suspend_ns
 
     def _heed_clocks(self) -> None:
         now = monotonic_ns()
@@ -365,6 +373,8 @@ class Supervisor:
                 self._finish_flushing(now)
             case _Stage.RUNNING | _Stage.LINGERING if _due(self._bell_ns, now):
                 self._fire(ClockKind.TIMEOUT)
+            case _Stage.RUNNING | _Stage.LINGERING if _due(self._suspend_ns, now):
+                self._suspend_rest()
             case _Stage.LINGERING:
                 if _due(self._linger_ns, now):
                     self._stop_leaked()
@@ -374,7 +384,7 @@ class Supervisor:
                     self._tell(("started", self._group))
                 if any(stream.held for stream in self._streams):
                     self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
-                if self._idle_ns and now >= self._last_sign_ns + self._idle_ns:
+                if self._idle_ns and not self._suspended and now >= self._last_sign_ns + self._idle_ns:
                     self._fire(ClockKind.IDLE)
                 elif _due(self._soft_ns, now):
                     self._soft_ns = None
@@ -399,7 +409,11 @@ class Supervisor:
         match order:
             case ("stop", str(why)):
                 self._report.stopped = self._report.stopped or why
-                self._stop()
+                self._stop(signal.SIGTERM if self._asks_again else _SIGNALS_PASSED_ON.get(why, signal.SIGTERM))
+            case ("suspend",):
+                self._suspend()
+            case ("continue",):
+                self._continue()
             case ("kill", str(why)):
                 self._report.stopped = self._report.stopped or why
                 self._kill()
@@ -425,6 +439,9 @@ class Supervisor:
                 self._report.status = os.waitstatus_to_exitcode(status)
                 if self._stage is _Stage.RUNNING:
                     self._leader_left()
+                elif self._stage is _Stage.STOPPING and self._asked_with != signal.SIGTERM:
+                    # What it left may never hear it: a shell's background jobs ignore SIGINT.
+                    self._ask_again_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
 
     def _leader_left(self) -> None:
         if self._leave_children:
@@ -482,28 +499,66 @@ class Supervisor:
             self._report.elapsed_ns = monotonic_ns() - self._started_ns
             self._stop()
 
-    def _stop(self) -> None:
-        """Ask politely: TERM, and CONT so that stopped processes can hear it. The kill comes after the grace."""
+    def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask politely, by the signal that our caller was told by. The kill comes after the grace."""
         if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
             return
         self._begin_stopping(self._grace_ms)
         if not self._grace_ms:
             self._kill()
             return
-        self._signal_group(signal.SIGTERM)
-        self._signal_group(signal.SIGCONT)
+        self._ask(number)
         if self._asks_again:
             self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
+
+    def _ask(self, number: signal.Signals) -> None:
+        """The signal to all of the work, and CONT so that stopped processes can hear it."""
+        self._asked_with = number
+        if self._suspended:
+            self._continue()
+        for each in (number, signal.SIGCONT):
+            self._signal_group(each)
         for pid in self._outside_the_group():
-            signal_process(pid, signal.SIGTERM)
+            signal_process(pid, number)
             signal_process(pid, signal.SIGCONT)
 
     def _ask_again(self) -> None:
-        if self._leader > 0:
+        self._ask_again_ns = None
+        if self._asks_again and self._leader > 0:
             signal_process(self._leader, signal.SIGTERM)
             self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
+        elif self._asked_with != signal.SIGTERM:
+            self._ask(signal.SIGTERM)
+
+    # --- Ctrl-Z -------------------------------------------------------------------------------------------
+
+    def _suspend(self) -> None:
+        """Ctrl-Z at our caller's terminal. The clocks go on: a deadline holds for stopped work as well."""
+        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+            self._suspended = True
+            self._signal_group(signal.SIGTSTP)
+            self._suspend_ns = monotonic_ns() + SUSPEND_GRACE_MS * NS_PER_MS
         else:
-            self._ask_again_ns = None
+            self._tell(("suspended",))
+
+    def _suspend_rest(self) -> None:
+        """Whatever did not stop by itself, until nothing below us runs: what is found may have forked meanwhile."""
+        self._suspend_ns = None
+        for _ in range(SUSPEND_SWEEPS):
+            running = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_halted(pid)]
+            if not running:
+                break
+            for pid in running:
+                signal_process(pid, signal.SIGSTOP)
+        self._tell(("suspended",))
+
+    def _continue(self) -> None:
+        """Everything below us, whoever stopped it: that is what `fg` means."""
+        self._suspended = False
+        self._suspend_ns = None
+        self._last_sign_ns = monotonic_ns()
+        for pid in kernel.descendants(os.getpid()):
+            signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
         """Descendants that the group's signal does not reach. What another supervisor guards is asked by it."""

@@ -94,7 +94,7 @@ def _serve_forks(requests: socket.socket) -> None:
     child_signal, child_signal_in = os.pipe()
     for fd in (child_signal, child_signal_in):
         os.set_blocking(fd, False)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # a Ctrl-C at the terminal is for the runtime to handle
     signal.set_wakeup_fd(child_signal_in, warn_on_full_buffer=False)
     kernel.become_subreaper()

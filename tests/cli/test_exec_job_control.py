@@ -1,0 +1,165 @@
+"""`shotclock exec` in an interactive shell on a real terminal: Ctrl-C, Ctrl-\\, Ctrl-Z and `fg`."""
+
+import os
+import pty
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import SHOTCLOCK, is_alive, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
+
+EXEC = " ".join([*SHOTCLOCK, "exec"])
+# What is waited for happens in a second; a machine on its knees takes longer to start bash, Python and pytest.
+SOON_S = 30.0
+PROMPT = b"ready$ "
+# A leader that writes, and a child that has left for a session of its own and writes as well.
+TICKING = """
+echo $$ > pids
+setsid sh -c 'echo $$ >> pids; while :; do echo child >> ticks; sleep 0.02; done' &
+while :; do echo leader >> ticks; sleep 0.02; done
+"""
+
+
+class Shell:
+    """An interactive bash, with a person at its keyboard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.screen = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            environment = {**os.environ, "PS1": PROMPT.decode(), "TERM": "dumb", "SHOTCLOCK_HOME": str(folder / "home")}
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], environment)
+        self.shows(PROMPT)
+
+    def type(self, text: str) -> None:
+        self.screen = b""
+        os.write(self.fd, text.encode())
+
+    def shows(self, text: bytes) -> bytes:
+        """Wait until it is on the screen; what was typed last clears it. Returns all of that."""
+        give_up_at = time.monotonic() + SOON_S
+        while text not in self.screen:
+            left = give_up_at - time.monotonic()
+            assert left > 0, f"waited in vain for {text!r}: {self.screen[-2000:]!r}"
+            if select.select([self.fd], [], [], left)[0]:
+                self.screen += os.read(self.fd, 65536)
+        return self.screen
+
+    def exit_code(self) -> int:
+        self.type("echo code=$?.\n")
+        self.shows(PROMPT)
+        return int(self.screen.rpartition(b"code=")[2].split(b".")[0])
+
+    def end(self) -> None:
+        os.close(self.fd)
+        wait_for(lambda: os.waitpid(self.pid, os.WNOHANG)[0], "the shell to end with its terminal", SOON_S)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.end()
+
+
+def ticks(folder: Path) -> set[str]:
+    """Who has written since the last look."""
+    try:
+        text = (folder / "ticks").read_text()
+    except FileNotFoundError:
+        return set()
+    (folder / "ticks").unlink()
+    return set(text.split())
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ctrl_c_lets_pytest_print_its_summary(shell: Shell):
+    (shell.folder / "test_slow.py").write_text(
+        "import time\ndef test_a(): pass\ndef test_b():\n    print('begun', flush=True)\n    time.sleep(300)\n"
+    )
+    shell.type(f"{EXEC} --grace 60s -- {sys.executable} -m pytest -s -p no:cacheprovider test_slow.py\n")
+    shell.shows(b"begun")
+    shell.type("\x03")
+    shown = shell.shows(PROMPT)
+    assert b"KeyboardInterrupt" in shown and b"1 passed" in shown
+    assert b"CANCELLED: stopped by SIGINT" in shown
+    assert shell.exit_code() == 130
+
+
+def test_ctrl_backslash_reaches_the_command_and_is_answered(shell: Shell):
+    (shell.folder / "work.sh").write_text("trap 'echo told; exit 0' QUIT; echo begun; while :; do sleep 0.05; done")
+    shell.type(f"{EXEC} -- sh work.sh\n")
+    shell.shows(b"begun")
+    shell.type("\x1c")
+    shown = shell.shows(PROMPT)
+    assert b"told" in shown and b"CANCELLED: stopped by SIGQUIT" in shown
+    assert shell.exit_code() == 131
+
+
+@pytest.mark.parametrize("way", ["", "--idle 1s ", "--json "], ids=["inherited", "relayed", "json"])
+def test_ctrl_z_stops_the_whole_tree_and_fg_continues_it(way: str, shell: Shell):
+    (shell.folder / "work.sh").write_text(TICKING)
+    shell.type(f"{EXEC} {way}-- sh work.sh\n")
+    wait_for(lambda: len(ticks(shell.folder)) == 2, "both to write", SOON_S)
+    shell.type("\x1a")
+    shell.shows(b"Stopped")
+    shell.shows(PROMPT)
+    ticks(shell.folder)
+    pids = [int(word) for word in (shell.folder / "pids").read_text().split()]
+    time.sleep(1.2 if "idle" in way else 0.3)  # the time in which nothing may happen
+    assert ticks(shell.folder) == set()
+    # D: it waits for a child that was stopped between vfork and exec, and will stop when that goes on.
+    assert {state(pid) for pid in pids} <= {"T", "D"}
+
+    shell.type("fg\n")
+    wait_for(lambda: len(ticks(shell.folder)) == 2, "both to write again", SOON_S)
+    shell.type("\x1a")
+    shell.shows(b"Stopped")
+    shell.shows(PROMPT)
+    shell.type("bg\n")
+    shell.shows(PROMPT)
+    wait_for(lambda: len(ticks(shell.folder)) == 2, "both to write again, behind the prompt", SOON_S)
+    shell.type("fg\n")
+    shell.shows(b"work.sh")
+    shell.type("\x03")
+    assert b"CANCELLED" in shell.shows(PROMPT)
+    assert shell.exit_code() == 130
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_the_timeout_goes_on_while_the_work_is_stopped(shell: Shell):
+    (shell.folder / "work.sh").write_text(TICKING)
+    shell.type(f"{EXEC} --timeout 5s --grace 200ms -- sh work.sh\n")
+    wait_for(lambda: len(ticks(shell.folder)) == 2, "both to write", SOON_S)
+    shell.type("\x1a")
+    shell.shows(b"Stopped")
+    shell.shows(PROMPT)
+    pids = [int(word) for word in (shell.folder / "pids").read_text().split()]
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "its clock to end the stopped work", SOON_S)
+    shell.type("fg\n")
+    assert b"TIMEOUT" in shell.shows(PROMPT)
+    assert shell.exit_code() == 10
+
+
+def test_stopped_work_is_gone_when_its_shotclock_is_killed(shell: Shell, no_survivors: Any):
+    (shell.folder / "work.sh").write_text(TICKING)
+    shell.type(f"{EXEC} -- sh work.sh\n")
+    wait_for(lambda: len(ticks(shell.folder)) == 2, "both to write", SOON_S)
+    shell.type("\x1a")
+    shell.shows(b"Stopped")
+    shell.shows(PROMPT)
+    pids = [int(word) for word in (shell.folder / "pids").read_text().split()]
+    shell.type("kill -KILL %1\n")
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of it", SOON_S)
