@@ -61,7 +61,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
     "shell/value-in-script": (
         [
             ("steps: {a: {exec: 'sh -c \"echo {{ run.id }}\"'}}", "steps.a.exec"),
-            ("steps: {a: {exec: 'x | /usr/bin/python3.11 -u -c \"print(1, {{ run.id }})\"'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'echo x | /usr/bin/python3.11 -u -c \"print(1, {{ run.id }})\"'}}", "steps.a.exec"),
             ("steps: {a: {exec: 'eval \"{{ run.id }}\"'}}", "steps.a.exec"),
             ("steps: {a: {exec: 'ssh host \"ls {{ run.id }}\"'}}", "steps.a.exec"),
             ("tools: {t: {exec: 'bash -ec \"{{ args.x }}\"'}}\nsteps: {a: {type: tool, tool: t}}", "tools.t.exec"),
@@ -72,6 +72,22 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {a: {exec: 'sh build.sh \"{{ run.id }}\"'}}",
             "steps: {a: {exec: 'push \"{{ run.id }}\"'}}",
             "steps: {a: {exec: './deploy.sh \"{{ run.id }}\"'}}",
+        ],
+    ),
+    "shell/pipe": (
+        [
+            ("steps: {a: {exec: 'false | cat'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'cd x && make 2>&1 | tee log'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'curl {{ run.id }} | jq .', shell: dash}}", "steps.a.exec"),
+            ("tools: {t: {exec: '(a; b) | c'}}\nsteps: {a: {type: tool, tool: t}}", "tools.t.exec"),
+        ],
+        [
+            "steps: {a: {exec: 'false | cat', shell: bash}}",
+            "steps: {a: {exec: 'false | cat', shell: [/usr/bin/bash, -eu]}}",
+            "defaults: {shell: bash}\nsteps: {a: {exec: 'false | cat'}}",
+            "steps: {a: {exec: 'echo {{ run.id }} | jq .'}}",
+            "steps: {a: {exec: 'false || cat; a \"|\" b'}}",
+            "steps: {a: {exec: 'set -o pipefail; false | cat'}}",
         ],
     ),
     "template/not-waited-for": (
@@ -270,7 +286,13 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
         ],
     ),
 }
-ERRORS = {"budget/longer-than-run", "budget/retries", "budget/waits", "graph/missing-dependency"}
+ERRORS = {
+    "shell/value-in-script",
+    "budget/longer-than-run",
+    "budget/retries",
+    "budget/waits",
+    "graph/missing-dependency",
+}
 ERRORS |= {"graph/unknown-target", "graph/cycle", "tool/unknown"}
 
 FIRES = [(rule, text, field) for rule, (fires, _) in CASES.items() for text, field in fires]

@@ -12,7 +12,9 @@ from ..core.envelope import Envelope
 from ..enforce.call import Runtime
 from .provider import StepCall, StepResult
 
-SHELL = "/bin/sh"
+SHELL = ["/bin/sh"]
+# Not every sh knows it. On the script's own first line, so that the shell's messages count lines as the file does.
+PIPEFAIL = "command set -o pipefail 2>/dev/null || :; "
 STDIN_VARIABLE = "SHOTCLOCK_STDIN"
 
 
@@ -30,10 +32,13 @@ class CommandProvider:
         with _spooled(call.settings.get("stdin")) as stdin:
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
-                script = f'exec <"${STDIN_VARIABLE}"\n{script}'
-            envelope = await runtime.run(
-                [SHELL, "-c", script], call.clocks, env=env, base_env=around, cwd=call.folder, name=call.name
-            )
+                script = f'exec <"${STDIN_VARIABLE}"; {script}'
+            shell = call.settings.get("shell") or SHELL
+            if shell[0].rpartition("/")[2] == "bash":
+                argv = [*shell, "-o", "pipefail", "-c", script]
+            else:
+                argv = [*shell, "-c", PIPEFAIL + script]
+            envelope = await runtime.run(argv, call.clocks, env=env, base_env=around, cwd=call.folder, name=call.name)
         data = envelope.data if isinstance(envelope.data, dict) else {}
         return StepResult(envelope, data.get("stdout", ""), self._rule(envelope))
 

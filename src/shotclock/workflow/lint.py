@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -26,7 +25,19 @@ from .plan import (
     timeout_key,
     written_timeout,
 )
-from .schema import AnyStep, GitStep, HumanStep, Reaction, ToolStep, WorkflowFile, WorkflowStep
+from .schema import (
+    AnyStep,
+    CommandStep,
+    GitStep,
+    HumanStep,
+    Reaction,
+    ToolPart,
+    ToolStep,
+    WorkflowFile,
+    WorkflowStep,
+)
+from .shell import find_refusals, find_unheard
+from .templates import is_template, with_marks
 
 HOUR_S, DAY_S = 3_600, 86_400
 # A bare number of seconds from here on is looked at; one of milliseconds below this is gone before anything answers.
@@ -36,6 +47,8 @@ FEW_MILLISECONDS = 100
 NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
 # Bytes of them that are looked at, a file once for each limit it is run under. More would take minutes.
 NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
+# Values of one command that are told of.
+REFUSALS_LIMIT = 10
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
@@ -351,26 +364,26 @@ def _tools(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("tool/unknown", message, _steps_key((step_id, "tool")), suggestion=hint)
 
 
-# A program that is given a script as a word, with a value in the script.
-_SCRIPT = re.compile(
-    r"""(?<![\w.-])
-        (?:(?P<program>(?:ba|da|z|k)?sh|python[\d.]*|perl|ruby|node)(?:\s+-[\w=]+)*?\s+-\w*[ce]|(?P<word>eval|ssh\b[^'"\n;|&]{0,200}))
-        \s+(?P<quote>['"])(?:(?!(?P=quote)).)*?\{\{""",
-    re.DOTALL | re.VERBOSE,
-)
-
-
 def _scripts(workflow: WorkflowFile) -> Iterator[Finding]:
-    """A value is data to the shell that runs the step. To one that is started inside it, it would be a part of its
-    script."""
-    texts = [(_steps_key((name, "exec")), step.exec) for name, step in workflow.steps.items() if step.type == "command"]
-    texts += [(("tools", name, "exec"), tool.exec) for name, tool in workflow.tools.items()]
-    for path, text in texts:
-        if "{{" in text and (found := _SCRIPT.search(text)) is not None:
-            program = found["program"] or found["word"].split()[0]
-            message = f"a value stands inside a script for {program}, which would run what is in it"
-            hint = "give it as an argument behind the script, or by `env`"
-            yield Finding("shell/value-in-script", message, path, suggestion=hint, is_error=False)
+    """A value is data to the shell that runs the step. Where it would be run, or could not be handed over, the step
+    refuses it; here that is told before anything runs."""
+    parts: list[tuple[Path_, CommandStep | ToolPart]] = [
+        (_steps_key((name, "exec")), step) for name, step in workflow.steps.items() if isinstance(step, CommandStep)
+    ]
+    parts += [(("tools", name, "exec"), tool) for name, tool in workflow.tools.items()]
+    for path, part in parts:
+        # Which of its blocks will be there is known when it runs.
+        is_certain = "{%" not in part.exec
+        marked = with_marks(part.exec)
+        for refusal in find_refusals(marked)[:REFUSALS_LIMIT] if is_template(part.exec) else ():
+            is_error = refusal.is_error and is_certain
+            rule = "shell/value-in-script"
+            yield Finding(rule, refusal.message, path, suggestion=refusal.suggestion, is_error=is_error)
+        shell = part.shell or workflow.defaults.shell or ["sh"]
+        if not shell[0].endswith("bash") and (program := find_unheard(marked)) is not None:
+            message = f"a failure of {program} is not seen: where sh has no `pipefail`, the last in a pipe decides"
+            hint = "say `shell: bash`, or write what it prints to a file first"
+            yield Finding("shell/pipe", message, path, suggestion=hint, is_error=False)
 
 
 def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:

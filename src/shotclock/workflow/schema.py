@@ -21,6 +21,7 @@ from pydantic import (
 
 from ..core.durations import MAX_MS, DurationError, parse_duration_ms
 from .kinds import KINDS, Unit, duration_ms
+from .shell import SHELLS
 
 Scalar = str | int | float | bool | None
 # A number in the unit of the step's kind, or text such as 500ms, 30s, 5m, 1h30m, PT30S.
@@ -145,9 +146,28 @@ class StepPart(Part):
         return written if written is None else _duration_in(KINDS[kind].unit)(written)
 
 
+def _known_shell(words: list[str]) -> list[str]:
+    name = words[0].rpartition("/")[2] if words else ""
+    if name not in SHELLS:
+        known = ", ".join(SHELLS)
+        raise ValueError(f"{name!r} is none of the shells that take a value as data: {known}, also with their path")
+    if any(set(word[1:]) & set("cs") for word in words[1:] if word.startswith("-") and not word.startswith("--")):
+        raise ValueError("-c and -s are given by shotclock: leave them out")
+    return words
+
+
+# The shell of a command, with its options.
+Shell = Annotated[
+    list[str],
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    AfterValidator(_known_shell),
+]
+
+
 class CommandStep(StepPart):
     type: Literal["command"] = "command"
     exec: str = Field(min_length=1)
+    shell: Shell | None = None
     stdin: str | None = None
     output_format: Literal["auto", "json", "text"] = "auto"
 
@@ -257,6 +277,7 @@ class ToolPart(Part):
     input_schema: dict[str, Any] | None = Field(
         default=None, validation_alias=AliasChoices("input_schema", "inputSchema"), serialization_alias="input_schema"
     )
+    shell: Shell | None = None
     stdin: str | None = None
     env: dict[str, Scalar] = {}
     cwd: str | None = None
@@ -290,6 +311,7 @@ class DefaultsPart(Part):
     grace: WithUnit | None = None
     env: dict[str, Scalar] = {}
     cwd: str | None = None
+    shell: Shell | None = None
     continue_on_failure: bool = False
     on_fail: Reaction | None = None
 

@@ -2,55 +2,79 @@
 
 A placeholder is not replaced by its value but by a reference to a variable that holds it, written so that it is one
 word of data where it stands: bare, in double quotes, in single quotes, in a here-document. Nothing in a value is ever
-read as shell. Where no such reference exists (arithmetic, a quoted here-document) a value that could mean something
-else is refused.
+read as shell. Where no such reference exists (a quoted here-document), or where the command would run what is in the
+word (`eval`, `sh -c`, a comparison that bash computes), the value is refused, whichever shell is the step's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from .shell_syntax import MARKED, Command, Place, Script, TooDeep, Word, read_script
+
+# The shells whose `[ … ]`, `printf` and `exit` take a value for what it is. Others compute it, as ksh and zsh do.
+SHELLS = ("sh", "dash", "ash", "bash")
 VARIABLE = "SHOTCLOCK_VALUE_{}"
 # What Linux takes in one environment variable, less its name.
 VALUE_LIMIT = 128 * 1024 - 64
 
-MARK = "\ue000{}\ue001"
-_MARKED = re.compile("\ue000(\\d+)\ue001")
-_HEREDOC = re.compile(r"<<(?P<dash>-?)[ \t]*(?P<quote>['\"\\]?)(?P<word>[A-Za-z_][A-Za-z0-9_]*)['\"]?")
 _PLAIN_NUMBER = re.compile(r"-?\d{1,18}")
+_MARK_CHARACTERS = re.compile("[\ue000-\ue003]")
 
 
 class Unsafe(ValueError):
     """A value stands where it could not be kept from meaning something else."""
 
 
-def mark(number: int) -> str:
-    """What stands in a rendered command for value `number`. No template can write it by itself."""
-    return MARK.format(number)
+class Refusal(NamedTuple):
+    """Why a value cannot stand where it does."""
+
+    position: int
+    message: str
+    suggestion: str
+    is_error: bool = True
+
+
+def mark(number: int, nonce: int = 0) -> str:
+    """What stands in a rendered command for value `number`. No template can write it by itself, and where values are
+    looked through for marks, `nonce` is one that no value can know."""
+    return f"\ue000{nonce}:{number}\ue001"
 
 
 def has_marks(text: str) -> bool:
-    return "\ue000" in text or "\ue001" in text
+    return _MARK_CHARACTERS.search(text) is not None
 
 
-def unmarked(text: str, values: Sequence[str]) -> str:
-    """The values themselves where marks of them stand."""
-    if not has_marks(text):
-        return text
-    return _MARKED.sub(lambda found: values[number] if (number := int(found[1])) < len(values) else found[0], text)
+def is_marked_well(text: str) -> bool:
+    """Whether what looks like a mark in a rendered command is one: a filter over a block may have changed it."""
+    return not has_marks(MARKED.sub("", text))
+
+
+def unmarked(text: str, values: Sequence[str], nonce: int) -> str:
+    """The values themselves where marks of this nonce stand."""
+
+    def value_of(found: re.Match[str]) -> str:
+        number = int(found[2])
+        return values[number] if int(found[1]) == nonce and number < len(values) else found[0]
+
+    return MARKED.sub(value_of, text) if has_marks(text) else text
 
 
 def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The command with a reference for every mark, and the variables that hold the values. Raises Unsafe."""
+    script = _read(command)
+    for refusal in sorted(_refusals(script)):
+        if refusal.is_error:
+            raise Unsafe(f"{refusal.message}: {refusal.suggestion}")
     variables: dict[str, str] = {}
-    scanner = _Scanner(command)
     written: list[str] = []
     position = 0
-    for found in _MARKED.finditer(command):
+    for found in MARKED.finditer(command):
         written.append(command[position : found.start()])
         position = found.end()
-        value = values[int(found.group(1))]
+        value = values[int(found[2])]
         if "\0" in value:
             raise Unsafe("a value with a NUL byte in it cannot be handed to a command")
         try:
@@ -59,204 +83,420 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
             raise Unsafe("a value with half a character in it cannot be handed to a command") from None
         if size > VALUE_LIMIT:
             raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be handed over in a command: use `stdin`")
-        name = VARIABLE.format(found.group(1))
+        name = VARIABLE.format(found[2])
         variables[name] = value
-        written.append(_reference(scanner.state_at(found.start()), name, value))
-        if scanner.is_past(found.start()):
-            raise Unsafe("a value cannot stand behind a backslash: leave the backslash out, a value needs none")
+        written.append(_reference(script.places[found.start()], name, value))
     written.append(command[position:])
     return "".join(written), variables
 
 
-def _reference(state: str, name: str, value: str) -> str:
-    match state:
-        case "bare":
+def find_refusals(command: str) -> list[Refusal]:
+    """What will be refused in a command with marks, and what is only doubtful, from left to right."""
+    try:
+        return sorted(set(_refusals(_read(command))))
+    except Unsafe as unsafe:
+        return [Refusal(0, str(unsafe), "write it as a file, and run that")]
+
+
+def find_unheard(command: str) -> str | None:
+    """The first program that is piped into another and could fail unseen."""
+    if "|" not in command or "pipefail" in command:
+        return None
+    try:
+        commands = read_script(command).commands
+    except TooDeep:
+        return None
+    for number, piped in enumerate(commands):
+        if piped.piped_from is not None:
+            for before in commands[piped.piped_from : number]:
+                rest = before.words[_first_program(before.words) :]
+                if rest and not rest[0].marks and (name := _program(rest[0])) not in _NEVER_FAILING:
+                    return name
+    return None
+
+
+def _read(command: str) -> Script:
+    try:
+        return read_script(command)
+    except TooDeep as deep:
+        raise Unsafe(str(deep)) from None
+
+
+def _reference(place: Place, name: str, value: str) -> str:
+    match place:
+        case Place.BARE:
             return f'"${{{name}}}"'
-        case "double" | "heredoc":
+        case Place.DOUBLE | Place.HEREDOC:
             return f"${{{name}}}"
-        case "single":
+        case Place.SINGLE:
             return f"'\"${{{name}}}\"'"
-        case "comment":
+        case Place.COMMENT:
             return ""
-        case "arithmetic":
+        case Place.ARITHMETIC:
             if _PLAIN_NUMBER.fullmatch(value.strip()):
                 return value.strip()
             raise Unsafe(f"in $((…)) only a whole number can stand, not {value[:40]!r}")
         case _:
-            raise Unsafe(f"a value cannot stand in {state}: it would not be replaced there, or be read as shell")
+            raise Unsafe(f"a value cannot stand {place}")
 
 
-class _Scanner:
-    """Follows the quoting of a POSIX shell command, as far as is needed to know what a place in it is."""
+# --- where a value would be run ----------------------------------------------------------------------------
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._position = 0
-        # What is open, from outside to inside: double, single, dollar-single, command, arithmetic, backtick, brace.
-        self._open: list[str] = []
-        self._pending: list[tuple[str, bool, bool]] = []
-        self._heredoc: tuple[str, bool, bool] | None = None
-        self._comment = False
+_BY_ENV = "hand it over by `env`, as a variable of the command"
+_BESIDE = "give it as an argument behind the script, or by `env`"
+_HINTS = {
+    Place.OLD_ARITHMETIC: "write $((…))",
+    Place.QUOTED_HEREDOC: "take the quotes off the word behind <<",
+    Place.BACKTICK: "write $(…)",
+    Place.BACKSLASH: "leave the backslash out, a value needs none",
+}
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
+_SUBSCRIPT = re.compile("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=", re.DOTALL)
+# bash expands the first five when it shows a prompt or traces, and computes the others.
+_COMPUTED_NAMES = {"PS0", "PS1", "PS2", "PS3", "PS4", "PROMPT_COMMAND", "RANDOM", "OPTIND"}
+_COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
+_DECLARING = {"declare", "typeset", "local", "readonly", "export"}
+# Programs that print what they are given.
+_REPEATING = {"echo", "printf", "cat", "tee"}
+# And others whose failure nobody waits for.
+_NEVER_FAILING = {*_REPEATING, "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function", "read"}
+# They speak of programs without starting them.
+_SPEAKING = {"echo", "printf", "grep", "egrep", "fgrep", "rg", "test", "[", "[[", "eval", "trap", "alias", "let"}
+# They start the program that they are given; a script on their standard input is that program's.
+_STARTING = {
+    *("env", "sudo", "doas", "exec", "command", "nohup", "nice", "ionice", "time", "timeout", "stdbuf", "setsid"),
+    *("chroot", "unshare", "nsenter", "docker", "podman", "kubectl", "ssh", "runuser", "busybox", "xargs", "find"),
+}
+_SHELL = re.compile(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
+_INTERPRETER = re.compile(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
+# The options that take a script, by their letter.
+_CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs": "ep", "php": "rBRE", "lua": "e"}
+_CODE_WORDS = {"--eval", "--print", "--command", "--run"}
+_SSH_OPTIONS_WITH_VALUE = set("bcDEeFIiJLlmOopQRSWwBP")
+_READ_OPTIONS_WITH_VALUE = set("dinNptu")
+_AWK = {"awk", "gawk", "mawk", "nawk"}
 
-    def state_at(self, position: int) -> str:
-        """Positions have to be asked for from left to right."""
-        while self._position < position:
-            self._step()
-        if self._heredoc is not None:
-            return "a quoted here-document" if self._heredoc[1] else "heredoc"
-        inside = self._open[-1] if self._open else ""
-        match inside:
-            case "" | "command":
-                return "comment" if self._comment else "bare"
-            case "dollar-single":
-                return "$'…'"
-            case "backtick":
-                return "`…`"
-            case "brace":
-                return "${…}"
-            case "paren":
-                return "arithmetic"
-            case _:
-                return inside
 
-    def is_past(self, position: int) -> bool:
-        """A backslash before it has taken its first character along."""
-        return self._position > position
+def _refusals(script: Script) -> Iterator[Refusal]:
+    for position, place in script.places.items():
+        if place.startswith(("in ", "behind ")):
+            message = f"a value cannot stand {place}"
+            yield Refusal(position, message, _HINTS.get(place, _BY_ENV))
+    if not script.places:
+        return
+    looked = _Commands(script)
+    for start, end in script.computed:
+        yield from _in_arithmetic(looked.repeated([Word(inside=[(start, end)])]))
+    for command in script.commands:
+        yield from looked.refusals(command)
 
-    def _step(self) -> None:
-        text, at = self._text, self._position
-        char = text[at]
-        if self._heredoc is not None:
-            self._step_heredoc()
+
+def _in_script(positions: Iterable[int], program: str) -> Iterator[Refusal]:
+    for position in positions:
+        yield Refusal(position, f"a value stands inside a script for {program}, which would run what is in it", _BESIDE)
+
+
+def _in_arithmetic(positions: Iterable[int], where: str = "arithmetic") -> Iterator[Refusal]:
+    for position in positions:
+        message = f"a value stands in {where}, where bash would run what is in it"
+        yield Refusal(position, message, "compare it with `[ … ]`, or compute with $((…))")
+
+
+class _Commands:
+    """The simple commands of a script, looked at one by one for values that they would run."""
+
+    def __init__(self, script: Script) -> None:
+        self._commands = script.commands
+        self._integers = set(self._find_integers())
+
+    def refusals(self, command: Command) -> Iterator[Refusal]:
+        words = command.words
+        yield from self._assignments(words)
+        head = _first_program(words)
+        rest = words[head:]
+        name = _program(rest[0]) if rest else ""
+        if name in ("for", "case", "select", "function"):
             return
-        inside = self._open[-1] if self._open else ""
-        if self._comment:
-            if char == "\n":
-                self._comment = False
-                self._newline()
-            else:
-                self._position += 1
-            return
-        if inside == "single":
-            if char == "'":
-                self._open.pop()
-            self._position += 1
-            return
-        if inside == "dollar-single":
-            if char == "\\":
-                self._position += 2
+        yield from self._builtin(name, rest[1:])
+        if name not in _SPEAKING:
+            for number, word in enumerate(rest):
+                yield from self._script_in_words(_program(word), rest[number + 1 :])
+                # Who is not known to start what it is given may still do so: `wrapper bash -c "…"`.
+                if number == 0 or name in _STARTING:
+                    yield from self._script_of(_program(word), rest[number + 1 :], piped=command.piped_from)
+        yield from self._input(command, rest)
+
+    def values_in(self, words: Iterable[Word]) -> list[int]:
+        """Those that stand in them, and in the commands whose output they take."""
+        found = []
+        for word in words:
+            found += word.marks
+            for start, end in word.inside:
+                found += self._values_of(self._commands[start:end])
+        return found
+
+    def repeated(self, words: Iterable[Word]) -> list[int]:
+        """Those that stand in them, and that `echo` and the like put there."""
+        found = []
+        for word in words:
+            found += word.marks
+            for start, end in word.inside:
+                inner = self._commands[start:end]
+                found += self._values_of(each for each in inner if each.words and _program(each.words[0]) in _REPEATING)
+        return found
+
+    def _values_of(self, commands: Iterable[Command]) -> list[int]:
+        return [mark for each in commands for word in (*each.words, *each.input) for mark in word.marks]
+
+    # --- variables ----------------------------------------------------------------------------------------
+
+    def _find_integers(self) -> Iterator[str]:
+        for command in self._commands:
+            rest = command.words[_first_program(command.words) :]
+            if rest and _program(rest[0]) in _DECLARING and "i" in _options(rest[1:]):
+                for word in rest[1:]:
+                    yield word.text.partition("=")[0]
+
+    def _assignments(self, words: Sequence[Word]) -> Iterator[Refusal]:
+        for word in words:
+            if not word.is_quoted and _SUBSCRIPT.match(word.text):
+                yield from _in_arithmetic(word.marks, "the number of an item")
                 return
-            if char == "'":
-                self._open.pop()
-            self._position += 1
-            return
-        if char == "\\":
-            self._position += 2
-            return
-        if inside == "double":
-            self._step_expansions(char, closing='"')
-            return
-        if inside == "arithmetic":
-            if text.startswith("))", at):
-                self._open.pop()
-                self._position += 2
+            assigned = _ASSIGNED.match(word.text)
+            if assigned is None:
                 return
-            if char == "(":
-                self._open.append("paren")
-            self._step_expansions(char, closing="")
-            return
-        if inside == "paren":
-            if char == ")":
-                self._open.pop()
-            elif char == "(":
-                self._open.append("paren")
-            self._step_expansions(char, closing="")
-            return
-        if inside == "brace":
-            if char == "}":
-                self._open.pop()
-                self._position += 1
-                return
-            if char == "'":
-                self._open.append("single")
-                self._position += 1
-                return
-            self._step_expansions(char, closing="")
-            return
-        self._step_bare(char, inside)
+            if assigned["name"] in _COMPUTED_NAMES | self._integers:
+                yield from _in_arithmetic(self.repeated([word]), f"{assigned['name']}=")
 
-    def _step_bare(self, char: str, inside: str) -> None:
-        text, at = self._text, self._position
-        if char == "'":
-            self._open.append("single")
-        elif text.startswith("$'", at):
-            self._open.append("dollar-single")
-            self._position += 1
-        elif char == "\n":
-            self._newline()
+    # --- what the shell does by itself --------------------------------------------------------------------
+
+    def _builtin(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
+        match name:
+            case "eval" | "alias":
+                yield from _in_script(self.values_in(words), name)
+            case "trap":
+                operands = [word for word in words if word.text != "--" and not word.text.startswith("-")]
+                yield from _in_script(self.values_in(operands[:1]), name)
+            case "let":
+                yield from _in_arithmetic(self.repeated(words), "`let`")
+            case "declare" | "typeset" | "local" | "readonly" | "export":
+                options = _options(words)
+                for word in words:
+                    named = "\ue000" in word.text.partition("=")[0]
+                    if (named and name != "export") or options & set("iaAn"):
+                        yield from _in_arithmetic(self.repeated([word]), f"`{name}`")
+            case "unset" | "mapfile" | "readarray":
+                yield from _in_arithmetic(self.repeated(words), f"the names of `{name}`")
+            case "read":
+                yield from _in_arithmetic(self.repeated(_names_to_read(words)), "the names of `read`")
+            case "getopts":
+                yield from _in_arithmetic(self.repeated(words[1:2]), "the name of `getopts`")
+            case "printf" | "test" | "[" | "[[":
+                yield from self._tested(name, words)
+            case "." | "source":
+                for word in words[:1]:
+                    yield from _in_script(self.values_in([Word(inside=word.inside)]), name)
+
+    def _tested(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
+        texts = [word.text for word in words]
+        for number, word in enumerate(words):
+            before = texts[number - 1] if number else ""
+            behind = texts[number + 1] if number + 1 < len(texts) else ""
+            if before == "-v" or (name == "printf" and word.text.startswith("-v")):
+                yield from _in_arithmetic(self.repeated([word]), f"`{name} -v`")
+            elif name == "[[" and (before in _COMPARISONS or behind in _COMPARISONS):
+                yield from _in_arithmetic(self.repeated([word]), "a comparison of numbers in [[…]]")
+
+    # --- scripts for other programs -----------------------------------------------------------------------
+
+    def _script_in_words(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
+        if _SHELL.fullmatch(name):
+            script, operands = _shell_script(words)
+            # `bash FILE` runs the file that a value names; `bash <(…)` runs what a value is made into.
+            made = [Word(inside=word.inside) for word in operands[:1] if not script]
+            yield from _in_script(self.values_in([*script, *made]), name)
+        elif (found := _INTERPRETER.fullmatch(name)) is not None:
+            letters = _CODE_LETTERS.get(found["name"], "e")
+            yield from _in_script(self.values_in(_code_words(words, letters)), name)
+
+    def _script_of(self, name: str, words: Sequence[Word], *, piped: int | None) -> Iterator[Refusal]:
+        if name in _AWK:
+            yield from _in_script(self.values_in(_awk_programs(words)), name)
+        elif name == "ssh":
+            _, remote = _ssh_words(words)
+            yield from _in_script(self.values_in(remote), "the shell on the other side")
+            options = [word for word in words if "command=" in word.text.lower() and word not in remote]
+            yield from _in_script(self.values_in(options), name)
+        elif name in ("su", "runuser", "script", "flock", "sg"):
+            yield from _in_script(self.values_in(_code_words(words, "c", stops=False)), name)
+        elif name == "watch" and not {"-x", "--exec"} & {word.text for word in words}:
+            yield from _in_script(self.values_in(words), name)
+        elif name == "parallel":
+            texts = [word.text for word in words]
+            yield from _in_script(self.values_in(words[: texts.index(":::")] if ":::" in texts else words), name)
+        elif name == "xargs" and piped is not None:
+            yield from self._xargs(words, piped)
+        elif name in ("sed", "gsed"):
+            for position in self.values_in(_sed_scripts(words)):
+                message = (
+                    "a value stands inside a script for sed, which would take what is in it for commands of its own"
+                )
+                yield Refusal(position, message, "let it be escaped, or use a program that takes it as data", False)
+
+    def _xargs(self, words: Sequence[Word], piped: int) -> Iterator[Refusal]:
+        """What it reads becomes a script where it is put into one, or where the script is missing."""
+        texts = [word.text for word in words]
+        for number, word in enumerate(words):
+            if _SHELL.fullmatch(_program(word)):
+                script, rest = _shell_script(words[number + 1 :])
+                asks = any(_is_code_option(each.text, "c") for each in words[number + 1 :])
+                follows = zip(texts, [*texts[1:], ""], strict=True)
+                replaced = [text[2:] or following for text, following in follows if text.startswith("-I")]
+                is_put_in = any(place and place in each.text for each in script for place in replaced)
+                if is_put_in or (asks and not script and not rest):
+                    end = next(at for at, each in enumerate(self._commands) if word in each.words)
+                    yield from _in_script(self._values_of(self._commands[piped:end]), word.text)
+
+    # --- scripts on standard input ------------------------------------------------------------------------
+
+    def _input(self, command: Command, rest: Sequence[Word]) -> Iterator[Refusal]:
+        reader = _reads_script(rest)
+        if reader is None:
             return
-        elif char == "#" and (at == 0 or text[at - 1] in " \t\n;|&("):
-            self._comment = True
-        elif text.startswith("((", at):  # in shells that know it, a command of its own
-            self._open.append("arithmetic")
-            self._position += 1
-        elif inside == "command" and char == ")":
-            self._open.pop()
-        elif inside == "command" and char == "(":
-            self._open.append("command")
-        elif inside == "backtick" and char == "`":
-            self._open.pop()
-        elif text.startswith("<<<", at):
-            self._position += 2
-        elif (found := _HEREDOC.match(text, at)) is not None:
-            self._pending.append((found["word"], bool(found["quote"]), bool(found["dash"])))
-            self._position = found.end()
-            return
+        yield from _in_script(self.values_in(command.input), reader)
+        if command.piped_from is not None:
+            end = next(number for number, each in enumerate(self._commands) if each is command)
+            yield from _in_script(self._values_of(self._commands[command.piped_from : end]), reader)
+
+
+def _program(word: Word) -> str:
+    return word.text.rpartition("/")[2] if "/" in word.text else word.text
+
+
+def _first_program(words: Sequence[Word]) -> int:
+    """Behind assignments and what merely says how the next word is looked up."""
+    number = 0
+    while number < len(words) and (_ASSIGNED.match(words[number].text) or words[number].text in ("command", "builtin")):
+        number += 1
+    return number
+
+
+def _options(words: Sequence[Word]) -> set[str]:
+    return {letter for word in words if word.text.startswith("-") for letter in word.text[1:]}
+
+
+def _is_code_option(text: str, letters: str) -> bool:
+    if text in _CODE_WORDS:
+        return True
+    return re.fullmatch(rf"-[A-Za-z0-9.]*[{letters}]", text) is not None
+
+
+def _code_words(words: Sequence[Word], letters: str, *, stops: bool = True) -> list[Word]:
+    """The scripts among the words of a program: behind an option that takes one, or in the option's own word. The first
+    word that is no option is a file, and what follows it is data, unless options may follow (`stops`)."""
+    found = []
+    is_next = False
+    for word in words:
+        if is_next:
+            found.append(word)
+            is_next = False
+        elif word.text.startswith("-") and len(word.text) > 1:
+            is_next = _is_code_option(word.text, letters)
+            if re.match(rf"-[A-Za-z0-9.]*[{letters}]", word.text) or word.text.partition("=")[0] in _CODE_WORDS:
+                found.append(word)
+        elif stops:
+            break
+    return found
+
+
+def _shell_script(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
+    """The script of `sh -c`, if there is one, and the other words that are no options."""
+    asks = skip = False
+    for number, word in enumerate(words):
+        if skip:
+            skip = False
+        elif word.text[:1] in ("-", "+") and len(word.text) > 1:
+            is_long = word.text.startswith("--")
+            skip = word.text in ("--rcfile", "--init-file") or (not is_long and word.text[-1] in "oO")
+            asks = asks or (word.text[0] == "-" and not is_long and "c" in word.text)
         else:
-            self._step_expansions(char, closing="")
-            return
-        self._position += 1
+            return ([word], list(words[number + 1 :])) if asks else ([], list(words[number:]))
+    return [], []
 
-    def _step_expansions(self, char: str, *, closing: str) -> None:
-        text, at = self._text, self._position
-        if closing and char == closing:
-            self._open.pop()
-        elif char == '"':
-            self._open.append("double")
-        elif text.startswith("$((", at):
-            self._open.append("arithmetic")
-            self._position += 2
-        elif text.startswith("$(", at):
-            self._open.append("command")
-            self._position += 1
-        elif text.startswith("${", at):
-            self._open.append("brace")
-            self._position += 1
-        elif char == "`":
-            if "backtick" in self._open:
-                while self._open.pop() != "backtick":
-                    pass
-            else:
-                self._open.append("backtick")
-        self._position += 1
 
-    def _newline(self) -> None:
-        self._position += 1
-        if self._pending:
-            self._heredoc = self._pending.pop(0)
+def _awk_programs(words: Sequence[Word]) -> list[Word]:
+    skip = ""
+    found = []
+    for word in words:
+        if skip:
+            if skip in ("-e", "--source"):
+                found.append(word)
+            skip = ""
+        elif word.text in ("-F", "-v", "-f", "-e", "-i", "--source", "--file", "--assign", "--field-separator"):
+            skip = word.text
+            if word.text in ("-f", "--file"):
+                return found
+        elif not word.text.startswith("-") or word.text == "-":
+            return found if found else [word]
+    return found
 
-    def _step_heredoc(self) -> None:
-        assert self._heredoc is not None
-        word, _, dash = self._heredoc
-        end = self._text.find("\n", self._position)
-        end = len(self._text) if end < 0 else end
-        line_start = self._text.rfind("\n", 0, self._position) + 1
-        if self._position == line_start:
-            line = self._text[line_start:end]
-            if (line.lstrip("\t") if dash else line) == word:
-                self._heredoc = None
-                self._position = min(end + 1, len(self._text))
-                if self._pending:
-                    self._heredoc = self._pending.pop(0)
-                return
-        self._position += 1
+
+def _sed_scripts(words: Sequence[Word]) -> list[Word]:
+    scripts = _code_words(words, "e", stops=False)
+    return scripts or [word for word in words if not word.text.startswith("-")][:1]
+
+
+def _ssh_words(words: Sequence[Word]) -> tuple[Word | None, list[Word]]:
+    """The host, and the command for the shell there."""
+    skip = False
+    for number, word in enumerate(words):
+        if skip:
+            skip = False
+        elif word.text.startswith("-") and len(word.text) > 1:
+            skip = word.text[-1] in _SSH_OPTIONS_WITH_VALUE and len(word.text) == 2
+        else:
+            return word, list(words[number + 1 :])
+    return None, []
+
+
+def _names_to_read(words: Sequence[Word]) -> list[Word]:
+    found = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word.text.startswith("-") and len(word.text) > 1:
+            skip = word.text[-1] in _READ_OPTIONS_WITH_VALUE
+        else:
+            found.append(word)
+    return found
+
+
+def _reads_script(words: Sequence[Word]) -> str | None:
+    """The program among the words that takes its standard input for a script, if one does."""
+    for number, word in enumerate(words):
+        name, rest = _program(word), words[number + 1 :]
+        if number and _program(words[0]) not in _STARTING:
+            return None
+        if _SHELL.fullmatch(name):
+            script, operands = _shell_script(rest)
+            asks = any(_is_code_option(each.text, "c") for each in rest)
+            from_input = any(re.fullmatch(r"-[a-z]*s[a-z]*", each.text) for each in rest)
+            if not script and not asks and (not operands or from_input or operands[0].text in ("-", "/dev/stdin")):
+                return name
+            return None
+        if _INTERPRETER.fullmatch(name):
+            harmless = re.compile(r"-[uIsSBEqOvwW]*")
+            return name if all(harmless.fullmatch(each.text) for each in rest[:1]) else None
+        if name in (".", "source"):
+            return name if rest and rest[0].text in ("/dev/stdin", "-", "/proc/self/fd/0") else None
+        if name == "ssh":
+            host, remote = _ssh_words(rest)
+            if host is not None and not remote:
+                return "the shell on the other side"
+            return _reads_script([Word(text) for each in remote for text in each.text.split()])
+        if name == "su":
+            return None if any(_is_code_option(each.text, "c") for each in rest) else name
+        if name in ("at", "batch"):
+            return name
+    return None

@@ -321,8 +321,9 @@ class Steps:
             if tool.input_schema is not None and (why := await self._misfit(tool.input_schema, arguments)) is not None:
                 raise StepFailed("STEP_INVALID", f"arguments do not fit input_schema: {why}", "step/arguments")
             scope = {**scope, "args": arguments, "arguments": arguments}
-            written = {"exec": tool.exec, "stdin": tool.stdin}
+            written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
         if isinstance(step, CommandStep | ToolStep):
+            written["shell"] = written["shell"] or self._workflow.defaults.shell
             written["exec"], values = await self._shell(str(written["exec"]), scope)
             rest = await self._rendered({key: value for key, value in written.items() if key != "exec"}, scope)
             return {**rest, "exec": written["exec"]}, values

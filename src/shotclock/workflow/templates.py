@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import Failure
 from .memory import TOO_MUCH, bounded_memory
-from .shell import has_marks, mark, unmarked
+from .shell import has_marks, is_marked_well, mark, unmarked
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
@@ -23,6 +24,9 @@ OUTPUT_LIMIT = 10_000_000
 DEPTH_LIMIT = 200
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
+_OPENED = re.compile(r"\{\{|\{%")
+_EXPRESSION = re.compile(r"""\{\{(?:[^'"}]|'[^']*'|"[^"]*"|\}(?!\}))*\}\}""")
+_BLOCK = re.compile(r"""\{%(?:[^'"%]|'[^']*'|"[^"]*"|%(?!\}))*%\}""")
 _PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
 _DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
 
@@ -64,6 +68,20 @@ def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
 
     _refuse_marks(text)
     return Rendered(_PLACEHOLDER.sub(replaced, text), values)
+
+
+def with_marks(template: str) -> str:
+    """A command as far as it is known before it is rendered: marks for its values, its blocks left out."""
+    made: list[str] = []
+    position = 0
+    while (found := _OPENED.search(template, position)) is not None:
+        made.append(template[position : found.start()])
+        tag = (_EXPRESSION if found[0] == "{{" else _BLOCK).match(template, found.start())
+        if tag is None:  # it has no end, and so is no template
+            return template
+        made.append(mark(0) if found[0] == "{{" else "")
+        position = tag.end()
+    return "".join(made) + template[position:]
 
 
 def sole_name(text: str) -> str | None:
@@ -167,7 +185,8 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     _refuse_marks(template)
     environment = _environment(marked)
     values: list[str] = []
-    environment.globals["__values__"] = values
+    # Blocks and macros hold marks, and so may data: only those of this rendering are ours, and no data can know them.
+    environment.marked_values, environment.nonce = values, int.from_bytes(os.urandom(8))
     try:
         parts, size = [], 0
         for part in environment.from_string(_with_subscripts(template)).generate(**scope):
@@ -179,7 +198,12 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
         raise
     except Exception as error:
         raise TemplateError(_why(template, error)) from None
-    return Rendered("".join(parts), values)
+    text = "".join(parts)
+    if marked and not is_marked_well(text):
+        raise TemplateError(
+            f"{template[:100]!r}: a filter over a block changed a value's place: filter the value itself"
+        )
+    return Rendered(text, values)
 
 
 @lru_cache(maxsize=2)
@@ -192,12 +216,15 @@ def _environment(marked: bool) -> Any:
             return value  # it says itself what is missing
         if not marked:
             return as_text(value)
-        values: Any = environment.globals["__values__"]
+        values = environment.marked_values
         # What a macro or a `set` block made holds the marks of what is in it.
-        values.append(unmarked(as_text(value), values))
-        return mark(len(values) - 1)
+        values.append(unmarked(as_text(value), values, environment.nonce))
+        return mark(len(values) - 1, environment.nonce)
 
     class Environment(ImmutableSandboxedEnvironment):
+        marked_values: list[str]
+        nonce: int
+
         def getattr(self, obj: Any, attribute: str) -> Any:
             if isinstance(obj, dict) and attribute in obj:  # `.items` of some JSON is its items
                 return obj[attribute]
@@ -224,4 +251,4 @@ def _with_subscripts(template: str) -> str:
 
 def _refuse_marks(template: str) -> None:
     if has_marks(template):
-        raise TemplateError("a template must not hold the characters U+E000 and U+E001")
+        raise TemplateError("a template must not hold the characters U+E000 to U+E003")

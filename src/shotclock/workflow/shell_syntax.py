@@ -1,0 +1,412 @@
+"""Reads a shell command: what each place of a value is by its quoting, and which words each simple command has.
+
+It follows the grammar of POSIX and of bash together, whichever of them will run it: what only bash reads as arithmetic
+or as a test is told as that. It knows enough to say where a value stands, and nothing is ever run or expanded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+# Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
+DEPTH_LIMIT = 50
+
+MARKED = re.compile("\ue000(\\d+):(\\d+)\ue001")
+# `${x:1}`, `${x[1]}` and `${!x}` are computed. What stands behind the others is text.
+_COMPUTED = re.compile(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
+_BLANK = " \t"
+_OPENING = {"{", "if", "while", "until", "for", "case", "select"}
+_CLOSING = {"}", "fi", "done", "esac"}
+_BETWEEN = {"then", "else", "elif", "do", "!", "time"}
+_KEPT = {"for", "case", "select", "function"}
+
+
+class Place(StrEnum):
+    """What a value is surrounded by. Where it says "in", no reference to a variable would be plain data."""
+
+    BARE = "bare"
+    DOUBLE = "double"
+    SINGLE = "single"
+    HEREDOC = "heredoc"
+    COMMENT = "comment"
+    ARITHMETIC = "arithmetic"
+    OLD_ARITHMETIC = "in $[…]"
+    QUOTED_HEREDOC = "in a quoted here-document"
+    HEREDOC_WORD = "in the word that ends a here-document"
+    DOLLAR_SINGLE = "in $'…'"
+    BACKTICK = "in `…`"
+    BRACE = "in ${…}"
+    BACKSLASH = "behind a backslash"
+
+
+class TooDeep(ValueError):
+    """Commands are inside each other deeper than is looked at."""
+
+
+@dataclass
+class Word:
+    text: str = ""
+    """Without its quotes."""
+    marks: list[int] = field(default_factory=list)
+    """Positions of the values that stand in it."""
+    inside: list[tuple[int, int]] = field(default_factory=list)
+    """Whose output it takes: from and to which command."""
+    is_quoted: bool = False
+
+
+@dataclass
+class Command:
+    words: list[Word] = field(default_factory=list)
+    input: list[Word] = field(default_factory=list)
+    """What it reads: here-strings, the text of here-documents, the output of `<(…)`."""
+    piped_from: int | None = None
+    """The first of the commands whose output it reads."""
+
+
+@dataclass
+class Script:
+    """What a command says. Commands inside others come behind the one that they are inside of."""
+
+    places: dict[int, Place] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    computed: list[tuple[int, int]] = field(default_factory=list)
+    """The commands whose output is taken for arithmetic."""
+
+
+def read_script(text: str) -> Script:
+    """Never fails on a command that a shell would refuse: it reads on as well as it can. Raises TooDeep."""
+    script = Script()
+    _Reader(text, 0, len(text), script, 0).read_list("")
+    return script
+
+
+class _Reader:
+    """Reads text[at:end]. A here-document is read by one of its own, over its lines."""
+
+    def __init__(self, text: str, at: int, end: int, script: Script, depth: int) -> None:
+        self._text = text
+        self._at = at
+        self._end = end
+        self._script = script
+        self._depth = depth
+        # Here-documents whose lines begin behind the next end of line: what ends them, and for which command.
+        self._awaited: list[tuple[str, bool, bool, Command]] = []
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def read_list(self, closing: str, around: Place = Place.BARE) -> tuple[int, int]:
+        """Commands up to `closing`: `)` or the end. Returns from and to which command they are."""
+        self._go_deeper()
+        commands = self._script.commands
+        first = pipeline = len(commands)
+        groups: list[int] = []
+        cases = 0
+        command = Command()
+        commands.append(command)
+        while self._at < self._end:
+            char = self._text[self._at]
+            if char == closing and not (closing == ")" and cases):
+                self._at += 1
+                break
+            if char in _BLANK:
+                self._at += 1
+            elif self._text.startswith("\\\n", self._at):
+                self._at += 2
+            elif char == "#":
+                self._skip_comment()
+            elif char in "\n;&|)":
+                is_pipe = self._read_operator(char)
+                if is_pipe is None:  # a redirection of everything
+                    self._read_redirection(command, around)
+                    continue
+                command = Command(piped_from=pipeline if is_pipe else None)
+                commands.append(command)
+                if not is_pipe:
+                    pipeline = len(commands) - 1
+            elif self._text.startswith("((", self._at) and (not command.words or command.words[-1].text == "for"):
+                self._at += 2
+                self._read_arithmetic("))", Place.ARITHMETIC)
+            elif char == "(":
+                self._at += 1
+                is_function = len(command.words) == 1 and self._text.startswith(")", self._at)
+                self.read_list(")", around)
+                if is_function:
+                    command = Command()
+                    commands.append(command)
+            elif self._is_redirection(char):
+                self._read_redirection(command, around)
+            else:
+                word = self._read_word(around)
+                if word is None:
+                    continue  # the number of a redirection
+                name = "" if word.is_quoted or command.words else word.text
+                if name == "[[":
+                    command.words.append(word)
+                    self._read_test(command, around)
+                    continue
+                cases += (name == "case") - (name == "esac" and cases > 0)
+                if name in _OPENING:
+                    groups.append(pipeline)
+                elif name in _CLOSING and groups:
+                    pipeline = groups.pop()
+                if name in _KEPT or name not in _OPENING | _CLOSING | _BETWEEN:
+                    command.words.append(word)
+                elif name not in _CLOSING:
+                    command = Command(piped_from=command.piped_from)
+                    commands.append(command)
+                    pipeline = len(commands) - 1
+        self._depth -= 1
+        return first, len(commands)
+
+    def _go_deeper(self) -> None:
+        self._depth += 1
+        if self._depth > DEPTH_LIMIT:
+            raise TooDeep(f"commands inside commands, more than {DEPTH_LIMIT} deep")
+
+    def _read_operator(self, char: str) -> bool | None:
+        """Whether it is a pipe; None if it is `&>`."""
+        if char == "\n":
+            self._at += 1
+            self._read_heredocs()
+            return False
+        if self._text.startswith("&>", self._at):
+            self._at += 1
+            return None
+        if self._text.startswith(("&&", "||", ";;"), self._at):
+            self._at += 2
+            return False
+        self._at += 2 if self._text.startswith("|&", self._at) else 1
+        return char == "|"
+
+    def _read_test(self, command: Command, around: Place) -> None:
+        """The words of `[[ … ]]`, with its operators."""
+        while self._at < self._end:
+            char = self._text[self._at]
+            if char in " \t\n":
+                self._at += 1
+            elif char in "&|();<>" and not self._text.startswith(("<(", ">("), self._at):
+                self._at += 1
+                command.words.append(Word(char))
+            else:
+                word = self._read_word(around)
+                if word is None:
+                    continue
+                command.words.append(word)
+                if word.text == "]]" and not word.is_quoted:
+                    return
+
+    # --- redirections and here-documents ------------------------------------------------------------------
+
+    def _is_redirection(self, char: str) -> bool:
+        return char in "<>" and not self._text.startswith(("<(", ">("), self._at)
+
+    def _read_redirection(self, command: Command, around: Place) -> None:
+        text = self._text
+        if text.startswith("<<<", self._at):
+            self._at += 3
+            self._skip_blanks()
+            command.input.append(self._read_word(around) or Word())
+            return
+        if text.startswith("<<", self._at):
+            self._at += 2
+            dash = text.startswith("-", self._at)
+            self._at += dash
+            self._skip_blanks()
+            start = self._at
+            word = self._read_word(around) or Word()
+            for mark in word.marks:
+                self._script.places[mark] = Place.HEREDOC_WORD
+            is_quoted = word.is_quoted or "\\" in text[start : self._at]
+            self._awaited.append((word.text, is_quoted, dash, command))
+            return
+        reads = text[self._at] == "<"
+        while self._at < self._end and text[self._at] in "<>&|" and not text.startswith(("<(", ">("), self._at):
+            self._at += 1
+        self._skip_blanks()
+        target = self._read_word(around)
+        if reads and target is not None:
+            command.input.append(Word(inside=target.inside))  # a file that a value names is not the value
+
+    def _skip_blanks(self) -> None:
+        while self._at < self._end and self._text[self._at] in _BLANK:
+            self._at += 1
+
+    def _skip_comment(self) -> None:
+        end = self._text.find("\n", self._at, self._end)
+        end = self._end if end < 0 else end
+        for found in MARKED.finditer(self._text, self._at, end):
+            self._script.places[found.start()] = Place.COMMENT
+        self._at = end
+
+    def _read_heredocs(self) -> None:
+        awaited, self._awaited = self._awaited, []
+        for ending, is_quoted, dash, command in awaited:
+            start = self._at
+            end = self._end
+            while self._at < self._end:
+                line_end = self._text.find("\n", self._at, self._end)
+                line_end = self._end if line_end < 0 else line_end
+                line = self._text[self._at : line_end]
+                if (line.lstrip("\t") if dash else line) == ending:
+                    end = self._at
+                    self._at = min(line_end + 1, self._end)
+                    break
+                self._at = min(line_end + 1, self._end)
+            body = Word()
+            if is_quoted:
+                for found in MARKED.finditer(self._text, start, end):
+                    self._script.places[found.start()] = Place.QUOTED_HEREDOC
+                    body.marks.append(found.start())
+            else:
+                _Reader(self._text, start, end, self._script, self._depth)._read_text(body, "", Place.HEREDOC)
+            command.input.append(body)
+
+    # --- words --------------------------------------------------------------------------------------------
+
+    def _read_word(self, around: Place) -> Word | None:
+        """None if it is the number of a descriptor, which belongs to the redirection behind it."""
+        word = Word()
+        start = self._at
+        while self._at < self._end:
+            char = self._text[self._at]
+            if char in " \t\n;&|()":
+                break
+            if char in "<>":
+                if not self._text.startswith(("<(", ">("), self._at):
+                    if self._text[start : self._at].isdecimal():
+                        return None
+                    break
+                self._at += 2
+                word.inside.append(self.read_list(")"))
+            elif char == "'":
+                word.is_quoted = True
+                self._at += 1
+                self._read_single(word, Place.SINGLE)
+            elif char == '"':
+                word.is_quoted = True
+                self._at += 1
+                self._read_text(word, '"', Place.DOUBLE)
+            elif self._text.startswith("$'", self._at):
+                word.is_quoted = True
+                self._at += 2
+                self._read_dollar_single(word)
+            else:
+                self._read_one(word, around)
+        return word
+
+    def _read_single(self, word: Word, place: Place) -> None:
+        end = self._text.find("'", self._at, self._end)
+        end = self._end if end < 0 else end
+        for found in MARKED.finditer(self._text, self._at, end):
+            self._script.places[found.start()] = place
+            word.marks.append(found.start())
+        word.text += self._text[self._at : end]
+        self._at = min(end + 1, self._end)
+
+    def _read_dollar_single(self, word: Word) -> None:
+        while self._at < self._end and self._text[self._at] != "'":
+            is_escaped = self._text[self._at] == "\\"
+            self._at += is_escaped
+            if (found := MARKED.match(self._text, self._at)) is not None:
+                self._found(found, word, Place.DOLLAR_SINGLE)
+            else:
+                self._at += 1
+        self._at = min(self._at + 1, self._end)
+
+    def _read_text(self, word: Word, closing: str, place: Place) -> None:
+        """In double quotes, or the lines of a here-document."""
+        while self._at < self._end:
+            if closing and self._text[self._at] == closing:
+                self._at += 1
+                return
+            self._read_one(word, place)
+
+    def _read_one(self, word: Word, place: Place) -> None:
+        """One character, value or expansion."""
+        text, at = self._text, self._at
+        char = text[at]
+        if (found := MARKED.match(text, at)) is not None:
+            self._found(found, word, place)
+        elif char == "\\":
+            self._at += 1
+            if (found := MARKED.match(text, self._at)) is not None:
+                self._found(found, word, Place.BACKSLASH)
+            elif self._at < self._end:
+                word.text += "" if text[self._at] == "\n" else text[self._at]
+                self._at += 1
+        elif text.startswith("$((", at):
+            self._at += 3
+            self._read_arithmetic("))", Place.ARITHMETIC, word)
+        elif text.startswith("$[", at):
+            self._at += 2
+            self._read_arithmetic("]", Place.OLD_ARITHMETIC, word)
+        elif text.startswith("$(", at):
+            self._at += 2
+            word.inside.append(self.read_list(")"))
+        elif text.startswith("${", at):
+            self._at += 2
+            self._read_brace(word)
+        elif char == "`":
+            self._read_backtick(word, place)
+        else:
+            word.text += char
+            self._at += 1
+
+    def _found(self, found: re.Match[str], word: Word, place: Place) -> None:
+        self._script.places[found.start()] = place
+        word.marks.append(found.start())
+        word.text += found[0]
+        self._at = found.end()
+
+    def _read_backtick(self, word: Word, place: Place) -> None:
+        """It ends at the next one that no backslash stands before. What backslashes in it mean depends on where it is,
+        and so does a quote in quotes: no value may stand there."""
+        start = end = self._at + 1
+        while end < self._end and self._text[end] != "`":
+            end += 2 if self._text[end] == "\\" else 1
+        end = min(end, self._end)
+        inner = _Reader(self._text, start, end, self._script, self._depth)
+        word.inside.append(inner.read_list("", Place.BACKTICK))
+        if place is not Place.BARE or "\\" in self._text[start:end]:
+            for found in MARKED.finditer(self._text, start, end):
+                self._script.places[found.start()] = Place.BACKTICK
+        self._at = min(end + 1, self._end)
+
+    def _read_brace(self, word: Word) -> None:
+        """`${…}`: text in double quotes may stand in it where it is text and not computed."""
+        self._go_deeper()
+        is_computed = _COMPUTED.match(self._text, self._at, self._end) is not None
+        while self._at < self._end and self._text[self._at] != "}":
+            char = self._text[self._at]
+            if char == '"':
+                self._at += 1
+                self._read_text(word, '"', Place.BRACE if is_computed else Place.DOUBLE)
+            elif char == "'":
+                self._at += 1
+                self._read_single(word, Place.BRACE)
+            else:
+                self._read_one(word, Place.BRACE)
+        self._at = min(self._at + 1, self._end)
+        self._depth -= 1
+
+    def _read_arithmetic(self, closing: str, place: Place, word: Word | None = None) -> None:
+        """Quotes make no difference in it."""
+        self._go_deeper()
+        inside = Word()
+        parens = 0
+        while self._at < self._end:
+            char = self._text[self._at]
+            if not parens and self._text.startswith(closing, self._at):
+                self._at += len(closing)
+                break
+            if char in "()":
+                parens = max(0, parens + (1 if char == "(" else -1))
+                self._at += 1
+            else:
+                self._read_one(inside, place)
+        self._depth -= 1
+        self._script.computed += inside.inside
+        if word is not None:
+            word.inside += inside.inside

@@ -1,0 +1,313 @@
+"""Where a value in a shell command would be run: it is refused there, by `check` and before the step runs."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shotclock.workflow.lint import lint
+from shotclock.workflow.loading import load_text
+from shotclock.workflow.shell import Unsafe, find_refusals, mark, with_references
+from shotclock.workflow.templates import with_marks
+
+# What bash makes a file of where it computes with it, and what any shell does where it reads it as a script.
+INDEX, SCRIPT, LIST = "a[$(touch pwned)]", "$(touch pwned)", "($(touch pwned))"
+
+COMPUTED = [
+    "[[ {{ x }} -gt 3 ]]",
+    '[[ 3 -eq "{{ x }}" ]]',
+    "if [[ -n a && {{ x }} -le 3 ]]; then :; fi",
+    "while ! [[ {{ x }} -lt 3 ]]; do break; done",
+    "[[ -v {{ x }} ]]",
+    "[[ $(echo {{ x }}) -gt 3 ]]",
+    "let n={{ x }}",
+    'let "n = {{ x }}"',
+    "declare -i n={{ x }}",
+    "typeset -i n={{ x }}",
+    "f() { local -i n={{ x }}; }; f",
+    "declare -gi n={{ x }}",
+    "declare -i n; n={{ x }}",
+    "declare '{{ x }}=1'",
+    "declare -n n={{ x }}; echo $n",
+    "echo $[ {{ x }} ]",
+    'echo "$[ {{ x }} ]"',
+    "arr[{{ x }}]=1",
+    "arr=([{{ x }}]=1)",
+    "printf -v {{ x }} y",
+    "test -v {{ x }}",
+    "[ -v {{ x }} ]",
+    "read {{ x }} <<< y",
+    "read -r -p ask {{ x }} <<< y",
+    "RANDOM={{ x }}",
+    "OPTIND={{ x }}",
+    "n=abc; echo ${n:{{ x }}:1}",
+    'n=abc; echo ${n:"{{ x }}":1}',
+    "echo $(( $(echo {{ x }}) ))",
+    "command let n={{ x }}",
+]
+COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
+SCRIPTS = [
+    "eval {{ x }}",
+    "eval echo '{{ x }}'",
+    'eval "$(echo {{ x }})"',
+    "trap {{ x }} EXIT",
+    "trap -- 'echo {{ x }}' EXIT",
+    "sh -c {{ x }}",
+    "sh -c 'echo {{ x }}'",
+    'bash -c "echo {{ x }}"',
+    "bash -c echo\\ x{{ x }}",
+    "bash -l -o pipefail -c 'echo {{ x }}'",
+    "bash -euo pipefail -c 'echo {{ x }}'",
+    "bash -xc 'echo {{ x }}' a b",
+    "/bin/bash --norc -c 'echo {{ x }}'",
+    "env A=b bash -c 'echo {{ x }}'",
+    "timeout 5 bash -c 'echo {{ x }}'",
+    "nohup sh -c 'echo {{ x }}'",
+    "exec sh -c 'echo {{ x }}'",
+    "A=b sh -c 'echo {{ x }}'",
+    "echo {{ x }} | sh",
+    "echo {{ x }} | bash -s a",
+    "echo {{ x }} | tee /dev/null | /bin/sh -e",
+    "printf '%s\\n' {{ x }} | env bash",
+    "{ echo a; echo {{ x }}; } | sh",
+    "(echo {{ x }}) | sh",
+    "for i in 1; do echo {{ x }}; done | sh",
+    "cat <<E | sh\n{{ x }}\nE",
+    "bash <<E\n{{ x }}\nE",
+    "bash -s <<-E\n\t{{ x }}\n\tE\n",
+    "sh <<< {{ x }}",
+    "sh < <(echo {{ x }})",
+    "bash <(echo {{ x }})",
+    ". /dev/stdin <<E\n{{ x }}\nE",
+    "source /dev/stdin <<< {{ x }}",
+    "source <(echo {{ x }})",
+    "echo a | xargs sh -c 'echo {{ x }}'",
+    "echo {{ x }} | xargs -d '\\n' sh -c",
+    "echo {{ x }} | xargs -I% sh -c 'echo %'",
+    "echo {{ x }} | xargs -I % bash -c 'echo %'",
+    "find . -maxdepth 0 -exec sh -c 'echo {{ x }}' \\;",
+    'sh -c "$(cat <<E\n{{ x }}\nE\n)"',
+    "a=$(sh -c 'echo {{ x }}')",
+    "echo $(eval {{ x }})",
+    'echo "`eval "{{ x }}"`"',
+    "cat <<E\n$(eval {{ x }})\nE",
+    "if sh -c 'echo {{ x }}'; then :; fi",
+    "true && sh -c 'echo {{ x }}' || :",
+    "case a in a) sh -c 'echo {{ x }}';; esac",
+    "f() { sh -c 'echo {{ x }}'; }; f",
+]
+OTHER_PROGRAMS = [
+    "ssh host rm {{ x }}",
+    'ssh -p 22 -i key host "rm {{ x }}"',
+    "ssh host <<E\nrm {{ x }}\nE",
+    "echo {{ x }} | ssh host",
+    "ssh host bash -s <<E\n{{ x }}\nE",
+    "ssh host 'bash -s' <<E\n{{ x }}\nE",
+    "ssh -o ProxyCommand='nc {{ x }}' host",
+    "su -c 'echo {{ x }}'",
+    "su - user -c 'echo {{ x }}'",
+    "sudo -u me sh -c 'echo {{ x }}'",
+    "docker exec c sh -lc 'echo {{ x }}'",
+    "kubectl exec pod -- bash -c 'echo {{ x }}'",
+    "python -c 'print({{ x }})'",
+    "python3.11 -u -c \"print('{{ x }}')\"",
+    "python3 <<E\nprint('{{ x }}')\nE",
+    "python3 - <<E\nprint('{{ x }}')\nE",
+    "perl -e 'print {{ x }}'",
+    "perl -pe 's/a/{{ x }}/'",
+    "perl -i.bak -ne 'print {{ x }}'",
+    "ruby -e 'puts {{ x }}'",
+    "node -e 'f({{ x }})'",
+    "node --eval 'f({{ x }})'",
+    "php -r 'f({{ x }});'",
+    "awk '{print {{ x }}}'",
+    "awk -F, -v a=b '$1 == \"{{ x }}\"' file",
+    "gawk '/{{ x }}/' file",
+    "watch ls {{ x }}",
+    "echo a | parallel echo {{ x }}",
+    "unset {{ x }}",
+    "alias a={{ x }}",
+    "mapfile {{ x }}",
+]
+NEVER_REPLACED = [
+    "cat <<'E'\n{{ x }}\nE",
+    "cat <<'E-F'\n{{ x }}\nE-F\n",
+    "cat <<{{ x }}\na\n",
+    "echo $'{{ x }}'",
+    "echo `echo {{ x }}`",
+    'echo "`echo "{{ x }}"`"',
+    "echo ${A:-{{ x }}}",
+    "echo \\{{ x }}",
+    "cat <<E\n\\{{ x }}\nE",
+]
+REFUSED = COMPUTED + COMPUTED_LISTS + SCRIPTS + OTHER_PROGRAMS + NEVER_REPLACED
+
+ALLOWED = [
+    "[ {{ x }} -gt 3 ]",
+    "test {{ x }} = y",
+    "[[ {{ x }} = y && -n {{ x }} ]]",
+    "[[ -f {{ x }} || $n -gt 3 ]]",
+    "[[ $(wc -l < {{ x }}) -gt 3 ]]",
+    "echo $(( {{ x }} + 1 ))",
+    "echo {{ x }} | cat",
+    "echo {{ x }} | grep -c sh",
+    "echo {{ x }} | grep bash",
+    "echo bash -c {{ x }}",
+    "echo {{ x }} | python3 -c 'import sys; print(sys.stdin.read())'",
+    "echo {{ x }} | python3 -m json.tool",
+    "echo {{ x }} | python3 script.py",
+    "python3 -c 'import sys; print(sys.argv[1])' {{ x }}",
+    "python3 script.py -c {{ x }}",
+    "sh -c 'grep -- \"$1\" log' sh {{ x }}",
+    "bash -o pipefail -c 'echo \"$1\"' bash {{ x }}",
+    "sh script.sh {{ x }}",
+    "bash {{ x }}",
+    "bash ./deploy.sh -c {{ x }}",
+    "echo {{ x }} | sh script.sh",
+    "echo {{ x }} | xargs -0 rm --",
+    "echo {{ x }} | xargs sh -c 'echo \"$@\"' sh",
+    "printf '%s\\0' {{ x }} | ssh host 'xargs -0 rm --'",
+    "ssh {{ x }} uptime",
+    "ssh host 'cat > file' <<E\n{{ x }}\nE",
+    "curl -s -o out {{ x }}; sh install.sh",
+    "curl -sh {{ x }}",
+    "git commit -m {{ x }}",
+    "git -c user.name={{ x }} log",
+    "npm run watch {{ x }}",
+    "awk -v a={{ x }} '{print a}' file",
+    "awk '{print}' {{ x }}",
+    "awk -f program.awk {{ x }}",
+    "perl script.pl {{ x }}",
+    "perl -ne 'print' {{ x }}",
+    "printf '%s' {{ x }}",
+    "printf -v n '%s' {{ x }}",
+    "read -r -p {{ x }} line",
+    "declare n={{ x }}",
+    "local n={{ x }}",
+    "export N={{ x }}",
+    "N={{ x }} sh script.sh",
+    "n={{ x }}; echo \"$n\"",
+    "arr=({{ x }} {{ x }})",
+    "trap 'rm -f tmp' EXIT; echo {{ x }}",
+    "case {{ x }} in a) echo;; {{ x }}) echo;; esac",
+    "for i in {{ x }} 'a b'; do echo $i; done | sort",
+    "cat <<E > file\n{{ x }}\nE\nsh file",
+    "cat <<E\n{{ x }}\nE\necho a | sh",
+    "# eval {{ x }}\necho a",
+    "echo {{ x }}; sh <<E\necho a\nE",
+    "echo {{ x }} > file 2>&1 &",
+    "docker run --rm -v {{ x }}:/a image make",
+    "docker build -t {{ x }} .",
+    "echo ${A:-\"{{ x }}\"}",
+    "jq --arg a {{ x }} '.b == $a' file",
+    "find . -name {{ x }} -exec sh -c 'echo \"$1\"' sh {} \\;",
+    "source {{ x }}",
+    "set -- {{ x }}; echo \"$1\"",
+    "exit {{ x }}",
+]  # fmt: skip
+
+
+def check(command: str) -> list[str]:
+    steps = "".join(f"\n      {line}" for line in command.splitlines())
+    loaded = load_text(f"steps:\n  a:\n    exec: |{steps}\n".replace("{{ x }}", "{{ inputs.x }}").encode())
+    assert loaded.workflow is not None, loaded.findings
+    return [found.message for found in lint(loaded) if found.is_error]
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_check_refuses_a_value_where_it_would_be_run_or_not_replaced(command: str) -> None:
+    assert any("a value" in message for message in check(command))
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_step_refuses_a_value_where_it_would_be_run_or_not_replaced(command: str) -> None:
+    with pytest.raises(Unsafe, match="a value"):
+        with_references(with_marks(command), ["1"])
+
+
+@pytest.mark.parametrize("command", ALLOWED)
+def test_a_value_that_is_only_data_is_not_refused(command: str) -> None:
+    assert [refusal for refusal in find_refusals(with_marks(command)) if refusal.is_error] == []
+    with_references(with_marks(command), ["1"])
+
+
+def test_check_points_at_a_value_in_a_script_for_sed_without_refusing_it() -> None:
+    (refusal,) = find_refusals(f"sed 's/a/{mark(0)}/' file")
+    assert not refusal.is_error
+
+
+def test_what_blocks_of_a_template_will_make_of_a_command_is_judged_when_it_is_known() -> None:
+    command = "{% if inputs.x %}sh -c '{% else %}echo '{% endif %}{{ inputs.x }}'"
+    assert check(command) == []
+
+
+def test_commands_deep_inside_each_other_are_refused_and_not_an_error_of_ours() -> None:
+    with pytest.raises(Unsafe, match="deep"):
+        with_references("echo " + "$(echo " * 5000 + mark(0), ["1"])
+    with pytest.raises(Unsafe, match="deep"):
+        with_references("echo " + "${a:-" * 5000 + mark(0), ["1"])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        *((command, INDEX) for command in COMPUTED),
+        *((command, LIST if "declare" in command else SCRIPT) for command in COMPUTED_LISTS),
+        *((command, SCRIPT) for command in SCRIPTS),
+    ],
+)
+def test_what_is_refused_would_really_have_been_run_by_bash(command: str, value: str, tmp_path: Path) -> None:
+    """So the table holds no case that is merely guessed: the value is put there as data, and bash runs it."""
+    by_hand = command.replace("'{{ x }}", "'\"$V\"'{{ x }}").replace("{{ x }}", "$V")
+    texts = {
+        by_hand,
+        command.replace("{{ x }}", '"$V"'),
+        command.replace("{{ x }}", "$V"),
+        command.replace("{{ x }}", value),
+    }
+    for text in texts:
+        subprocess.run(
+            ["bash", "-c", text], env={**os.environ, "V": value}, cwd=tmp_path, capture_output=True, timeout=20,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    assert (tmp_path / "pwned").exists()
+
+
+FRAGMENTS = [
+    *("echo ", "{m}", "{m}", " ", '"', "'", "$(", ")", "`", "\n", "cat <<E\n", "\nE\n", "cat <<'E'\n", "<<-E\n", "|", "; "),
+    *("((", "))", "$((", "${A:-", "}", "[[ ", "]] ", "-gt 3 ", "# ", "\\", "(", "eval ", "sh -c ", "let ", "x=", "[ ", "&& "),
+    *("{ ", "; }", "if true; then ", "fi\n", "case a in a) ", ";; esac\n", "<<<", "<(", "$'", "$[", "]", "declare -i n="),
+    *("for i in a; do ", "done\n", "arr[", "]=1", "while false; do ", "! ", "printf %s ", "-v ", "f() ", "sh "),
+]  # fmt: skip
+EVIL = [
+    INDEX,
+    SCRIPT,
+    LIST,
+    "'; touch pwned; '",
+    '"; touch pwned; "',
+    "`touch pwned`",
+    "\ntouch pwned\n",
+    "E\ntouch pwned\nE",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", [shell for shell in ("bash", "dash") if shutil.which(shell)])
+def test_in_no_random_script_is_a_value_run(shell: str, tmp_path: Path) -> None:
+    choose = random.Random(shell)
+    ran = 0
+    while ran < 150:
+        script = "".join(choose.choices(FRAGMENTS, k=choose.randint(3, 14))) + "{m}"
+        with contextlib.suppress(Unsafe):
+            command, variables = with_references(script.replace("{m}", mark(0)), [choose.choice(EVIL)])
+            env = {"PATH": os.environ["PATH"], **variables}
+            subprocess.run(
+                [shell, "-c", command], env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=20
+            )
+            assert not (tmp_path / "pwned").exists(), script
+            ran += 1
