@@ -279,10 +279,10 @@ def test_what_is_refused_would_really_have_been_run_by_bash(command: str, value:
 
 
 FRAGMENTS = [
-    *("echo ", "{m}", "{m}", " ", '"', "'", "$(", ")", "`", "\n", "cat <<E\n", "\nE\n", "cat <<'E'\n", "<<-E\n", "|", "; "),
-    *("((", "))", "$((", "${A:-", "}", "[[ ", "]] ", "-gt 3 ", "# ", "\\", "(", "eval ", "sh -c ", "let ", "x=", "[ ", "&& "),
-    *("{ ", "; }", "if true; then ", "fi\n", "case a in a) ", ";; esac\n", "<<<", "<(", "$'", "$[", "]", "declare -i n="),
-    *("for i in a; do ", "done\n", "arr[", "]=1", "while false; do ", "! ", "printf %s ", "-v ", "f() ", "sh "),
+    *("echo ", "{m}", "{m}", " ", '"', "'", "$(", ")", "`", "\n", "|", "; ", "(", "\\", "# ", "&& ", "! ", "{ ", "; }"),
+    *("cat <<E\n", "\nE\n", "cat <<'E'\n", "<<-E\n", "<<<", "<(", "$'", "$[", "]", "((", "))", "$((", "${A:-", "}"),
+    *("[[ ", "]] ", "-gt 3 ", "eval ", "sh -c ", "let ", "x=", "[ ", "declare -i n=", "arr[", "]=1", "printf "),
+    *("if true; then ", "fi\n", "case a in a) ", ";; esac\n", "for i in a; do ", "done\n", "while false; do ", "f() "),
 ]  # fmt: skip
 EVIL = [
     INDEX,

@@ -47,9 +47,9 @@ def has_marks(text: str) -> bool:
     return _MARK_CHARACTERS.search(text) is not None
 
 
-def is_marked_well(text: str) -> bool:
+def is_marked_well(text: str, nonce: int) -> bool:
     """Whether what looks like a mark in a rendered command is one: a filter over a block may have changed it."""
-    return not has_marks(MARKED.sub("", text))
+    return not has_marks(MARKED.sub(lambda found: "" if int(found[1]) == nonce else found[0], text))
 
 
 def unmarked(text: str, values: Sequence[str], nonce: int) -> str:

@@ -199,7 +199,7 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     except Exception as error:
         raise TemplateError(_why(template, error)) from None
     text = "".join(parts)
-    if marked and not is_marked_well(text):
+    if marked and not is_marked_well(text, environment.nonce):
         raise TemplateError(
             f"{template[:100]!r}: a filter over a block changed a value's place: filter the value itself"
         )
