@@ -346,7 +346,7 @@ class App:
         return self
 
     def _operations(self) -> list[Operation]:
-        """In this very process async commands run on loops of ours; the others in workers, by reference."""
+        """In workers, by reference; those that ask for a loop or a thread are given one in this very process."""
         made = []
         for spec in self._commands.values():
             operation = spec.operation()

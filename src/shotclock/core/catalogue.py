@@ -94,10 +94,11 @@ class CommandSpec:
     on_mcp: bool = True
 
     def operation(self) -> Operation:
+        """Commands run where they can be killed, async ones as well, unless they ask for something else."""
         return Operation(
             self.name,
             self.handler,
-            isolation=self.isolation,
+            isolation="process" if self.isolation == "auto" else self.isolation,
             mutates=self.mutates,
             idempotent=self.idempotent,
             clocks=self.clocks,

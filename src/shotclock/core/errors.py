@@ -168,7 +168,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("RESULT_NOT_SERIALIZABLE", 1, 500, False, UNKNOWN, "The result cannot leave the place it was made.",
                    "return plain data: dicts, lists, strings, numbers, dataclasses or models"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
-                   "define it at the top level of an importable module, or ask for isolation='thread'"),
+                   "define it at the top level of an importable module, or ask for isolation='loop' or 'thread'"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
                    "this is a bug in the handler; error.context.traceback says where"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",

@@ -72,7 +72,8 @@ class Crew:
 
     async def warm_up(self, within_s: float) -> bool:
         warm = await self.pool().warm_up(within_s)
-        return (await self.hosts().warm_up(within_s) and warm) if self._hosts_all else warm
+        hosted = any(op.place == "loop" and self.needs_host(op) for op in self._operations())
+        return (await self.hosts().warm_up(within_s) and warm) if hosted else warm
 
     def pool(self, first: Operation | None = None) -> Pool:
         if self._pool is None:
@@ -92,8 +93,9 @@ class Crew:
             known = [*self._operations(), *([] if first is None else [first])]
             hosted = [op.handler for op in known if op.place == "loop" and self.needs_host(op)]
             handlers = [op.handler for op in known if op.place == "process"] + hosted
-            # A host's own modules as well, where there will be one: otherwise each would import them anew.
-            own = (host.__name__,) if self._hosts_all or hosted else ()
+            # Event loops as well, where there will be any: otherwise each process would import them anew.
+            has_loops = self._hosts_all or any(op.is_async for op in known)
+            own = (host.__name__,) if has_loops else ()
             self._preloaded = Preloaded(
                 self._request_fork,
                 program=self._program,

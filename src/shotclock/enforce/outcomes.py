@@ -35,6 +35,8 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             return invalid(payload)
         case "unimportable":
             return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", payload, "validation"))
+        case "cancelled":
+            return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the function was cancelled where it ran"))
         case "unserializable":
             return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
         case "failed":

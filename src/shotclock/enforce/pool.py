@@ -29,7 +29,8 @@ from .workers import Task, Worker
 # How long closing waits for supervisors to report that their workers are gone.
 CLOSE_LIMIT_S = 3.0
 DEFAULT_WARM = max(2, min(8, os.cpu_count() or 2))
-DEFAULT_MOST = 64
+# An awaiting async function holds a process as well, of about 6 MB with its supervisor.
+DEFAULT_MOST = 256
 # A burst of short calls waits for the warm workers, because forking competes with the very work that is being
 # waited for. A worker that is busy with one call for longer than this is replaced in the count.
 GROW_AFTER_S = 0.05

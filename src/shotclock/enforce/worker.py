@@ -15,8 +15,9 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 
@@ -30,6 +31,10 @@ from ..core.trace import TraceContext, span_id_of
 from . import kernel, spans, values, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import asyncio
 
 Reply = tuple[str, object]
 """What came of a function: one of the kinds that `outcomes.worker_outcome` knows, and its details."""
@@ -46,6 +51,9 @@ _LEAKED_NAMED = 50
 AWAKE_NS = 300_000
 # One that answered this close to its bell may be on the way to be killed: no other call may begin in it.
 CLOSE_CALL_NS = 3_000_000
+# How long the tasks that an async function left behind may take to be cancelled. One that will not go runs it out, and
+# takes the worker with it.
+OTHERS_LIMIT_S = 0.1
 # Where in a message the call's name tag and its bell are.
 _REQUEST_ID, _BELL = 5, 6
 # How deep a chain of exceptions is told; a cyclic one would have no end.
@@ -59,49 +67,188 @@ class _Call:
         self._sock = sock
         self._inbox = inbox
         self._request_id = request_id
+        self._thread = threading.get_ident()
+        self._asked = 0
+        self._answers: dict[int, bytes] = {}
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self.stopping = False
         self.behind: list[wire.Message] = []
+        self.coroutine: _Coroutine | None = None
+        """What it runs, where the function is async."""
+        self.is_last = False
+        """Something of it is still there that would disturb the next call: the worker leaves after the answer."""
 
     def progress(self, done: int, total: int | None, unit: str | None) -> None:
         wire.send(self._sock, ("progress", done, total, unit))
 
     def is_stopping(self) -> bool:
+        if threading.get_ident() != self._thread:  # one that the function has started; messages are read in one place
+            return self.stopping
         while not self.stopping and (self._inbox.has_unread or select.select([self._sock], [], [], 0)[0]):
             self._take(self._inbox.next())
         return self.stopping
 
-    def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
-        name = operation if isinstance(operation, str) else getattr(operation, "name", None)
-        if not isinstance(name, str):
-            raise TypeError("ctx.call in a worker takes the name of a registered operation")
-        wire.send(self._sock, ("call", name, pickle.dumps(dict(arguments)), as_dict(clocks)))
-        return pickle.loads(self._await_answer())  # type: ignore[no-any-return]
-
     def step(self, name: str) -> None:
         wire.send(self._sock, ("step", name))
 
+    # --- what a sync function asks: it waits ----------------------------------------------------------------
+
+    def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
+        return pickle.loads(self._await_answer(self._send_call(operation, arguments, clocks)))  # type: ignore[no-any-return]
+
     def ask(self, question: str, value: object) -> object:
-        wire.send(self._sock, ("ask", question, pickle.dumps(value)))
-        went_well, answer = pickle.loads(self._await_answer())
-        if not went_well:
-            raise answer
-        return answer
+        return _opened_answer(self._await_answer(self._send("ask", question, pickle.dumps(value))))
 
-    def _await_answer(self) -> bytes:
-        while True:  # bounded by our own supervisor: it kills us when the call's time is up
-            answer = self._take(self._inbox.next())
-            if answer is not None:
-                return answer
+    def _await_answer(self, number: int) -> bytes:
+        while number not in self._answers:  # bounded by our own supervisor: it kills us when the call's time is up
+            self._take(self._inbox.next())
+        return self._answers.pop(number)
 
-    def _take(self, message: wire.Message) -> bytes | None:
+    # --- what an async one asks: its loop goes on meanwhile --------------------------------------------------
+
+    def call_async(
+        self, operation: object, arguments: Mapping[str, object], clocks: Clocks
+    ) -> Coroutine[Any, Any, Envelope]:
+        return self._further(_name_of(operation), pickle.dumps(dict(arguments)), as_dict(clocks))
+
+    async def _further(self, name: str, arguments: bytes, limits: dict[str, Any]) -> Envelope:
+        return pickle.loads(await self._answer_to(self._send("call", name, arguments, limits)))  # type: ignore[no-any-return]
+
+    async def ask_async(self, question: str, value: object) -> object:
+        return _opened_answer(await self._answer_to(self._send("ask", question, pickle.dumps(value))))
+
+    async def _answer_to(self, number: int) -> bytes:
+        """Bounded by the call's own clock: at its bell we are cancelled here."""
+        import asyncio
+
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._waiting.pop(number, None) is not None:
+                wire.send(self._sock, ("never mind", number))
+            raise
+
+    def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take what comes, as long as the loop runs."""
+        while self._inbox.has_unread:
+            self._take(self._inbox.next())
+        loop.add_reader(self._sock, self._read, loop)
+
+    def stop_reading_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._sock)
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            messages = self._inbox.receive()
+        except BlockingIOError:
+            return
+        except wire.Broken:  # the runtime is gone, and our supervisor knows it
+            loop.remove_reader(self._sock)
+            return
+        for message in messages:
+            self._take(message)
+
+    # --- both -----------------------------------------------------------------------------------------------
+
+    def _send_call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> int:
+        return self._send("call", _name_of(operation), pickle.dumps(dict(arguments)), as_dict(clocks))
+
+    def _send(self, kind: str, *details: object) -> int:
+        self._asked += 1
+        wire.send(self._sock, (kind, self._asked, *details))
+        return self._asked
+
+    def _take(self, message: wire.Message) -> None:
         match message:
-            case ("answer", bytes(answer)):
-                return answer
+            case ("answer", int(number), bytes(answer)):
+                waiting = self._waiting.pop(number, None)
+                if waiting is None:
+                    self._answers[number] = answer
+                elif not waiting.done():
+                    waiting.set_result(answer)
             case ("stopping", request_id):
                 self.stopping = self.stopping or request_id == self._request_id
             case _:
                 self.behind.append(message)  # the calls behind this one
-        return None
+
+
+def _name_of(operation: object) -> str:
+    name = operation if isinstance(operation, str) else getattr(operation, "name", None)
+    if not isinstance(name, str):
+        raise TypeError("ctx.call in a worker takes the name of a registered operation")
+    return name
+
+
+def _opened_answer(answer: bytes) -> object:
+    went_well, said = pickle.loads(answer)
+    if not went_well:
+        raise said
+    return said
+
+
+class _Coroutine:
+    """An async function on the loop of this worker, from its first step until nothing of it is left."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._loop = loop
+        self._task = loop.create_task(coroutine)
+        self._asked = self._heard = self._thrown = False
+
+    def stop(self) -> None:
+        """From the signal handler, and again every few milliseconds: cancel it. One that does not let its loop hear
+        that has `Stopped` raised wherever it is, once."""
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon_threadsafe(self._cancel)
+        elif not self._heard and not self._thrown:
+            self._thrown = True
+            raise Stopped
+
+    def _cancel(self) -> None:
+        self._heard = True
+        self._task.cancel()
+
+    def run(self) -> Any:
+        """What it returned. Raises what it raised, and Stopped where it was stopped, however it took that."""
+        try:
+            return self._loop.run_until_complete(self._task)
+        except Stopped:
+            if not self._task.done():  # it hit the loop between two steps; what was awaiting still cleans up
+                self._task.cancel()
+                with contextlib.suppress(BaseException):
+                    self._loop.run_until_complete(self._task)
+            raise
+        finally:
+            if self._asked:
+                raise Stopped
+
+    def end_others(self) -> bool:
+        """Cancel the tasks that it started and did not wait for. False if one is still there."""
+        import asyncio
+
+        others = asyncio.all_tasks(self._loop)
+        if not others:
+            return True
+        for task in others:
+            task.cancel()
+        _, left = self._loop.run_until_complete(asyncio.wait(others, timeout=OTHERS_LIMIT_S))
+        return not left
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+"""One for all async calls of this worker: what they keep open on it (connections, pools) is of use to the next."""
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    global _loop
+    import asyncio
+
+    if _loop is None or _loop.is_closed():
+        _loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(_loop)
+    return _loop
 
 
 def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn:
@@ -117,12 +264,15 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
     _read_from(os.devnull)
     me = os.getpid()
     running = asked = False
+    call: _Call | None = None
 
     def on_term(number: int, frame: object) -> None:
         nonlocal asked
         if not running:
             os._exit(0)
-        if not asked:  # once: our supervisor asks again and again, which must not hit the clean-up
+        if call is not None and call.coroutine is not None:
+            call.coroutine.stop()
+        elif not asked:  # once: our supervisor asks again and again, which must not hit the clean-up
             asked = True
             raise Stopped
 
@@ -160,6 +310,8 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
         leaked = _leaked() if kernel.has_children() else []
         inbox.put_back(call.behind)
         _reply_or_leave(sock, ("done", *reply, leaked, finished_ns))
+        if call.is_last:
+            os._exit(0)
         while leaked or (bell_ns and finished_ns > bell_ns - CLOSE_CALL_NS):
             signal.pause()  # unbounded on purpose: whoever reads our answer has us killed, and nobody else with us
 
@@ -246,10 +398,10 @@ def _perform(
             deadline=Deadline(bell_ns) if bell_ns else None,
             depth=depth,
             on_progress=call.progress,
-            on_call=_awaited(call.call) if is_async else call.call,
+            on_call=call.call_async if is_async else call.call,
             is_stopping=call.is_stopping,
             on_step=call.step,
-            on_ask=_awaited(call.ask) if is_async else call.ask,
+            on_ask=call.ask_async if is_async else call.ask,
             trace=trace,
             skipped_steps=skipped_steps,
         )
@@ -262,17 +414,31 @@ def _perform(
             return bound
         result = bound()
         if inspect.iscoroutine(result):
-            import asyncio
-
-            result = asyncio.run(result)
+            result = _run_async(call, result)
     except Stopped:
         raise
     except BaseException as error:
+        if call.coroutine is not None:
+            import asyncio
+
+            if isinstance(error, asyncio.CancelledError):
+                return "cancelled", None  # by itself: nobody asked it to stop
         return reply_to_error(error)
     finally:
         if stdin_path is not None:
             _read_from(os.devnull)
     return reply_to_result(result)
+
+
+def _run_async(call: _Call, coroutine: Coroutine[Any, Any, Any]) -> object:
+    loop = _event_loop()
+    call.read_on(loop)
+    running = call.coroutine = _Coroutine(loop, coroutine)
+    try:
+        return running.run()
+    finally:
+        call.is_last = not running.end_others()
+        call.stop_reading_on(loop)
 
 
 def _read_from(path: str) -> None:
@@ -328,15 +494,6 @@ def reply_to_error(error: BaseException) -> Reply:
             error.data, error.context = to_jsonable(error.data), to_jsonable(error.context)
             return "failed", pickle.dumps(error)
     return "raised", _describe(error)
-
-
-def _awaited(blocking: Callable[..., Any]) -> Callable[..., Any]:
-    """For an async handler, which awaits what a sync one is simply given. It blocks its loop, which is its own."""
-
-    async def answer(*values: object) -> object:
-        return blocking(*values)
-
-    return answer
 
 
 @lru_cache(maxsize=1024)

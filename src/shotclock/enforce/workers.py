@@ -136,7 +136,7 @@ class Worker:
         self._outbox = bytearray()
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
         self._end_limit: asyncio.TimerHandle | None = None
-        self._further: set[asyncio.Task[None]] = set()
+        self._further: dict[int, asyncio.Task[None]] = {}
         self.asked_ns = monotonic_ns()
         self.grace_ms = 0
         self.stopping = False
@@ -321,10 +321,13 @@ class Worker:
                 if task.alarms is not None:
                     task.alarms.sign_of_life()
                 task.attendant.step(name)
-            case ("ask", str(question), bytes(value)):
-                self._attend(task, partial(answered, task.attendant, question, value))
-            case ("call", str(name), bytes(arguments), dict(limits)):
-                self._attend(task, partial(redispatched, task, name, arguments, limits))
+            case ("ask", int(number), str(question), bytes(value)):
+                self._attend(task, number, partial(answered, task.attendant, question, value))
+            case ("call", int(number), str(name), bytes(arguments), dict(limits)):
+                self._attend(task, number, partial(redispatched, task, name, arguments, limits))
+            case ("never mind", int(number)):
+                if (further := self._further.get(number)) is not None:
+                    further.cancel()
 
     def _done(self, task: Task, kind: str, payload: Any, leaked: list[dict[str, object]], finished_ns: int) -> None:
         bell = task.admission.bound.bell
@@ -340,19 +343,25 @@ class Worker:
         self._finished_ns = finished_ns
         self._finish(task, worker_outcome(kind, payload), leaked)
 
-    def _attend(self, task: Task, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+    def _attend(self, task: Task, number: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
         async def answer() -> None:
             found = await find_answer()
             if self.task is task:
-                self._say(wire.frame(("answer", found)))
+                self._say(wire.frame(("answer", number, found)))
 
-        further = self._loop.create_task(answer())
-        self._further.add(further)  # the loop itself only holds tasks weakly
-        further.add_done_callback(self._further.discard)
+        further = self._further[number] = self._loop.create_task(answer())
+
+        def forget(_: object) -> None:
+            if self._further.get(number) is further:  # each call counts its questions anew
+                del self._further[number]
+
+        further.add_done_callback(forget)
 
     def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
         self.assigned.popleft()
         self.began_ns = monotonic_ns()
+        for further in list(self._further.values()):
+            further.cancel()  # nobody waits for it any more
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
@@ -389,7 +398,7 @@ class Worker:
         if self._end_limit is not None:
             self._end_limit.cancel()
         self._read_what_is_there()  # a result sent before the kill is still in the socket, and is the truth
-        for further in list(self._further):
+        for further in list(self._further.values()):
             further.cancel()  # whoever asked is gone
         unstarted = self.take_back()
         self._close_calls()
