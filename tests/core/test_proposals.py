@@ -311,7 +311,7 @@ def test_a_plain_ask_has_no_mistakes(ask: Ask):
         (replace(QUESTION, choices=["a"]), "choices"),
         (replace(QUESTION, choices=([], [])), "choices"),
         (replace(QUESTION, default="middle"), "default"),
-        (replace(QUESTION, policy=Policy(ttl_ms=0)), "policy.ttl_ms"),
+        (replace(QUESTION, policy=Policy(ttl_ms=-1)), "policy.ttl_ms"),
         (replace(QUESTION, policy=Policy(ttl_ms=1.5)), "policy.ttl_ms"),
         (replace(QUESTION, policy=Policy(ttl_ms=10**15)), "policy.ttl_ms"),
         (replace(QUESTION, policy=Policy(ttl_ms=10, remind_ms=10)), "policy.remind_ms"),

@@ -16,7 +16,7 @@ from shotclock.core.walltime import WallTime
 from shotclock.store import Store, proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
-from shotclock.store.schema import MIGRATIONS
+from shotclock.store.schema import APPLICATION_ID, MIGRATIONS
 from tests.store.work import CHILDREN_WITHIN_S, NOW, in_children
 
 APPROVE = Decision(ProposalStatus.APPROVED, "go")
@@ -252,9 +252,10 @@ def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_t
         before = [store.proposals.get(each.id) for each in made]
     with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
         rows = connection.execute("SELECT *, ask FROM proposals JOIN asks USING (id)").fetchall()
-        for name in ("proposals", "asks", "audit", "audit_filed", "tokens"):
-            connection.execute(f"DROP TABLE {name}")
-        for statement in MIGRATIONS[2]:
+    (home / "shotclock.db").unlink()
+    with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        for statement in (statement for migration in MIGRATIONS[:3] for statement in migration):
             connection.execute(statement)
         for row in rows:
             connection.execute(f"INSERT INTO proposals VALUES ({', '.join('?' * 15)})", (*row[:13], *row[15:17]))

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from ..core.asks import ARGUMENTS_LIMIT, FILE_LIMIT
 from ..core.deadlines import NS_PER_MS
+from ..core.durations import MAX_MS
 from ..core.envelope import Problem, stopped_by
 from ..core.errors import Failure
 from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, problems_with_decision, refusal
@@ -198,7 +199,7 @@ def _run_editor(proposal: Proposal, copy: Path) -> None:
         words = shlex.split(command)
     except ValueError as error:
         _refuse("EDITOR", f"{command!r} cannot be used: {error}")
-    left_ms = proposal.expires_at - WallTime.of_ns(wall_ns())
+    left_ms = min(MAX_MS, proposal.expires_at - WallTime.of_ns(wall_ns()))
     edited = edit([*words, str(copy)], until_ns=monotonic_ns() + max(0, left_ms) * NS_PER_MS)
     if not edited.is_well:
         raise _not_well(edited, words[0], proposal)

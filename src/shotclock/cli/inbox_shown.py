@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.texts import one_line, visible
-from ..core.walltime import WallTime
+from ..core.walltime import LATEST_MS, WallTime
 
 TOO_DIFFERENT = "the texts are too different to compare"
 # Of what a terminal shows of one text. All of it is in the envelope.
@@ -20,6 +20,7 @@ LINES_SHOWN = 2_000
 LINE_SHOWN = 2_000
 # Of a title in a list. Where the terminal is too narrow for that, other columns give way.
 LEAST_TITLE = 24
+NEVER = WallTime(LATEST_MS).iso()
 
 COLOURS = {
     "pending": "yellow",
@@ -112,7 +113,7 @@ def line_of(event: dict[str, Any], now: WallTime) -> Text:
     if event["type"] == "reminder":
         text.append(f"  expires in {time_left(each['expires_at'], now)}", style="bold red")
     elif status == "pending":
-        text.append(f"  {one_line(each['asked_by'], 40)}, {time_left(each['expires_at'], now)} left", style="dim")
+        text.append(f"  {one_line(each['asked_by'], 40)}, {_open_for(each['expires_at'], now)}", style="dim")
     elif each["decided_by"] is not None:
         text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
     return text
@@ -126,7 +127,7 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
     console.print(Text.assemble((data["id"], "bold"), "  ", (status, COLOURS[status]), "  ", one_line(data["title"])))
     asked = f"{data['kind']} asked by {one_line(data['asked_by'], 80)} {age(data['created_at'], now)} ago"
     if status == "pending":
-        asked += f", expires in {time_left(data['expires_at'], now)}"
+        asked += f", {_open_for(data['expires_at'], now)}"
     console.print(Text(f"  {asked}", style="dim"))
     if data["policy"]["deciders"]:
         console.print(Text(f"  for {', '.join(one_line(name, 80) for name in data['policy']['deciders'])} to decide"))
@@ -240,7 +241,11 @@ def age(at: str, now: WallTime) -> str:
 
 
 def time_left(at: str, now: WallTime) -> str:
-    return about(_ms_of(at) - now.ms)
+    return "no end" if at == NEVER else about(_ms_of(at) - now.ms)
+
+
+def _open_for(until: str, now: WallTime) -> str:
+    return "without an end" if until == NEVER else f"expires in {time_left(until, now)}"
 
 
 def about(ms: int) -> str:

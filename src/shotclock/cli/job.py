@@ -57,14 +57,24 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
 
     async def perform() -> Envelope:
         with Store.open() as store:
-            return await Front(store, command).perform(
-                verb,
-                said.get("job_id"),
-                admission,
-                app=app,
-                active_only=bool(said.get("active")),
-                budget_ms=budget_ms,
-            )
+            try:
+                return await Front(store, command).perform(
+                    verb,
+                    said.get("job_id"),
+                    admission,
+                    app=app,
+                    active_only=bool(said.get("active")),
+                    budget_ms=budget_ms,
+                )
+            except Failure as failure:
+                if failure.code != "JOB_NOT_FOUND" or app is not None:
+                    raise
+                run = await asyncio.to_thread(store.runs.get, str(said["job_id"]))
+                if run is None:
+                    raise
+                from .job_run import answer_of_run
+
+                return await answer_of_run(verb, run, store, admission, command, budget_ms)
 
     try:
         envelope = asyncio.run(_unless_signalled(perform, admission))

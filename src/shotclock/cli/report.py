@@ -157,7 +157,7 @@ def _listed(run: Run) -> dict[str, object]:
         "status": made.status.value,
         "started_at": run.created_at.iso(),
         "ended_at": None if run.ended_at is None else run.ended_at.iso(),
-        "duration_ms": None if made.status is Status.INTERRUPTED else made.duration_ms,
+        "duration_ms": None if made.status in (Status.INTERRUPTED, Status.PARKED) else made.duration_ms,
         "why": made.why,
     }
 

@@ -22,6 +22,7 @@ COLOURS = {
     Status.TIMED_OUT: "yellow",
     Status.CANCELLED: "magenta",
     Status.INTERRUPTED: "magenta",
+    Status.PARKED: "yellow",
     Status.RUNNING: "blue",
     Status.SKIPPED: "bright_black",
     Status.PENDING: "bright_black",

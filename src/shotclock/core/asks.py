@@ -64,7 +64,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Policy:
     ttl_ms: int = 86_400_000
-    """How long it stays open, and for how long its decision answers the identical call."""
+    """How long it stays open, and for how long its decision answers the identical call. 0: for as long as it takes."""
     remind_ms: int = 0
     """So long before the end there is a reminder. 0: none."""
     when_expired: Literal["expire", "reject", "default"] = "expire"
@@ -336,9 +336,9 @@ def _names(found: Problems, field: str, names: Any, limit: int) -> None:
 
 
 def _policy(found: Problems, policy: Policy) -> None:
-    if type(policy.ttl_ms) is not int or not 0 < policy.ttl_ms <= MAX_MS:
-        _say(found, "policy.ttl_ms", "must be from 1 ms to ten years")
-    elif type(policy.remind_ms) is not int or not 0 <= policy.remind_ms < policy.ttl_ms:
+    if type(policy.ttl_ms) is not int or not 0 <= policy.ttl_ms <= MAX_MS:
+        _say(found, "policy.ttl_ms", "must be from 1 ms to ten years, or 0 for no end")
+    elif type(policy.remind_ms) is not int or not 0 <= policy.remind_ms < (policy.ttl_ms or 1):
         _say(found, "policy.remind_ms", "must be shorter than ttl_ms")
     if policy.when_expired not in ("expire", "reject", "default"):
         _say(found, "policy.when_expired", "must be expire, reject or default")

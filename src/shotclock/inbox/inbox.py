@@ -93,15 +93,18 @@ class Inbox:
 
     # --- for those who ask ----------------------------------------------------------------------------------
 
-    async def propose(self, ask: Ask, by: Principal, *, key: str | None = None) -> Proposal:
+    async def propose(
+        self, ask: Ask, by: Principal, *, key: str | None = None, since: WallTime | None = None
+    ) -> Proposal:
         """The proposal that answers this call: one that is open, a decision that still holds, or a new one.
 
+        `since`: whatever was asked under the key from then on answers it, also one that has expired meanwhile.
         Raises Failure (INBOX_FULL) where a new one would be one too many."""
         id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
         answer: Future[Proposal] = Future()
         with self._lock:
             self._must_not_be_closed()
-            self._asked.append((NewProposal(id, ask, by.name, key), answer))
+            self._asked.append((NewProposal(id, ask, by.name, key, since), answer))
             self._hand.submit(self._propose_next)
         return await asyncio.wrap_future(answer)
 

@@ -14,17 +14,19 @@ import os
 import termios
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from ..core.asks import TEXT_LIMIT, TITLE_LIMIT
-from ..core.clocks import ClockKind
+from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Failure
-from ..core.proposals import Ask, Kind, Policy, ProposalStatus
+from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
+from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns
+from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..inbox import Inbox, Principal, outcome_of
@@ -108,9 +110,14 @@ class HumanProvider:
             return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
         try:
             inbox = self._inbox()
-            proposal = await inbox.propose(_ask(call, admission), Principal.local(), key=call.key or None)
+            proposal = await inbox.propose(
+                _ask(call, admission), Principal.local(), key=call.key or None, since=call.run_began_at
+            )
+            # How long it is open is the question's own clock, which went on while nobody had the run. What ends here is
+            # the time of the run.
+            around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime, mutates=False)
             with call.waits(call.key, proposal):
-                proposal = await inbox.wait_until(proposal, admission.bound.bell)
+                proposal = await inbox.wait_until(proposal, around.bound.bell)
         except Failure as failure:
             return StepResult(answer(admission, raised(failure)), None, "human-input/required")
         default = settings.get("default")
@@ -118,8 +125,14 @@ class HumanProvider:
             case ProposalStatus.APPROVED | ProposalStatus.MODIFIED:
                 said = None if proposal.decision is None else proposal.decision.answer
                 return _answered(admission, said if isinstance(said, str) else json.dumps(said))
+            case ProposalStatus.EXPIRED if _had_all_its_time(proposal, call):
+                elapsed_ms = WallTime.of_ns(wall_ns()).since_ms(proposal.created_at)
+                limit_ms = call.clocks.timeout_ms or 0
+                return _unanswered(admission, default, Fired(ClockKind.TIMEOUT, admission.name, limit_ms, elapsed_ms))
             case ProposalStatus.PENDING | ProposalStatus.EXPIRED:
-                return _unanswered(admission, default)
+                return _unanswered(
+                    admission, None, around.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+                )
         outcome = outcome_of(proposal, 0, 0)
         return StepResult(answer(admission, outcome), None, f"human-input/{proposal.status}")
 
@@ -132,15 +145,24 @@ def _ask(call: StepCall, admission: Admission) -> Ask:
     default = call.settings.get("default")
     if default is not None:
         said.append(f"Without one it is {str(default)!r}.")
-    ttl_ms = admission.bound.bell.remaining_ms(monotonic_ns()) if admission.bound.bell else Policy().ttl_ms
+    # Nobody is asked for what the run could not use any more.
+    ttl_ms = max(1, admission.bound.bell.remaining_ms(monotonic_ns())) if admission.bound.bell else 0
+    if ttl_ms and admission.bound.source is admission.bound.bell:
+        ttl_ms = admission.bound.limit_ms
     return Ask(
         Kind.QUESTION,
         title or "(no question)",
         "\n\n".join(said)[:TEXT_LIMIT],
         choices=tuple(str(choice) for choice in call.settings.get("choices") or ()),
         default=default,
-        policy=Policy(ttl_ms=max(1, ttl_ms), when_expired="expire" if default is None else "default"),
+        policy=Policy(ttl_ms=ttl_ms, when_expired="expire" if default is None else "default"),
     )
+
+
+def _had_all_its_time(proposal: Proposal, call: StepCall) -> bool:
+    """Whether it was open for as long as the step says, and not only until the run's time was over."""
+    own_ms = call.clocks.timeout_ms or 0
+    return bool(own_ms) and proposal.expires_at.since_ms(proposal.created_at) >= own_ms
 
 
 class Question:
@@ -270,10 +292,10 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
-def _unanswered(admission: Admission, default: object) -> StepResult:
-    """Nobody answered in time."""
-    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-    seconds = f"{admission.bound.limit_ms / 1000:g} seconds"
+def _unanswered(admission: Admission, default: object, fired: Fired | None = None) -> StepResult:
+    """Nobody answered in time. `fired` is the clock, where it was started before this process."""
+    fired = fired or admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    seconds = f"{fired.limit_ms / 1000:g} seconds"
     if default is not None and fired.owner == admission.name:  # the run's end is no reason to go on
         return _answered(admission, str(default), [_defaulted(f"no answer within {seconds}", default)])
     problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
 from ..core.proposals import Proposal
+from ..core.walltime import WallTime
 from ..enforce.admission import Admission, admit
 from ..enforce.call import Runtime
 from ..enforce.hosted import current_scope
@@ -32,6 +33,8 @@ class StepCall:
     """Where relative paths start: the step's `cwd`, else the directory of the file."""
     key: str = ""
     """Names this one try of this run's step, also to a process that goes on with the run."""
+    run_began_at: WallTime | None = None
+    """What was asked for under the key before that was asked for by another run."""
     waits: Waits = field(default=lambda key, proposal: nullcontext())
     """Entered while a person is waited for."""
     values: Mapping[str, str] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from ..core.proposals import expired as as_expired
 from ..core.proposals import extended as as_extended
 from ..core.proposals import used as as_used
 from ..core.proposals import withdrawn as as_withdrawn
-from ..core.walltime import WallTime
+from ..core.walltime import LATEST_MS, WallTime
 from . import columns as c
 from .audit import Entry, append, entries_of
 from .database import Database
@@ -48,6 +48,9 @@ class NewProposal:
     ask: Ask
     asked_by: str
     key: str | None = None
+    since: WallTime | None = None
+    """The key stands for one question of work that began then and may go on after any time: what was asked under it
+    is found again however it ended, and what was asked before is somebody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,16 @@ class Proposals:
         return changed
 
     # --- looking --------------------------------------------------------------------------------------------
+
+    def open_of_run(self, asked_by: str, run_id: str) -> list[str]:
+        """The ids of what the steps of a run wait for."""
+        begins = f"{run_id}/"
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT id, key FROM proposals WHERE asked_by = ? AND key IS NOT NULL AND status = 'pending'",
+                (c.text_in(asked_by),),
+            )
+            return [c.text_out(id) for id, key in rows if c.text_out(key).startswith(begins)]
 
     def was_used(self, asked_by: str, key: str) -> bool:
         """Whether anything was dispatched with an approval that was asked for under this key."""
@@ -304,17 +317,21 @@ def _attach_or_create(
 ) -> Attached | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
     there = _identical(connection, new, action_hash)
+    if there is not None and new.since is not None and there.created_at < new.since:
+        there = None
     if there is not None and there.is_due(now):
         there = _expired(connection, there, now)
     if there is not None and there.action_hash != action_hash and _is_in_force(there, now):
         message = f"the key {new.key!r} stands for another proposal: {there.id}"
         return Failure("KEY_REUSED", message, context={"proposal_id": there.id})
-    if there is not None and there.action_hash == action_hash and there.answers(now):
+    # An approval lets one pass, also where its work goes on later.
+    holds = there is not None and (there.answers(now) or (new.since is not None and there.used_at is None))
+    if there is not None and there.action_hash == action_hash and holds:
         return Attached(there, was_made=False)
     if (refusal := left.refusal(new.asked_by)) is not None:
         return refusal
     left.take(new.asked_by)
-    expires_at = now + ask.policy.ttl_ms
+    expires_at = now + ask.policy.ttl_ms if ask.policy.ttl_ms else WallTime(LATEST_MS)
     details = {
         "kind": ask.kind.value,
         "title": ask.title,

@@ -42,6 +42,8 @@ class Run:
     deadline_at: WallTime | None
     ended_at: WallTime | None
     envelope: dict[str, Any] | None
+    parked_at: WallTime | None = None
+    """Since when it lies here with its questions, and no process has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class RunTaken(Exception):
         self.run = run
 
 
-_COLUMNS = "id, name, file, workflow, inputs, trace_id, holder, created_at, deadline_at, ended_at, envelope"
+_COLUMNS = "id, name, file, workflow, inputs, trace_id, holder, created_at, deadline_at, ended_at, envelope, parked_at"
 
 
 class Runs:
@@ -72,7 +74,7 @@ class Runs:
             if (there := _get(connection, new.id)) is not None:
                 raise RunTaken(there)
             connection.execute(
-                f"INSERT INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
+                f"INSERT INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
                 (
                     c.text_in(new.id),
                     c.text_in(new.name),
@@ -98,10 +100,20 @@ class Runs:
             run = _get(connection, run_id)
             if run is None or run.ended_at is not None:
                 return run
-            if run.holder != holder and is_alive(run.holder):
+            if run.parked_at is None and run.holder != holder and is_alive(run.holder):
                 raise RunTaken(run)
-            connection.execute("UPDATE runs SET holder = ? WHERE id = ?", (c.holder_in(holder), c.text_in(run_id)))
+            connection.execute(
+                "UPDATE runs SET holder = ?, parked_at = NULL WHERE id = ?", (c.holder_in(holder), c.text_in(run_id))
+            )
             return _get(connection, run_id)
+
+    def park(self, run_id: str, holder: Holder, now: WallTime) -> None:
+        """Nobody has it any more, until it is taken up again."""
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL",
+                (now.ms, c.text_in(run_id), c.holder_in(holder)),
+            )
 
     def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
         """How far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last moment, and
@@ -133,6 +145,17 @@ class Runs:
         with self._database.read() as connection:
             return _get(connection, run_id)
 
+    def inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
+        """The runs that a step has begun, which have not ended."""
+        first = f"{run_id}.{step_id}"
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT id FROM runs WHERE (id = ? OR substr(id, 1, ?) = ?) AND ended_at IS NULL",
+                (c.text_in(first), len(first) + 1, f"{first}."),
+            )
+            ids = [c.text_out(id) for (id,) in rows]
+        return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
+
     def list(self, limit: int = 100) -> tuple[Run, ...]:
         """The newest first."""
         with self._database.read() as connection:
@@ -154,7 +177,7 @@ def _get(connection: sqlite3.Connection, run_id: str) -> Run | None:
 
 
 def _run(row: tuple[Any, ...]) -> Run:
-    id, name, file, workflow, inputs, trace_id, holder, created_at, deadline_at, ended_at, envelope = row
+    id, name, file, workflow, inputs, trace_id, holder, created_at, deadline_at, ended_at, envelope, parked_at = row
     return Run(
         c.text_out(id),
         c.text_out(name),
@@ -167,4 +190,5 @@ def _run(row: tuple[Any, ...]) -> Run:
         c.maybe_time_out(deadline_at),
         c.maybe_time_out(ended_at),
         None if envelope is None else c.json_out(envelope),
+        c.maybe_time_out(parked_at),
     )

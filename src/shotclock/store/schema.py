@@ -237,4 +237,7 @@ _ASKS = (
     "CREATE INDEX proposals_open ON proposals (asked_by, expires_at) WHERE status = 'pending'",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS)
+# A run that waits for a person and has no process is no run whose process died.
+_PARKED = ("ALTER TABLE runs ADD COLUMN parked_at INTEGER",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS, _PARKED)

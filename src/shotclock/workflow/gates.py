@@ -18,6 +18,7 @@ from ..core.effects import Ending
 from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
+from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
@@ -35,9 +36,10 @@ def key_of(run_id: str, state: StepState) -> str:
 
 
 class StepGate:
-    def __init__(self, inbox: Inbox, key: str, waits: Waits) -> None:
+    def __init__(self, inbox: Inbox, key: str, waits: Waits, run_began_at: WallTime) -> None:
         self._inbox = inbox
         self._key = key
+        self._run_began_at = run_began_at
         self._waits = waits
 
     async def passed(
@@ -54,7 +56,7 @@ class StepGate:
         admission = admit(f"step {step_id}", Clocks(timeout_ms=0), parent=deadline, parent_owner=owner)
         ask = self._ask(step_id, step, {**shown, **({"values": dict(values)} if values else {})})
         try:
-            proposal = await self._inbox.propose(ask, Principal.local(), key=self._key)
+            proposal = await self._inbox.propose(ask, Principal.local(), key=self._key, since=self._run_began_at)
             with self._waits(self._key, proposal):
                 proposal = await self._inbox.wait_until(proposal, deadline)
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":

@@ -36,6 +36,7 @@ MARKS = {
     Status.SKIPPED: "–",
     Status.CANCELLED: "■",
     Status.INTERRUPTED: "!",
+    Status.PARKED: "◌",
 }
 WORDS = {status: status.value.replace("_", " ") for status in Status}
 
@@ -158,6 +159,7 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
 
 def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
     """`is_alive` is whether the process that has the run is still there; of an ended run it says nothing."""
+    is_alive = is_alive and run.parked_at is None  # then it is nobody's, wherever it was parked
     plan = _plan(run)
     planned = {} if plan is None else {step.id: step for step in plan.steps}
     names = dict.fromkeys([*_ids_of(run), *records])
@@ -387,6 +389,8 @@ def brief(ms: int) -> str:
 
 
 def _run_status(run: Run, is_alive: bool) -> Status:
+    if run.envelope is None and run.parked_at is not None:
+        return Status.PARKED
     if run.envelope is None:
         return Status.RUNNING if is_alive else Status.INTERRUPTED
     if run.envelope.get("ok"):
@@ -405,6 +409,8 @@ def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
         return shortened(str(error.get("message", "")), MESSAGE_SHOWN)
     if status is Status.INTERRUPTED:
         return f"its process died; `shotclock run --resume {run.id}` goes on with it"
+    if status is Status.PARKED:
+        return f"it waits for a person (`shotclock inbox list`); `shotclock run --resume {run.id}` goes on with it"
     if status is Status.RUNNING:
         return f"under way in process {run.holder.pid}"
     return ""

@@ -49,7 +49,7 @@ from .plan import retry_of, run_timeout_ms
 from .running import OnChange, Running
 from .schema import WorkflowFile
 from .secrets import Redaction, visible
-from .states import Status, StepState
+from .states import Reason, Status, StepState
 from .steps import StepFailed, Steps
 from .tracing import tell_of_skipped, traced
 
@@ -175,7 +175,7 @@ async def _started(request: RunRequest, store: Store, company: _Company) -> Enve
         await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
     except RunTaken:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
-    return await _carry_out(request, inputs, admission, store, {}, company)
+    return await _carry_out(request, inputs, admission, store, {}, company, _Begun(began_at, admission.started_ns))
 
 
 async def resume(
@@ -194,16 +194,9 @@ async def resume(
 
 
 async def _resumed(run_id: str, store: Store, company: _Company) -> Envelope:
-    try:
-        run = await asyncio.to_thread(store.runs.take_up, run_id, this_process(), is_alive)
-    except RunTaken as taken:
-        message = f"run {run_id!r} is under way in process {taken.run.holder.pid}"
-        raise Failure("RUN_TAKEN", message) from None
-    if run is None:
-        raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
+    run = await asyncio.to_thread(_taken_up, run_id, store)
     if run.envelope is not None:
-        told = run.envelope
-        return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+        return _told(run)
     workflow, states = await asyncio.to_thread(recorded, run, store)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
@@ -212,17 +205,37 @@ async def _resumed(run_id: str, store: Store, company: _Company) -> Envelope:
     return await _carry_out(request, run.inputs, admission, store, known, company, _Begun.by(run))
 
 
+def _taken_up(run_id: str, store: Store) -> Run:
+    try:
+        run = store.runs.take_up(run_id, this_process(), is_alive)
+    except RunTaken as taken:
+        message = f"run {run_id!r} is under way in process {taken.run.holder.pid}"
+        raise Failure("RUN_TAKEN", message) from None
+    if run is None:
+        raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
+    return run
+
+
+def _told(run: Run) -> Envelope:
+    """How it ended, as it was answered then."""
+    told = run.envelope
+    assert told is not None
+    return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+
+
 @dataclass(frozen=True)
 class _Begun:
-    """When a run began that this process only goes on with, and how long it had."""
+    """When a run began, perhaps in another process."""
 
+    at: WallTime
     at_ns: int
-    budget_ms: int | None
+    budget_ms: int | None = None
+    """How long it had, where this process only goes on with it."""
 
     @classmethod
     def by(cls, run: Run) -> _Begun:
         budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
-        return cls(monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS, budget_ms)
+        return cls(run.created_at, monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS, budget_ms)
 
 
 def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
@@ -277,7 +290,7 @@ async def _carry_out(
     store: Store,
     known: Mapping[str, StepState],
     company: _Company,
-    begun: _Begun | None = None,
+    begun: _Begun,
 ) -> Envelope:
     around = company.around
     everything = dict(os.environ if company.environment is None else company.environment)
@@ -323,6 +336,7 @@ async def _carry_out(
                 folder=request.folder,
                 deadline=admission.bound.bell,
                 run_id=request.run_id,
+                run_began_at=begun.at,
                 attention=attention,
                 inbox=inbox,
             )
@@ -334,7 +348,7 @@ async def _carry_out(
                 on_change=company.on_change,
                 on_skip=tell_of_skipped,
                 known=known,
-                began_ns=None if begun is None else begun.at_ns,
+                began_ns=begun.at_ns,
             )
             ended_by: str | Exception | None
             outputs: dict[str, Any] = {}
@@ -349,7 +363,12 @@ async def _carry_out(
     finally:
         current_scope.reset(token)
     if running.is_parked:
-        return answer(admission, _parked(request, running, attention))
+        envelope = answer(admission, _parked(request, running, attention))
+        try:
+            await asyncio.to_thread(store.runs.park, request.run_id, this_process(), _now())
+        except Failure as failure:
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        return envelope
     outcome = _outcome(request, admission, running, outputs, ended_by, begun)
     outcome.warnings = tuple(redaction.value(note) for note in running.notes)
     envelope = answer(admission, outcome)
@@ -419,24 +438,68 @@ def _parked(request: RunRequest, running: Running, attention: Attention) -> Outc
     data: dict[str, object] = {
         "run_id": request.run_id,
         "name": request.name,
-        "steps": {name: state.shown() for name, state in states.items()},
-        "completed": [name for name, state in states.items() if state.status is Status.SUCCEEDED],
-        "failed": [name for name, state in states.items() if state.status.is_bad and not state.continues],
-        "skipped": [name for name, state in states.items() if state.status is Status.SKIPPED],
+        **_lists(states),
         "waiting": [result_of(proposal) for proposal in asked],
+        "status": "parked",
         "state": "paused",
         "job_id": request.run_id,
-        "progress": {
-            "done": sum(state.status.is_final for state in states.values()),
-            "total": len(states),
-            "unit": "steps",
-        },
+        "progress": _progress(states),
         "continue_command": f"shotclock run --resume {request.run_id}",
-        "cancel_command": f"shotclock inbox withdraw {asked[0].id}" if asked else "",
+        "cancel_command": f"shotclock job cancel {request.run_id}",
     }
     message = f"run {request.run_id} waits for a person ({ids}); it goes on with data.continue_command"
     fired = Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
     return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
+
+
+def _progress(states: Mapping[str, StepState]) -> dict[str, object]:
+    done = sum(state.status.is_final for state in states.values())
+    return {"done": done, "total": len(states), "unit": "steps"}
+
+
+async def cancel(run_id: str, store: Store) -> Envelope:
+    """End a run that no process has, for good: its questions are withdrawn, and going on with it answers CANCELLED.
+
+    Raises Failure if there is none, or a process has it (RUN_TAKEN). One that has ended stays as it is.
+    """
+    return await asyncio.to_thread(_cancelled, run_id, store)
+
+
+def _cancelled(run_id: str, store: Store) -> Envelope:
+    run = _taken_up(run_id, store)
+    if run.envelope is not None:
+        return _told(run)
+    workflow, states = recorded(run, store)
+    known = _cut_off(workflow, states, store, run)
+    for step_id, step in workflow.steps.items():
+        if step.type == "workflow":
+            for inner in store.runs.inside(run_id, step_id):
+                _cancelled(inner, store)
+        state = known.setdefault(step_id, StepState(step_id, step.type))
+        if not state.status.is_final:
+            state.status, state.reason = Status.SKIPPED, Reason.RUN_ENDED
+    asker = Principal.local().name
+    for proposal_id in store.proposals.open_of_run(asker, run_id):
+        with contextlib.suppress(Failure):  # decided or expired just now
+            store.proposals.withdraw(proposal_id, asker, _now())
+    records = [StepRecord(state.id, state.status.value, state.recorded()) for state in known.values()]
+    store.runs.record(run_id, records, _now())
+    admission = admit(f"run {run.name}", Clocks(timeout_ms=0), caller=TraceContext(run.trace_id))
+    data = {"run_id": run_id, "name": run.name, **_lists(known), "partial": True}
+    problem = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
+    store.runs.end(run_id, answer(admission, Outcome(Ending.CANCELLED, problem, data)).to_dict(), _now())
+    ended = store.runs.get(run_id)
+    assert ended is not None
+    return _told(ended)
+
+
+def _lists(states: Mapping[str, StepState]) -> dict[str, object]:
+    return {
+        "steps": {name: state.shown() for name, state in states.items()},
+        "completed": [name for name, state in states.items() if state.status is Status.SUCCEEDED],
+        "failed": [name for name, state in states.items() if state.status.is_bad and not state.continues],
+        "skipped": [name for name, state in states.items() if state.status is Status.SKIPPED],
+    }
 
 
 async def _outputs(workflow: WorkflowFile, steps: Steps, running: Running) -> dict[str, Any]:
@@ -456,7 +519,7 @@ def _outcome(
     running: Running,
     outputs: dict[str, Any],
     ended_by: str | Exception | None,
-    begun: _Begun | None,
+    begun: _Begun,
 ) -> Outcome:
     """`ended_by` is the signal or the error that ended it before its steps did."""
     states = running.states
@@ -464,10 +527,7 @@ def _outcome(
     data: dict[str, object] = {
         "run_id": request.run_id,
         "name": request.name,
-        "steps": {name: state.shown() for name, state in states.items()},
-        "completed": [name for name, state in states.items() if state.status is Status.SUCCEEDED],
-        "failed": bad,
-        "skipped": [name for name, state in states.items() if state.status is Status.SKIPPED],
+        **_lists(states),
     }
     if outputs:
         data["outputs"] = outputs
@@ -486,9 +546,9 @@ def _outcome(
     return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
 
 
-def _run_fired(admission: Admission, begun: _Begun | None) -> Fired:
+def _run_fired(admission: Admission, begun: _Begun) -> Fired:
     """The clock of the run, with the limit that was set: what a parent kept back of it is nobody's limit."""
-    if begun is not None and begun.budget_ms is not None:
+    if begun.budget_ms is not None:
         elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS
         return Fired(ClockKind.TIMEOUT, admission.name, begun.budget_ms, elapsed_ms, admission.bound.source)
     fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)

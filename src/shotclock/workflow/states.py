@@ -18,10 +18,12 @@ class Status(StrEnum):
     SKIPPED = "skipped"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
+    PARKED = "parked"
+    """Of a run alone: it waits for a person, and no process waits with it."""
 
     @property
     def is_final(self) -> bool:
-        return self not in (Status.PENDING, Status.RUNNING)
+        return self not in (Status.PENDING, Status.RUNNING, Status.PARKED)
 
     @property
     def is_bad(self) -> bool:

@@ -18,6 +18,7 @@ from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
+from ..core.walltime import WallTime
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..inbox import Inbox
@@ -96,11 +97,13 @@ class Steps:
         folder: Path,
         deadline: Deadline | None,
         run_id: str,
+        run_began_at: WallTime,
         attention: Attention,
         inbox: Callable[[], Inbox],
     ) -> None:
         """`environment` is everything there is, `base_env` what children see without asking."""
         self._run_id = run_id
+        self._run_began_at = run_began_at
         self._attention = attention
         self._inbox = inbox
         self._workflow = workflow
@@ -279,14 +282,25 @@ class Steps:
         settings, values = approved or await self._settings(step, _with_env(scope, asked))
         env = {**self._base_env, **asked} if asked else self._base_env
         key = f"{key_of(self._run_id, state)}.{state.attempts}"
-        call = StepCall(name, settings, self._clocks(step), env, folder, key, self._attention.waits, values, asked)
+        call = StepCall(
+            name,
+            settings,
+            self._clocks(step),
+            env,
+            folder,
+            key,
+            self._run_began_at,
+            self._attention.waits,
+            values,
+            asked,
+        )
         return await self._providers[step.type].run(call, self._runtime)
 
     async def _approved(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Settings | StepResult:
         """What to run it with, once an operator has said yes to exactly that; or how that came to nothing."""
         asked, _ = await self._surroundings(step, scope)
         settings, values = await self._settings(step, _with_env(scope, asked))
-        gate = StepGate(self._inbox(), key_of(self._run_id, state), self._attention.waits)
+        gate = StepGate(self._inbox(), key_of(self._run_id, state), self._attention.waits, self._run_began_at)
         shown = self._redaction.value({key: value for key, value in settings.items() if value is not None})
         passed = await gate.passed(state.id, step, shown, self._redaction.value(values), self._deadline)
         if isinstance(passed, StepResult):

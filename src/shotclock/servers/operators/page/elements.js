@@ -70,10 +70,12 @@ export function countdown(proposal, { words = false } = {}) {
   return node;
 }
 
+const TEN_YEARS = 10 * 366 * 86_400_000;  // a proposal without an end says the year 9999
+
 function showLeft(node) {
   const until = Date.parse(node.dataset.until), whole = until - Date.parse(node.dataset.from);
   const left = until - now();
-  const said = left <= 0 ? "time is up" : node.dataset.words ? `${span(left)} left` : span(left);
+  const said = left > TEN_YEARS ? "no end" : left <= 0 ? "time is up" : node.dataset.words ? `${span(left)} left` : span(left);
   if (node.firstChild.textContent !== said) node.firstChild.textContent = said;
   node.lastChild.style.setProperty("--share", String(Math.max(0, Math.min(1, left / whole))));
   node.classList.toggle("soon", left < Math.min(300_000, whole / 5));

@@ -1,0 +1,225 @@
+"""A parked run: what was decided in time counts whenever it goes on, and it can be looked at and cancelled."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from shotclock.core.proposals import Decision, Proposal, ProposalStatus
+from shotclock.core.walltime import WallTime
+from shotclock.store import Store
+from tests.runs.test_people import INCOMPLETE, WITHIN_S, YES, Runs, runs
+
+__all__ = ["runs"]
+
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
+
+DESCRIPTOR = json.loads((Path(__file__).parents[1] / "spec" / "job-descriptor.derived.json").read_text("utf-8"))
+QUESTION = """
+steps:
+  ask: {type: human-input, prompt: Approve?, timeout: 4s, default: "no"}
+  after: {exec: 'echo {{ outputs.ask }} >> done', depends_on: ask}
+"""
+STRICT = """
+steps:
+  ask: {type: human-input, prompt: Approve?, timeout: 4s}
+  after: {exec: 'echo {{ outputs.ask }} >> done', depends_on: ask}
+"""
+GATED = """
+steps:
+  ship: {exec: echo ship >> done, approval: {ttl: 4s}}
+  tell: {exec: echo tell >> done, depends_on: ship}
+"""
+
+
+def proposals(runs: Runs) -> list[Proposal]:
+    with Store.open(runs.folder / "home") as store:
+        found = [store.proposals.get(listed.id) for listed in store.proposals.list()]
+    return [proposal for proposal in found if proposal is not None]
+
+
+def over(runs: Runs) -> None:
+    """Wait until the time that the one proposal is open for is over, by the clock that it goes by."""
+    [proposal] = proposals(runs)
+    give_up_at = time.monotonic() + WITHIN_S
+    while time.time() * 1000 <= proposal.expires_at.ms:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
+def shotclock(runs: Runs, *words: str, code: int = 0) -> Any:
+    ended = subprocess.run(
+        [sys.executable, "-m", "shotclock", *words],
+        cwd=runs.folder,
+        env=runs.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=WITHIN_S,
+    )
+    answer = json.loads(ended.stdout)
+    assert ended.returncode == code, answer
+    return answer
+
+
+def test_an_answer_given_in_time_counts_though_the_run_goes_on_after_the_timeout(runs: Runs) -> None:
+    runs(runs.flow(QUESTION), "--run-id", "r", code=14)
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="yes"))
+    over(runs)
+    ended = runs("--resume", "r", code=0)
+    assert ended["data"]["steps"]["ask"]["output"] == "yes" and runs.done() == ["yes"]
+    assert len(proposals(runs)) == 1, "nobody is asked again"
+
+
+def test_an_approval_given_in_time_counts_though_the_run_goes_on_after_its_ttl(runs: Runs) -> None:
+    runs(runs.flow(GATED), "--run-id", "r", code=14)
+    runs.decide(YES)
+    over(runs)
+    runs("--resume", "r", code=0)
+    assert runs.done() == ["ship", "tell"] and len(proposals(runs)) == 1
+
+
+def test_a_question_that_nobody_answered_in_time_gives_its_default_at_once(runs: Runs) -> None:
+    runs(runs.flow(QUESTION), "--run-id", "r", code=14)
+    over(runs)
+    ended = runs("--resume", "r", code=0)
+    ask = ended["data"]["steps"]["ask"]
+    assert ask["output"] == "no" and runs.done() == ["no"]
+    assert [note["code"] for note in ask["warnings"]] == ["HUMAN_DEFAULTED"] and "4 seconds" in str(ask["warnings"])
+    assert [proposal.status for proposal in proposals(runs)] == [ProposalStatus.EXPIRED]
+
+
+def test_a_question_without_a_default_that_nobody_answered_in_time_has_timed_out(runs: Runs) -> None:
+    runs(runs.flow(STRICT), "--run-id", "r", code=14)
+    over(runs)
+    ask = runs("--resume", "r", code=3)["data"]["steps"]["ask"]
+    assert ask["status"] == "timed_out" and ask["error"]["message"] == "Human input timed out after 4 seconds"
+    clock = ask["error"]["context"]["clock"]
+    assert (clock["owner"], clock["limit_ms"]) == ("step ask", 4000) and clock["elapsed_ms"] >= 4000
+    assert len(proposals(runs)) == 1
+
+
+def test_the_default_is_taken_although_the_rest_of_the_run_has_less_time_than_the_question_had(runs: Runs) -> None:
+    runs(runs.flow("timeout: 7s\n" + QUESTION), "--run-id", "r", code=14)
+    over(runs)
+    assert runs("--resume", "r", code=0)["data"]["steps"]["ask"]["output"] == "no"
+
+
+@pytest.mark.parametrize(("policy", "code"), [("reject", 3), ("default", 0)])
+def test_an_approval_that_nobody_gave_in_time_ends_as_its_policy_says(runs: Runs, policy: str, code: int) -> None:
+    text = GATED.replace("{ttl: 4s}", f"{{ttl: 1s, when_expired: {policy}}}")
+    runs(runs.flow(text), "--run-id", "r", code=14)
+    over(runs)
+    ended = runs("--resume", "r", code=code)
+    if code:
+        assert ended["data"]["steps"]["ship"]["error"]["code"] == "PROPOSAL_EXPIRED" and runs.done() == []
+    else:
+        assert runs.done() == ["ship", "tell"]
+    assert len(proposals(runs)) == 1
+
+
+def test_a_question_without_a_timeout_has_none(runs: Runs) -> None:
+    runs(runs.flow("steps: {ask: {type: human-input, prompt: Which way?}}"), "--run-id", "r", code=14)
+    [proposal] = proposals(runs)
+    assert proposal.ask.policy.ttl_ms == 0 and proposal.expires_at.iso().startswith("9999-12-31")
+    [listed] = shotclock(runs, "inbox", "list")["data"]["proposals"]
+    assert listed["status"] == "pending"
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="west"))
+    assert runs("--resume", "r", code=0)["data"]["steps"]["ask"]["output"] == "west"
+
+
+def test_an_answer_to_an_earlier_run_of_the_same_id_is_none_to_this_one(runs: Runs) -> None:
+    runs(runs.flow(QUESTION.replace("4s", "1h")), "--run-id", "r", code=14)
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="yes"))
+    runs("--resume", "r", code=0)
+    with Store.open(runs.folder / "home") as store:
+        assert store.runs.forget_ended_before(WallTime.of_ns(time.time_ns() + 10**9)) == 1
+    runs("flow.yaml", "--run-id", "r", code=14)
+    assert len(proposals(runs)) == 2
+
+
+# --- looking and cancelling -----------------------------------------------------------------------------------
+
+
+def test_a_parked_run_is_parked_in_its_answer_in_the_store_and_in_its_report(runs: Runs) -> None:
+    parked = runs(runs.flow(QUESTION), "--run-id", "r", code=14)
+    assert parked["data"]["status"] == "parked"
+    with Store.open(runs.folder / "home") as store:
+        run = store.runs.get("r")
+        assert run is not None and run.parked_at is not None
+    made = shotclock(runs, "report", "r")["data"]
+    assert made["status"] == "parked" and "died" not in made["why"] and "--resume r" in made["why"]
+    [listed] = shotclock(runs, "report")["data"]["runs"]
+    assert listed["status"] == "parked"
+    for output in ("markdown", "junit"):
+        assert shotclock(runs, "report", "r", "--output", output, "--output-file", "made")["data"]["status"] == "parked"
+        assert "parked" in (runs.folder / "made").read_text()
+
+
+def test_the_job_id_of_a_parked_run_is_known_to_the_job_commands(
+    runs: Runs, validate_envelope: Callable[[Any], Any]
+) -> None:
+    parked = runs(runs.flow(QUESTION.replace("4s", "1h")), "--run-id", "r", code=14)["data"]
+    jsonschema.validate(parked, INCOMPLETE)
+    shown = validate_envelope(shotclock(runs, "job", "status", parked["job_id"]))["data"]
+    jsonschema.validate(shown, DESCRIPTOR)
+    assert (shown["run_id"], shown["run_status"], shown["terminal"]) == ("r", "parked", False)
+    waited = validate_envelope(shotclock(runs, "job", "wait", parked["job_id"], code=14))
+    assert waited["error"]["code"] == "INCOMPLETE" and waited["data"]["continue_command"] == parked["continue_command"]
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="west"))
+    runs("--resume", "r", code=0)
+    assert shotclock(runs, "job", "wait", "r")["data"]["steps"]["ask"]["output"] == "west"
+    assert shotclock(runs, "job", "status", "r")["data"]["status"] == "complete"
+
+
+def test_cancelling_a_parked_run_withdraws_its_questions_and_ends_it_for_good(
+    runs: Runs, validate_envelope: Callable[[Any], Any]
+) -> None:
+    runs.flow(QUESTION.replace("4s", "1h"), "inner.yaml")
+    outer = """
+steps:
+  inside: {type: workflow, workflow: inner.yaml}
+  gated: {exec: echo gated >> done, approval: true}
+  last: {exec: echo last >> done, depends_on: [inside, gated]}
+"""
+    parked = runs(runs.flow(outer), "--run-id", "r", code=14)["data"]
+    assert len(proposals(runs)) == 2
+    words = parked["cancel_command"].split()
+    assert words[0] == "shotclock"
+    cancelled = validate_envelope(shotclock(runs, *words[1:]))["data"]
+    assert (cancelled["status"], cancelled["terminal"]) == ("cancelled", True)
+    assert {proposal.status for proposal in proposals(runs)} == {ProposalStatus.WITHDRAWN}
+    ended = validate_envelope(runs("--resume", "r", code=143))
+    assert ended["error"]["code"] == "CANCELLED" and runs.done() == []
+    assert {name: step["status"] for name, step in ended["data"]["steps"].items()} == dict.fromkeys(
+        ("inside", "gated", "last"), "skipped"
+    )
+    assert shotclock(runs, "report", "r")["data"]["status"] == "cancelled"
+    assert shotclock(runs, "report", "r.inside")["data"]["status"] == "cancelled"
+    again = shotclock(runs, *words[1:])["data"]
+    assert again["status"] == "cancelled"
+
+
+def test_a_run_that_is_under_way_is_not_cancelled_from_outside(runs: Runs) -> None:
+    process = runs.start(runs.flow("steps: {slow: {exec: touch up; sleep 60}}"), "--run-id", "r")
+
+    async def up() -> None:
+        while not (runs.folder / "up").exists():
+            await asyncio.sleep(0.02)
+
+    try:
+        asyncio.run(asyncio.wait_for(up(), WITHIN_S))
+        refused = shotclock(runs, "job", "cancel", "r", code=6)
+        assert refused["error"]["code"] == "RUN_TAKEN" and str(process.pid) in refused["error"]["message"]
+        assert shotclock(runs, "job", "status", "r")["data"]["status"] == "running"
+    finally:
+        process.terminate()
+        process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 143
