@@ -39,7 +39,7 @@ def test_a_run_that_succeeds_says_what_every_step_said(run: Run, store: Store) -
         """
     )
     assert envelope.ok and envelope.exit_code == 0
-    assert envelope.data["outputs"] == {"n": 3}
+    assert envelope.data["outputs"] == {"n": "3"}
     assert step(envelope, "fetch")["output"] == {"items": [1, 2, 3]}
     assert envelope.data["completed"] == ["fetch", "count"]
     stored = store.runs.get(envelope.data["run_id"])
@@ -119,8 +119,8 @@ def test_conditions_decide_and_those_behind_a_skipped_step_are_skipped(run: Run)
         inputs: {n: {type: integer, default: 3}}
         steps:
           a: {exec: echo 5}
-          yes: {exec: echo y, if: "outputs.a > 4 and inputs.n == 3", depends_on: a}
-          no: {exec: echo n, if: "{{ outputs.a > 9 }}", depends_on: a}
+          yes: {exec: echo y, if: "outputs.a | int > 4 and inputs.n == 3", depends_on: a}
+          no: {exec: echo n, if: "{{ outputs.a | int > 9 }}", depends_on: a}
           behind: {exec: echo b, depends_on: "no"}
         """
     )
@@ -131,7 +131,7 @@ def test_conditions_decide_and_those_behind_a_skipped_step_are_skipped(run: Run)
 
 @pytest.mark.slow
 def test_fail_if_fails_a_step_that_ended_well(run: Run) -> None:
-    envelope = run('steps: {a: {exec: "echo 3", fail_if: "output > 2"}}')
+    envelope = run('steps: {a: {exec: "echo 3", output_format: json, fail_if: "output > 2"}}')
     assert statuses(envelope) == {"a": "failed"} and step(envelope, "a")["error"]["code"] == "FAIL_IF"
 
 
@@ -207,7 +207,7 @@ def test_for_each_runs_once_for_every_item(run: Run) -> None:
         """
     )
     assert step(envelope, "each")["output"] == ["x0", "y z1", "$(touch pwned)2"]
-    assert step(envelope, "fixed")["output"] == [1, 2]
+    assert step(envelope, "fixed")["output"] == ["1", "2"]
     assert step(envelope, "wrong")["error"]["code"] == "STEP_INVALID"
 
 
@@ -237,7 +237,7 @@ def test_a_step_that_only_the_defaults_call_for_waits_as_well(run: Run) -> None:
 
 def test_an_output_that_cannot_be_made_is_null_and_said(run: Run, store: Store) -> None:
     envelope = run("outputs: {a: '{{ outputs.a }}', b: '{{ outputs.nobody }}'}\nsteps: {a: {exec: echo 1}}")
-    assert envelope.ok and envelope.data["outputs"] == {"a": 1, "b": None}
+    assert envelope.ok and envelope.data["outputs"] == {"a": "1", "b": None}
     (notice,) = envelope.warnings
     assert notice["code"] == "OUTPUT_MISSING" and "output b" in notice["message"]
     stored = store.runs.get(envelope.data["run_id"])
@@ -400,12 +400,18 @@ def test_an_output_is_read_as_its_format_says(run: Run) -> None:
         """
         steps:
           text: {exec: "echo 10; echo", output_format: text}
-          number: {exec: echo 10}
+          auto: {exec: echo 10}
+          number: {exec: echo 10, output_format: json}
           json: {exec: "echo '[1]'", output_format: json}
           not: {exec: echo hello, output_format: json}
         """
     )
-    assert [step(envelope, name)["output"] for name in ("text", "number", "json")] == ["10\n", 10, [1]]
+    assert [step(envelope, name)["output"] for name in ("text", "auto", "number", "json")] == [
+        "10\n",
+        "10",
+        10,
+        [1],
+    ]
     assert step(envelope, "not")["error"]["code"] == "OUTPUT_INVALID" and step(envelope, "not")["output"] == "hello"
 
 

@@ -78,14 +78,14 @@ def test_of_two_that_would_do_the_items_are_those_of_the_one_that_did(run: Run) 
           once: {exec: 'echo {{ outputs.plain }}', depends_on: bad|plain}
         """
     )
-    assert step(envelope, "either")["output"] == [1, 2]
-    assert step(envelope, "once")["output"] == 5
+    assert step(envelope, "either")["output"] == ["1", "2"]
+    assert step(envelope, "once")["output"] == "5"
 
 
 def test_an_item_whose_template_fails_fails_the_step_and_says_why(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'echo {{ item.b }}', for_each: [{b: 1}, {c: 2}]}}")
     assert statuses(envelope) == {"a": "failed"} and step(envelope, "a")["error"]["code"] == "TEMPLATE_FAILED"
-    assert step(envelope, "a")["output"] == [1, None]
+    assert step(envelope, "a")["output"] == ["1", None]
 
 
 def test_no_more_items_at_a_time_than_steps(run: Run, tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_what_items_left_running_is_told_of_their_step(run: Run) -> None:
 
 def test_templates_among_the_items_are_rendered(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'echo {{ item.n }}', for_each: [{n: '{{ run.name }}'}, {n: 2}]}}")
-    assert step(envelope, "a")["output"] == ["flow", 2]
+    assert step(envelope, "a")["output"] == ["flow", "2"]

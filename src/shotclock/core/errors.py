@@ -135,8 +135,8 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "look at the names it uses: steps that failed or were skipped have no output"),
         ErrorEntry("TEMPLATE_TIMEOUT", 10, 504, True, NONE, "A template took too long; the step did not run.",
                    "templates are for names and small loops: do the work in a step"),
-        ErrorEntry("OUTPUT_INVALID", 1, 500, False, UNKNOWN, "What a step said does not fit its output_schema.",
-                   "mend the step, or its schema"),
+        ErrorEntry("OUTPUT_INVALID", 1, 500, False, UNKNOWN, "What a step said does not fit, or cannot be handed on.",
+                   "error.message says why: mend the step, its `output_schema` or its `output_format`"),
         ErrorEntry("FAIL_IF", 1, 500, False, UNKNOWN, "The step ended well, but its fail_if holds.",
                    "look at the step's output"),
         # What others answered, or did not. A status says what the server made of the request, not what it did before.
@@ -206,6 +206,7 @@ _WARNINGS: dict[str, str] = {
     "CHECKPOINT_DISCARDED": "What was kept before was for another input; the work starts over.",
     "HUMAN_DEFAULTED": "Nobody answered the question; its default is the answer.",
     "OUTPUT_MISSING": "An output of the run could not be made, and is null.",
+    "NUMBER_KEPT_AS_TEXT": "No number here can be exactly what was printed, so it is handed on as text.",
     "NOT_TOLD": "Whoever watched the run could not be told of its changes any more; it went on.",
     "NOT_WRITTEN_DOWN": "The store did not take what became of the run; only this answer says it.",
     "LOOP_CAP": "A step sent the run back too often; it goes on without.",

@@ -30,6 +30,7 @@ from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
 from .. import __version__
 from ..core.envelope import Problem
 from ..core.trace import TraceContext
+from ..core.values import read_json
 from ..enforce.clock import monotonic_ns
 from ..enforce.opened import Opened
 from ..enforce.spans import stand_at
@@ -37,6 +38,8 @@ from ..enforce.spans import stand_at
 REMAINING = "shotclock.dev/remainingMs"
 # One message. Reading a larger one would hold up everybody else on the loop.
 MESSAGE_LIMIT = 16_000_000
+# A server that has refused the handshake is there, and answers this at once if it ever does.
+DISCOVER_S = 2.0
 # What may come on stdout beside messages before it is clear that this is no MCP server.
 STRAY_LIMIT = 16_000_000
 STRAY_SHOWN = 200
@@ -154,7 +157,7 @@ class Conversation:
         is_called = self.stage is Stage.CALLING
         lost = "CONNECTION_LOST" if is_called else "CONNECT_FAILED"
         if isinstance(error, MCPError):
-            self.lost = self.lost or error.code == CONNECTION_CLOSED
+            self.lost = self.lost or _is_lost(error)
             context: dict[str, object] = {"mcp_code": error.code}
             if is_called and not self.lost:
                 return Problem("TOOL_FAILED", f"MCP error {error.code}: {error.message}", context=context)
@@ -202,7 +205,11 @@ class Conversation:
                 *lines, rest = bytes(unread).split(b"\n")
                 unread = bytearray(rest)
                 for line in lines:
-                    message = _parsed(line)
+                    try:
+                        message = _parsed(line)
+                    except ValueError as error:
+                        self._settle(self._problem(error))
+                        return
                     if message is not None:
                         await coming_in.send(SessionMessage(message))
                     elif line.strip():
@@ -252,12 +259,18 @@ async def _connect(session: ClientSession) -> None:
     try:
         await session.initialize()
     except MCPError as refused:
-        if refused.code == CONNECTION_CLOSED:
+        if _is_lost(refused):
             raise
         try:
-            await session.discover()
-        except MCPError:
+            with anyio.fail_after(DISCOVER_S):
+                await session.discover()
+        except (MCPError, TimeoutError):
             raise refused from None
+
+
+def _is_lost(error: MCPError) -> bool:
+    """Whether the connection ended. By the text as well: servers use the same code for errors of their own."""
+    return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
 async def _writes(
@@ -275,12 +288,21 @@ async def _writes(
 
 
 def _parsed(line: bytes) -> Any:
+    """The message, or None if it is none. Raise ValueError for an answer that cannot be read: nobody else would ever
+    answer what was asked."""
     if not line.lstrip().startswith(b"{"):
         return None
     try:
         return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        return None
+    except ValueError as error:
+        if b'"jsonrpc"' not in line or not (b'"result"' in line or b'"error"' in line):
+            return None
+        # Half a character is no text to the SDK, and still JSON.
+        plain = read_json(line.decode("utf-8", "replace")).value
+        try:
+            return types.jsonrpc_message_adapter.validate_python(plain, by_name=False)
+        except ValueError:
+            raise error from None
 
 
 def _first(error: BaseException) -> BaseException:

@@ -251,6 +251,9 @@ class Exchange:
         response = self.response
         data = response.data()
         if (status := response.status) < 400:
+            if self.request.output_file is None and response.is_cut_off:
+                message = f"{self._at}: the answer calls itself JSON and is cut off after {response.size} bytes"
+                return Outcome(Ending.FINISHED, Problem("FETCH_FAILED", message), data), "http_client/fetch_error"
             return Outcome(Ending.FINISHED, data=data), None
         code = "HTTP_STATUS"
         if status == 429:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..core.values import write_json
 
 if TYPE_CHECKING:
     import httpx2
@@ -141,4 +142,4 @@ def _text(value: Any) -> str:
     """As it is written: JSON where it is more than text."""
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return "" if value is None else write_json(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import functools
+import json
 import os
 import secrets
 import stat
@@ -50,7 +51,7 @@ class Response:
         self.headers: Mapping[str, str] = {}
         self._charset: str | None = None
         self._body = bytearray()
-        self._size = 0
+        self.size = 0
         self._received = 0
         self._is_whole = False
         self._file: BinaryIO | None = None
@@ -76,11 +77,11 @@ class Response:
 
     def add(self, chunk: bytes) -> bool:
         """False once there is no use in more. Raises BodyTooLarge, Unwritable."""
-        self._size += len(chunk)
+        self.size += len(chunk)
         if self._is_error:
             self._body += chunk[: KEPT_OF_FAILURE - len(self._body)]
             return len(self._body) < KEPT_OF_FAILURE
-        if self._size > self._request.max_body_bytes:
+        if self.size > self._request.max_body_bytes:
             raise BodyTooLarge(self._request.max_body_bytes)
         if self._file is None:
             self._body += chunk
@@ -108,7 +109,7 @@ class Response:
             with self._file:
                 yield
             os.replace(part, target)
-            self._saved = {"path": str(target), "bytes": self._size}
+            self._saved = {"path": str(target), "bytes": self.size}
         except OSError as error:
             raise Unwritable(f"output_file: {target}: {error.strerror}") from None
         finally:
@@ -128,7 +129,7 @@ class Response:
                     file.write(self._body)
             except OSError as error:
                 raise Unwritable(f"the answer is not text, and {path} cannot be written: {error.strerror}") from None
-            self._saved = {"path": path, "bytes": self._size}
+            self._saved = {"path": path, "bytes": self.size}
 
     @property
     def output(self) -> Any:
@@ -141,12 +142,27 @@ class Response:
             return self._text
         return self._body[:KEPT_OF_FAILURE].decode("utf-8", "replace")
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it calls itself JSON and ends in the middle of some."""
+        kind = self.headers.get("content-type", "").lower().partition(";")[0].strip()
+        text = (self._text or "").rstrip()
+        if not text or not (kind == "application/json" or kind.endswith("+json")):
+            return False
+        try:
+            json.loads(text, parse_int=str, parse_float=str)
+        except json.JSONDecodeError as error:
+            return error.pos >= len(text) or error.msg.startswith("Unterminated string")
+        except RecursionError:  # deeper than anybody goes, and so handed on as text
+            pass
+        return False
+
     def data(self) -> dict[str, object] | None:
         if not self.status:
             return None
         # A cookie is as good as a password.
         headers = {name: value for name, value in self.headers.items() if name.lower() != "set-cookie"}
-        data: dict[str, object] = {"status": self.status, "headers": headers, "bytes": self._size}
+        data: dict[str, object] = {"status": self.status, "headers": headers, "bytes": self.size}
         if not self._is_whole:
             data["partial"] = True
         if self._saved is not None:

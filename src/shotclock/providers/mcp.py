@@ -20,6 +20,7 @@ from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.trace import TRACEPARENT
+from ..core.values import as_plain
 from ..enforce import commands
 from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
@@ -38,6 +39,8 @@ CONNECT_LIMIT_MS = 10_000
 FAREWELL_S = 0.5
 # Loading the SDK takes about a second from a cold disk, and is nobody's fault: the step's clock starts after it.
 IMPORT_LIMIT_S = 30.0
+# A server that wants more patience than this is not waited for.
+LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
 # Of what a tool says when it has failed: what a message should carry at most.
 MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
@@ -317,7 +320,14 @@ def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> tuple[Envelope, Any
 
 
 def _typed(detail: Mapping[str, Any]) -> dict[str, object]:
-    return {name: detail[name] for name, kind in _DETAILS.items() if type(detail.get(name)) is kind}
+    """Of what a server says about a failure, what is of the right type and can be written down."""
+    typed = {name: detail[name] for name, kind in _DETAILS.items() if type(detail.get(name)) is kind}
+    if "retry_after_ms" in typed:
+        typed["retry_after_ms"] = min(max(0, typed["retry_after_ms"]), LONGEST_RETRY_AFTER_MS)
+    try:
+        return dict(as_plain(typed).value)
+    except ValueError:
+        return dict(as_plain({name: value for name, value in typed.items() if name != "context"}).value)
 
 
 def _seconds(ms: int) -> str:

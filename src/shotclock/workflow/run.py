@@ -20,6 +20,7 @@ from ..core.errors import Failure
 from ..core.proposals import Proposal, result_of
 from ..core.records import changed
 from ..core.trace import TraceContext
+from ..core.values import Read, as_plain, read_json
 from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
 from ..enforce.call import Runtime
@@ -41,7 +42,6 @@ from ..providers.provider import Provider
 from ..store import Store
 from ..store.failures import StoreBusy
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
-from . import templates
 from .attention import Attention
 from .gates import key_of
 from .inner import identity, inner_workflow
@@ -52,6 +52,9 @@ from .secrets import Redaction, visible
 from .states import Reason, Status, StepState
 from .steps import StepFailed, Steps
 from .tracing import tell_of_skipped, traced
+
+# Of a value that is refused.
+SHOWN_LIMIT = 200
 
 
 @dataclass(frozen=True)
@@ -373,10 +376,23 @@ async def _carry_out(
     outcome.warnings = tuple(redaction.value(note) for note in running.notes)
     envelope = answer(admission, outcome)
     try:
-        await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+        try:
+            await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+        except ValueError as error:  # all of it together is too long for one value
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
+            await asyncio.to_thread(store.runs.end, request.run_id, _without_outputs(envelope), _now())
     except Failure as failure:
         envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
     return envelope
+
+
+def _without_outputs(envelope: Envelope) -> dict[str, object]:
+    """The envelope as it is kept where it is too long: what each step said is kept with the step."""
+    data: Any = envelope.data
+    kept = {
+        name: {key: value for key, value in step.items() if key != "output"} for name, step in data["steps"].items()
+    }
+    return {**envelope.to_dict(), "data": {**data, "steps": kept, "outputs": {}}}
 
 
 class _Opened:
@@ -578,16 +594,33 @@ def checked_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str
                 errors.append({"field": f"inputs.{name}", "message": "is required"})
             checked[name] = declared.default
             continue
-        value = given[name]
-        if declared.type not in ("string", "any") and isinstance(value, str):
-            value = templates.as_value(value)
-        if not _fits(value, declared.type):
-            errors.append({"field": f"inputs.{name}", "message": f"{value!r} is no {declared.type}"})
-        checked[name] = value
+        try:
+            checked[name] = _as_declared(given[name], declared.type)
+        except ValueError as error:
+            errors.append({"field": f"inputs.{name}", "message": str(error)})
     if errors:
         message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
         raise Failure("ARG_ERROR", message, context={"errors": errors})
     return checked
+
+
+def _as_declared(value: Any, kind: str) -> Any:
+    """Text that was given for something else is read as JSON. Raise ValueError with what is wrong."""
+    read = Read(value)
+    if kind not in ("string", "any") and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            read = read_json(value)
+    if not read.kept:
+        read = as_plain(read.value)
+    if read.kept:
+        raise ValueError(f"{_cut(read.kept[0])} is no number that can be held exactly; give it as text")
+    if not _fits(read.value, kind):
+        raise ValueError(f"{_cut(repr(read.value))} is no {kind}")
+    return read.value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
 
 
 def _listed(workflow: WorkflowFile) -> str:

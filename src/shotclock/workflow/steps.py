@@ -15,9 +15,10 @@ from typing import Any
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, warning
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
+from ..core.values import Read, as_plain, as_text, is_true, read_json, read_printed
 from ..core.walltime import WallTime
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
@@ -44,6 +45,10 @@ MOST_WARNINGS = 50
 MOST_ITEMS = 10_000
 # Frames of a traceback of our own.
 TRACEBACK_KEPT = 20
+# Characters of JSON that one step can hand on: what the store takes of a step, less what else is known of it.
+OUTPUT_LIMIT = 60_000_000
+# Kinds whose outputs have types of their own: text in them is text.
+_TYPED_KINDS = ("function", "workflow")
 # Of what a command that failed said on stderr: the end of it, where the reason mostly is.
 STDERR_KEPT = 2_000
 # The keys of each kind that are its provider's. The others are the engine's own and never templates.
@@ -51,6 +56,8 @@ _PROVIDERS_KEYS = {
     kind: tuple(name for name in model.model_fields if name not in StepPart.model_fields and name != "type")
     for kind, model in STEP_TYPES.items()
 }
+# Of these, the ones that hold values of any type. The others hold text.
+_KEYS_OF_VALUES = {"arguments", "body", "headers", "inputs", "params"}
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
@@ -60,6 +67,7 @@ def _in_worker(name: str, module: str, function: str) -> Operation:
 
 
 _RENDER = _in_worker("template", "templates", "render_all")
+_RENDER_VALUE = _in_worker("template", "templates", "render_value")
 _EVALUATE = _in_worker("condition", "templates", "evaluate")
 _MISFIT = _in_worker("schema", "fitting", "misfit")
 
@@ -80,6 +88,10 @@ class StepFailed(Exception):
             "phase": "validation",
             "context": {"rule": rule},
         }
+
+    def error_after(self, attempts: int) -> dict[str, Any]:
+        """The error of a step that was tried so often: validation is only what stopped it before it began."""
+        return self.error | {"phase": "execution"} if attempts else self.error
 
 
 class Steps:
@@ -137,7 +149,7 @@ class Steps:
                 await self._judge_output(step, state, scope)
             state.status = verdict
         except StepFailed as failed:
-            state.status, state.error = Status.FAILED, failed.error
+            state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
         except Exception as error:  # ours: the step fails, and whoever waits for it is told
             bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
             context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_KEPT))}
@@ -153,7 +165,7 @@ class Steps:
             return self._items_of_others(step, scope)
         items = await self._rendered(items, scope)
         if isinstance(items, str):
-            items = templates.as_value(items)
+            items = read_printed(items).value
         if not isinstance(items, list):
             raise StepFailed("STEP_INVALID", f"for_each is {_kind_of(items)}, not a list", "step/for_each")
         return _few_enough(items), None
@@ -188,16 +200,21 @@ class Steps:
                 try:
                     parts[number].status = await self._tries(name, step, parts[number], here)
                 except StepFailed as failed:
-                    parts[number].status, parts[number].error = Status.FAILED, failed.error
+                    parts[number].status = Status.FAILED
+                    parts[number].error = failed.error_after(parts[number].attempts)
 
         async with asyncio.TaskGroup() as group:
             for number, item in enumerate(items):
                 group.create_task(one(number, item))
-        state.output = [part.output for part in parts]
+        outputs = [part.output for part in parts]
         state.attempts = sum(part.attempts for part in parts)
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = notes[:MOST_WARNINGS]
         bad = [number for number, part in enumerate(parts) if part.status.is_bad]
+        try:
+            state.output = self._handed_on(outputs)
+        except ValueError as unfit:
+            raise StepFailed("OUTPUT_INVALID", f"what came of all items: {unfit}", "step/output") from None
         if not bad:
             return Status.SUCCEEDED
         first = parts[bad[0]]
@@ -223,7 +240,11 @@ class Steps:
             approved = passed
         while True:
             state.attempts += 1
-            result = await self._try(name, step, state, scope, approved)
+            try:
+                result = await self._try(name, step, state, scope, approved)
+            except StepFailed:  # what it is to be tried with could not be made, so it was not
+                state.attempts -= 1
+                raise
             verdict = self._noted(step, state, result)
             if verdict is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
                 verdict = Status.FAILED
@@ -244,19 +265,23 @@ class Steps:
 
     def _noted(self, step: AnyStep, state: StepState, result: StepResult) -> Status:
         envelope = result.envelope
-        output = result.output
-        wanted = step.output_format if isinstance(step, CommandStep) else "auto"
-        if isinstance(output, str):
-            output = output.removesuffix("\n") if wanted == "text" else templates.as_value(output)
-        state.output = self._redaction.value(output)
+        trouble: str | None = None
+        kept: tuple[str, ...] = ()
+        try:
+            output, kept = _read(step, result.output)
+            state.output = self._handed_on(output)
+        except ValueError as unfit:
+            state.output, trouble = None, f"its output cannot be handed on: {unfit}"
+            if isinstance(result.output, str) and not _is_too_large(result.output):
+                state.output = self._redaction.value(result.output.removesuffix("\n"))
         state.ending = envelope.ending
-        notes = envelope.warnings
+        notes = [*envelope.warnings, _kept_as_text(kept)] if kept else envelope.warnings
         if written_timeout(step) is None:  # that it has less than its kind may take is nobody's surprise
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = [self._redaction.value(note) for note in notes]
         state.error = None
-        if envelope.error is None and wanted == "json" and not _is_json(result.output):
-            state.error = _error("OUTPUT_INVALID", "its output is no JSON, and `output_format` says so", "step/output")
+        if envelope.error is None and trouble is not None:
+            state.error = _error("OUTPUT_INVALID", trouble, "step/output")
             return Status.FAILED
         if envelope.error is None:
             return Status.SUCCEEDED
@@ -274,6 +299,12 @@ class Steps:
         fired = envelope.fired
         state.is_cut_short = fired is not None and fired.source is not None and fired.source is self._deadline
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
+
+    def _handed_on(self, output: Any) -> Any:
+        """What the steps behind it get of an output. Raise ValueError where it is too large."""
+        if _is_too_large(output):
+            raise ValueError(f"it is more than {OUTPUT_LIMIT} characters of JSON")
+        return self._redaction.value(output)
 
     async def _try(
         self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: Settings | None
@@ -339,9 +370,23 @@ class Steps:
         if isinstance(step, CommandStep | ToolStep):
             written["shell"] = written["shell"] or self._workflow.defaults.shell
             written["exec"], values = await self._shell(str(written["exec"]), scope)
-            rest = await self._rendered({key: value for key, value in written.items() if key != "exec"}, scope)
+            rest = {key: await self._setting(key, value, scope) for key, value in written.items() if key != "exec"}
             return {**rest, "exec": written["exec"]}, values
-        return await self._rendered(written, scope), values
+        return {key: await self._setting(key, value, scope) for key, value in written.items()}, values
+
+    async def _setting(self, key: str, written: Any, scope: dict[str, Any]) -> Any:
+        """One of a provider's keys, rendered: a value where any will do, else the text of it."""
+        if not _holds_template(written):
+            return written
+        rendered = await self._rendered(written, scope)
+        if key in _KEYS_OF_VALUES:
+            return rendered
+        text = list(map(as_text, rendered)) if isinstance(written, list) else as_text(rendered)
+        try:
+            as_text(text).encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise StepFailed("STEP_INVALID", f"{key}: half a character is no text", "step/template") from None
+        return text
 
     async def _shell(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
         if not templates.is_template(script):
@@ -358,7 +403,7 @@ class Steps:
         if isinstance(step, ToolStep):
             asked = {**self._workflow.tools[step.tool].env, **asked}
         rendered = await self._rendered(asked, scope) if asked else {}
-        filled = {key: filled_in(templates.as_text(value), self._environment) for key, value in rendered.items()}
+        filled = {key: filled_in(as_text(value), self._environment) for key, value in rendered.items()}
         self._redaction.learn(filled)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
@@ -370,10 +415,10 @@ class Steps:
     async def rendered(self, template: str, scope: dict[str, Any]) -> Any:
         """What came of the run, as its `outputs` say it. Raises StepFailed."""
         made = await self._value(template, scope) if templates.is_template(template) else template
-        return self._redaction.value(templates.as_value(made) if isinstance(made, str) else made)
+        return self._redaction.value(made)
 
     async def _rendered(self, value: Any, scope: dict[str, Any]) -> Any:
-        """Every text in it rendered; one that is nothing but a name becomes the value itself."""
+        """Every text in it rendered; one that is nothing but an expression becomes its value."""
         if not _holds_template(value):
             return value
         if isinstance(value, str):
@@ -387,7 +432,13 @@ class Steps:
     async def _value(self, template: str, scope: dict[str, Any]) -> Any:
         if (name := templates.sole_name(template)) is not None:
             return _looked_up(name, template, scope)
-        return (await self._text(template, scope)).text
+        if templates.is_simple(template):
+            return (await self._text(template, scope)).text
+        arguments = {"template": template, "scope": _plain_scope(scope, template)}
+        envelope = await self._runtime.call(_RENDER_VALUE, arguments)
+        if not envelope.ok:
+            raise _template_failure(envelope, template, scope)
+        return envelope.value
 
     async def _text(self, template: str, scope: dict[str, Any], *, marked: bool = False) -> templates.Rendered:
         if templates.is_simple(template):
@@ -406,19 +457,24 @@ class Steps:
         if isinstance(written, bool):
             return written
         if (name := templates.sole_name(written)) is not None:
-            return templates.is_true(_looked_up(name, written, scope))
-        arguments = {"expression": written, "scope": _plain_scope(scope, written)}
+            return is_true(_looked_up(name, written, scope))
+        arguments = {"condition": written, "scope": _plain_scope(scope, written)}
         envelope = await self._runtime.call(_EVALUATE, arguments)
         if not envelope.ok:
             raise _template_failure(envelope, written, scope)
-        return templates.is_true(envelope.value)
+        return bool(envelope.value)
 
     # --- what came out ------------------------------------------------------------------------------------
 
     async def _judge_output(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         if step.transform is not None:
             made = await self._value(step.transform, {**scope, "output": state.output})
-            state.output = self._redaction.value(templates.as_value(made) if isinstance(made, str) else made)
+            if isinstance(made, str) and templates.sole_expression(step.transform) is None:
+                made = read_printed(made).value
+            try:
+                state.output = self._handed_on(made)
+            except ValueError as error:
+                raise StepFailed("OUTPUT_INVALID", f"what transform made: {error}", "step/output") from None
         if step.output_schema is not None:
             problem = await self._misfit(step.output_schema, state.output)
             if problem is not None:
@@ -441,12 +497,31 @@ def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]
     return {**scope, "env": {**scope["env"], **asked}} if asked else scope
 
 
-def _is_json(text: Any) -> bool:
-    try:
-        json.loads(str(text))
-    except ValueError:
+def _read(step: AnyStep, output: Any) -> Read:
+    if not isinstance(output, str) or step.type in _TYPED_KINDS:
+        return as_plain(output)
+    match step.output_format if isinstance(step, CommandStep) else "auto":
+        case "text":
+            return Read(output.removesuffix("\n"))
+        case "json":
+            try:
+                return read_json(output)
+            except ValueError as error:
+                raise ValueError(f"it is no JSON, and `output_format` says so: {error}") from None
+    return read_printed(output)
+
+
+def _is_too_large(value: Any) -> bool:
+    """Too large for the store, which escapes what is not ASCII with six characters."""
+    if isinstance(value, str) and len(value) * 6 <= OUTPUT_LIMIT:
         return False
-    return True
+    return len(json.dumps(value)) > OUTPUT_LIMIT
+
+
+def _kept_as_text(literals: tuple[str, ...]) -> dict[str, object]:
+    shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
+    more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
+    return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: no number here can be exactly that, so it stays text")
 
 
 def _kind_of(value: Any) -> str:

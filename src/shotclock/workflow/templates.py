@@ -6,22 +6,19 @@ clock. Plain names, which nearly all are, are looked up right here.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.errors import Failure
+from ..core.values import as_plain, as_text, is_true, read_json, write_json
 from .memory import TOO_MUCH, bounded_memory
 from .shell import has_marks, is_marked_well, mark, unmarked
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
-# JSON that is nested deeper than this stays text.
-DEPTH_LIMIT = 200
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
 _OPENED = re.compile(r"\{\{|\{%")
@@ -105,52 +102,6 @@ def look_up(name: str, scope: Scope) -> Any:
     return value
 
 
-def as_text(value: Any) -> str:
-    """A value as it is written: JSON where it is more than text."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def as_value(text: str) -> Any:
-    """What a step said: its JSON where it is JSON, its text otherwise."""
-    stripped = text.strip()
-    if stripped[:1] in tuple('{["-0123456789tfn'):
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(stripped, parse_constant=_no_json)
-            if not _is_too_deep(value):
-                return value
-    return text[:-1] if text.endswith("\n") else text
-
-
-def _is_too_deep(value: Any) -> bool:
-    """Whoever writes it down, hides secrets in it or shows it goes into it level by level."""
-    level = [value]
-    for _ in range(DEPTH_LIMIT):
-        level = [
-            item
-            for part in level
-            if isinstance(part, dict | list)
-            for item in (part.values() if isinstance(part, dict) else part)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _no_json(name: str) -> None:
-    raise ValueError(f"{name} is Python's, not JSON's")
-
-
-def is_true(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
-    return bool(value)
-
-
 # --- in a worker, on the clock ----------------------------------------------------------------------------
 
 
@@ -160,36 +111,88 @@ def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False
         return [list(_render(template, scope, marked)) for template in templates]
 
 
-def evaluate(expression: str, scope: dict[str, Any]) -> Any:
-    """The value of a condition, written with or without braces. Runs in a worker; raises TemplateError."""
-    written = expression.strip()
-    if written.startswith("{{") and written.endswith("}}") and written.count("{{") == 1:
-        written = written[2:-2].strip("- \t")
-    elif is_template(written):
-        ((text, _),) = render_all([written], scope)
+def render_value(template: str, scope: dict[str, Any]) -> Any:
+    """The value of a template that is one expression, the text of any other. Runs in a worker; raises TemplateError."""
+    expression = sole_expression(template)
+    if expression is None:
+        ((text, _),) = render_all([template], scope)
+        return text
+    try:
+        with bounded_memory():
+            value = _holdable(_evaluated(expression, scope, undefined_to_none=False))
+            if len(as_text(value)) > OUTPUT_LIMIT:
+                raise ValueError(f"a template made more than {OUTPUT_LIMIT} characters")
+    except Exception as error:
+        raise TemplateError(_why(template, error)) from None
+    return value
+
+
+def evaluate(condition: str, scope: dict[str, Any]) -> bool:
+    """Whether a condition holds, written with or without braces. Runs in a worker; raises TemplateError."""
+    expression = condition_expression(condition)
+    if expression is None:
+        ((text, _),) = render_all([condition.strip()], scope)
         return is_true(text)
     try:
         with bounded_memory():
-            return _environment(False).compile_expression(_with_subscripts(written), undefined_to_none=True)(**scope)
+            value = _evaluated(expression, scope, undefined_to_none=True)
+            return is_true(list(value) if isinstance(value, Iterator) else value)
     except Exception as error:
-        raise TemplateError(_why(expression, error)) from None
+        raise TemplateError(_why(condition, error)) from None
+
+
+def sole_expression(template: str) -> str | None:
+    """What stands between the braces, where the whole template is one pair of them."""
+    written = template.strip()
+    if not (written.startswith("{{") and written.endswith("}}")):
+        return None
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        kinds = [kind for _, kind, _ in environment_for(False).lex(written)]
+    except TemplateSyntaxError:
+        return None  # and it is told by whoever renders it
+    if kinds.count("variable_begin") != 1 or kinds[-1] != "variable_end":
+        return None
+    # `{{-` and `-}}` only say what becomes of the spaces around them.
+    return written[2:-2].removeprefix("-").removesuffix("-").strip()
+
+
+def condition_expression(condition: str) -> str | None:
+    """The expression that a condition is; None where it is text with templates in it."""
+    return sole_expression(condition) if is_template(condition) else condition.strip()
+
+
+def _evaluated(expression: str, scope: dict[str, Any], *, undefined_to_none: bool) -> Any:
+    written = with_subscripts(expression)
+    return environment_for(False).compile_expression(written, undefined_to_none=undefined_to_none)(**scope)
+
+
+def _holdable(value: Any) -> Any:
+    plain, kept = as_plain(value)
+    if kept:
+        raise ValueError(f"{kept[0][:40]} is no number that JSON can hold")
+    return plain
 
 
 def _why(template: str, error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"{template[:100]!r}: {TOO_MUCH}"
-    return f"{template[:100]!r}: {type(error).__name__}: {error}"
+    why = f"{template[:100]!r}: {type(error).__name__}: {error}"
+    if isinstance(error, TypeError) and "str" in str(error) and re.search(r"\b(int|float)\b", str(error)):
+        why += "; what a command prints is text: write `| int` or `| float` behind it, or say `output_format: json`"
+    return why
 
 
 def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     _refuse_marks(template)
-    environment = _environment(marked)
+    environment = environment_for(marked)
     values: list[str] = []
     # Blocks and macros hold marks, and so may data: only those of this rendering are ours, and no data can know them.
     environment.marked_values, environment.nonce = values, int.from_bytes(os.urandom(8))
     try:
         parts, size = [], 0
-        for part in environment.from_string(_with_subscripts(template)).generate(**scope):
+        for part in environment.from_string(with_subscripts(template)).generate(**scope):
             size += len(part)
             if size > OUTPUT_LIMIT:
                 raise TemplateError(f"a template made more than {OUTPUT_LIMIT} characters")
@@ -207,7 +210,7 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
 
 
 @lru_cache(maxsize=2)
-def _environment(marked: bool) -> Any:
+def environment_for(marked: bool) -> Any:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -239,12 +242,13 @@ def _environment(marked: bool) -> Any:
         autoescape=False,
         keep_trailing_newline=True,
     )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.filters["fromjson"] = json.loads
+    environment.filters["tojson"] = lambda value, indent=None: write_json(_holdable(value), indent)
+    environment.filters["fromjson"] = lambda text: read_json(text).value
+    environment.filters["bool"] = is_true
     return environment
 
 
-def _with_subscripts(template: str) -> str:
+def with_subscripts(template: str) -> str:
     """Ids of steps may have dashes, which Jinja would read as minus."""
     return _DASHED.sub(lambda found: f"{found.group(1)}['{found.group(2)}']", template)
 

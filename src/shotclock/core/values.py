@@ -1,0 +1,177 @@
+"""Values between steps: read from JSON and written as JSON so that what was printed is what is handed on.
+
+What somebody prints is text, unless it is an object or a list. A number inside of one that cannot be held as it was
+written (`1e999`, `9007199254740993.0`, an integer of thousands of digits) stays the text that was printed, so that
+nobody goes on with another number. Whatever comes out of here can be written down, sent and shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+# Whoever writes a value down, hides secrets in it or shows it goes into it level by level.
+DEPTH_LIMIT = 200
+# Python writes and reads integers of up to 4,300 digits; this many bits are safely below that.
+LONGEST_INTEGER_BITS = 13_000
+LONGEST_LITERAL = 3_900
+# A float has all of so many digits, whatever they are.
+DIGITS_OF_EVERY_FLOAT = 15
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Read(NamedTuple):
+    value: Any
+    kept: tuple[str, ...] = ()
+    """Numbers that could not be held as they were written, and stayed text."""
+
+
+def read_json(text: str) -> Read:
+    """Raise ValueError for what is no JSON, and for what is nested too deep."""
+    kept: list[str] = []
+
+    def number(literal: str, held: Any) -> Any:
+        if held is None:
+            kept.append(literal)
+            return literal
+        return held
+
+    try:
+        value = json.loads(
+            text,
+            parse_int=lambda literal: number(literal, _integer(literal)),
+            parse_float=lambda literal: number(literal, _float(literal)),
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if _is_too_deep(value):
+        raise ValueError(f"nested more than {DEPTH_LIMIT} levels deep")
+    return Read(value, tuple(kept))
+
+
+def read_printed(text: str) -> Read:
+    """What was printed: an object or a list where it is one, else its text without the line's end."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return read_json(text)
+        except ValueError:
+            pass
+    return Read(text.removesuffix("\n"))
+
+
+def as_plain(value: Any) -> Read:
+    """A value of any origin as JSON holds it. Raise ValueError for what JSON has no place for.
+
+    What can be gone through one by one becomes a list. Infinities and NaN, which JSON does not have, are kept as text.
+    """
+    kept: list[str] = []
+    return Read(_plain(value, kept, 0), tuple(kept))
+
+
+def as_text(value: Any) -> str:
+    """A value as it is written: JSON where it is more than text."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else write_json(value, separators=(",", ":"))
+
+
+def write_json(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Readable, and always something that can be encoded: half a character is escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+    if not text.isascii() and _SURROGATE.search(text):
+        return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text
+
+
+def is_true(value: Any) -> bool:
+    """Whether a condition holds. Text that says no is not true."""
+    if isinstance(value, str):
+        return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
+    return bool(value)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+def _integer(literal: str) -> int | None:
+    return int(literal) if len(literal) <= LONGEST_LITERAL else None
+
+
+def _float(literal: str) -> float | None:
+    """None where it is another number than the one that was written: a float has 17 digits at most, and an end."""
+    value = float(literal)
+    mantissa, _, exponent = literal.lower().partition("e")
+    if len(mantissa) <= DIGITS_OF_EVERY_FLOAT and not exponent:
+        return value
+    if not math.isfinite(value) or len(literal) > LONGEST_LITERAL:
+        return None
+    from decimal import Decimal, InvalidOperation
+
+    digits = len(mantissa.replace(".", "").lstrip("-0"))
+    try:
+        is_same = Decimal(format(value, f".{max(1, digits)}g")) == Decimal(literal)
+    except InvalidOperation:  # an exponent beyond all bounds
+        return None
+    return value if is_same else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is Python's, not JSON's")
+
+
+def _digits_of(number: int) -> str:
+    """All of them; Python itself refuses to write so many."""
+    from decimal import Decimal
+
+    return format(Decimal(number), "f")
+
+
+# --- shapes -----------------------------------------------------------------------------------------------
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH_LIMIT):
+        level = [
+            item
+            for part in level
+            if isinstance(part, dict | list)
+            for item in (part.values() if isinstance(part, dict) else part)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _plain(value: Any, kept: list[str], depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        if value.bit_length() <= LONGEST_INTEGER_BITS:
+            return int(value)
+        kept.append(_digits_of(value))
+        return kept[-1]
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        kept.append(str(value))
+        return kept[-1]
+    if depth >= DEPTH_LIMIT:
+        raise ValueError(f"it is nested more than {DEPTH_LIMIT} levels deep")
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(item, kept, depth + 1) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
+        return [_plain(item, kept, depth + 1) for item in value]
+    raise ValueError(f"a {type(value).__name__} is no value that can be handed on")
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else as_text(key)
