@@ -117,7 +117,7 @@ def test_a_run_killed_twenty_times_comes_to_the_same_result(tmp_path: Path) -> N
     envelope = finished(home, *words)
     assert envelope["ok"], json.dumps([envelope["data"]["steps"][name] for name in envelope["data"]["failed"]])
     outputs = {name: each["output"] for name, each in envelope["data"]["steps"].items()}
-    assert outputs == {f"s{number}": number * number for number in range(STEPS)}
+    assert outputs == {f"s{number}": str(number * number) for number in range(STEPS)}
     left = marks.read_text().split()
     assert {mark for mark in left if mark[0] == "-"} == {f"-{number}" for number in range(STEPS)}
     for name, count in finished_by.items():

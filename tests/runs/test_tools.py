@@ -35,7 +35,7 @@ def test_a_tool_has_clocks_a_place_and_arguments_of_its_own(run: Run, tmp_path: 
     assert step(envelope, "slow")["error"]["context"]["clock"]["limit_ms"] == 300
     assert step(envelope, "slower")["error"]["context"]["clock"]["limit_ms"] == 900
     assert step(envelope, "where")["output"] == str(tmp_path / "there")
-    assert step(envelope, "add")["output"] == 3
+    assert step(envelope, "add")["output"] == "3"
     assert "'two' is not of type 'integer'" in step(envelope, "wrong")["error"]["message"]
     assert "'a' is a required property" in step(envelope, "none")["error"]["message"]
     assert step(envelope, "none")["error"]["code"] == "STEP_INVALID"
