@@ -116,7 +116,7 @@ def test_without_outputs_those_of_its_steps_are_its_output(flows: Flows) -> None
     flows.write("outer.yaml", OUTER)
     flows.write("inner.yaml", "steps: {a: {exec: echo 1}, b: {exec: echo two}}")
 
-    assert step(flows.run(), "inner")["output"] == {"a": 1, "b": "two"}
+    assert step(flows.run(), "inner")["output"] == {"a": "1", "b": "two"}
 
 
 def test_it_is_a_run_of_its_own_in_the_same_store(flows: Flows) -> None:
@@ -148,7 +148,7 @@ def test_each_item_and_each_try_is_a_run_of_its_own(flows: Flows) -> None:
 
     envelope = flows.run()
 
-    assert step(envelope, "inner")["output"] == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert step(envelope, "inner")["output"] == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
     assert {run.id for run in flows.store.runs.list()} == {
         "r1", "r1.inner", "r1.inner.2", "r1.inner.3", "r1.fails", "r1.fails.2",
     }  # fmt: skip
@@ -166,7 +166,7 @@ def test_what_fails_inside_fails_the_step_with_its_run_and_its_steps(flows: Flow
     assert inner["status"] == "failed"
     assert inner["error"]["code"] == "STEPS_FAILED"
     assert inner["error"]["context"] == {"run_id": "r1.inner", "failed": ["bad"], "rule": "workflow/failed"}
-    assert inner["output"]["good"] == 1
+    assert inner["output"]["good"] == "1"
     assert step(envelope, "after")["reason"] == "dependency_failed"
     assert flows.store.runs.steps("r1.inner")["behind"].status == "skipped"
 
