@@ -51,6 +51,7 @@ RESERVED = frozenset(
         "timeout",
         "budget",
         "json",
+        "debug",
         "validate-only",
         "idempotency-key",
         "heartbeat-interval",
@@ -107,11 +108,13 @@ class App:
         help: str = "",
         workers: int | None = None,
         proposals: bool = False,
+        debug: bool = False,
     ) -> None:
         """`default_timeout` bounds every command that has none of its own; `grace` is what a command has to clean up
         once its time is up; `operation_timeout` is the MCP server's backstop above all of them. `workers` is how many
         processes for sync commands are kept warm. `proposals` gives the server tools with which an agent asks the
-        operator for anything: propose, check-proposal, withdraw-proposal."""
+        operator for anything: propose, check-proposal, withdraw-proposal. With `debug`, answers carry the traceback of
+        what a command raised, for everybody who calls; it is on stderr in any case."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
@@ -121,6 +124,7 @@ class App:
         self.operation_timeout_ms = parse_duration_ms(operation_timeout)
         self.workers = workers
         self.proposals = proposals
+        self.debug = debug
         self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._commands: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -256,7 +260,8 @@ class App:
             operation_timeout_ms=self.operation_timeout_ms,
             proposals=self.proposals,
             commands=tuple(self._commands.values()),
-            errors=tuple(_as_registered(code) for spec in self._commands.values() for code in spec.error_codes),
+            debug=self.debug,
+            clocks=self.clocks,
         )
 
     def handler(self, name: str) -> Callable[..., Any]:
@@ -504,16 +509,3 @@ def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
         return TypeAdapter(annotation).json_schema(mode="serialization")
     except Exception:  # a return type that has no schema is still a return type
         return None
-
-
-def _as_registered(code: str) -> dict[str, Any]:
-    entry = error_entry(code)
-    return {
-        "code": entry.code,
-        "summary": entry.summary,
-        "hint": entry.hint,
-        "exit_code": entry.exit_code,
-        "http_status": entry.http_status,
-        "retryable": entry.retryable,
-        "side_effects": entry.side_effects.value,
-    }

@@ -141,7 +141,7 @@ def test_the_clock_of_the_work_starts_with_the_approval(home: Home, tmp_path: Pa
     async def work(inbox: Inbox) -> Any:
         calling = asyncio.ensure_future(guarded.app.call("slow", folder=tmp_path))
         [proposal] = await pending(inbox)
-        await asyncio.sleep(1.2)  # longer than its timeout
+        await asyncio.sleep(3.2)  # longer than its timeout
         await inbox.decide(proposal.id, YES, ADA)
         return await calling
 

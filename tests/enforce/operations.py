@@ -210,7 +210,7 @@ def fails_with_a_code_nobody_knows() -> None:
 
 
 def fails_with_a_code_only_the_worker_knows() -> None:
-    register_error("TEST_LATE_COMER", summary="Registered when it was too late.")
+    register_error("TEST_LATE_COMER", summary="Registered where it is raised.", hint="come earlier", exit_code=80)
     raise Failure("TEST_LATE_COMER", "hm")
 
 

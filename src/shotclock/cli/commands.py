@@ -20,7 +20,7 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.records import value
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
-from ..enforce.clock import monotonic_ns
+from ..enforce.clock import monotonic_ns, process_began_ns
 from ..enforce.forked import carry_out
 from .asked import RunAsked
 from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
@@ -527,15 +527,13 @@ def _refuse(name: str, mistakes: Mistakes, as_json: bool, *, suggestion: str | N
 
 
 def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
-    admission = admit(name, Clocks.of(timeout=DEFAULT_TIMEOUT))
+    # A server has no clock of its own; what the others say is what they would have had.
+    timeout = "0" if name == "serve" else DEFAULT_TIMEOUT
+    admission = admit(name, Clocks.of(timeout=timeout), began_ns=process_began_ns())
     return _deliver(answer(admission, Outcome(Ending.NOT_STARTED, problem)), as_json)
 
 
 def _deliver(envelope: Envelope, as_json: bool) -> int:
-    if envelope.code == "INTERNAL_ERROR" and envelope.error is not None:
-        context = envelope.error.get("context")
-        if isinstance(context, dict):
-            say_line(str(context.get("traceback", "")).rstrip())
     if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
         write_quietly(sys.stdout, envelope.value)
         return envelope.exit_code

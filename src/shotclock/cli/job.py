@@ -15,8 +15,8 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, stopped_by
 from ..core.errors import Failure
 from ..core.records import changed
-from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline
-from ..enforce.clock import monotonic_ns
+from ..enforce.admission import OURSELVES, Admission, Outcome, Tool, admit, answer, inherited_deadline
+from ..enforce.clock import monotonic_ns, process_began_ns
 from ..enforce.handlers import raised
 from ..jobs.front import Front
 from ..store import Store
@@ -33,7 +33,7 @@ _JSON = Annotated[bool, _FLAG]
 _ID = Annotated[str | None, Parameter(name="job-id")]
 
 
-def main(words: list[str], *, app: str | None, command: list[str]) -> int:
+def main(words: list[str], *, app: str | None, command: list[str], tool: Tool = OURSELVES) -> int:
     """`app` limits the list to one app's jobs, `command` is how the job commands are called."""
     as_json = wants_json("--json" in words)
     spoken = parse_verb(_vocabulary(command), words, command=f"{' '.join(command)} job")
@@ -44,7 +44,7 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
         mistakes.append({"field": "job-id", "message": "which one? `job list` lists them"})
     budget_ms = _budget(said.get("budget"), mistakes)
     if mistakes:
-        return deliver(mistaken("job", mistakes), as_json)
+        return deliver(mistaken(f"job {verb}".strip(), mistakes, tool), as_json)
     # Waiting is bounded by the budget, and without one by the job's own clocks.
     clocks = Clocks(timeout_ms=0 if verb == "wait" else TIMEOUT_MS)
     admission = admit(
@@ -53,6 +53,8 @@ def main(words: list[str], *, app: str | None, command: list[str]) -> int:
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
         mutates=verb == "cancel",
         idempotent=True,
+        tool=tool,
+        began_ns=process_began_ns(),
     )
 
     async def perform() -> Envelope:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
-from ..enforce.admission import admit, answer, invalid
+from ..enforce.admission import OURSELVES, Tool, admit, answer, invalid
+from ..enforce.clock import process_began_ns
 from .words import Parsed, Words, read_plainly
 
 Mistakes = list[dict[str, str]]
@@ -57,6 +58,6 @@ def parse_verb(words: Words, said: list[str], *, command: str) -> Spoken | None:
     return Spoken(verb, dict(parsed.arguments.arguments), mistakes)
 
 
-def mistaken(name: str, mistakes: Mistakes) -> Envelope:
+def mistaken(name: str, mistakes: Mistakes, tool: Tool = OURSELVES) -> Envelope:
     """The answer to words that were not understood. Nothing has begun."""
-    return answer(admit(name, Clocks()), invalid(mistakes))
+    return answer(admit(name, Clocks(), tool=tool, began_ns=process_began_ns()), invalid(mistakes))

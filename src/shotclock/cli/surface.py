@@ -26,8 +26,9 @@ from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
 from ..desk import Desk
-from ..enforce.admission import Outcome, admit, answer
+from ..enforce.admission import Admission, Outcome, Tool, admit, answer
 from ..enforce.call import Runtime
+from ..enforce.clock import process_began_ns
 from ..enforce.foreground import fill_standard_descriptors
 from ..enforce.handlers import raised
 from ..enforce.preloaded import Preloaded, Program
@@ -71,20 +72,18 @@ class Request:
 
 def main(app: Offered, words: list[str]) -> int:
     catalogue = app.catalogue()
+    if "--debug" in words:
+        catalogue = replace(catalogue, debug=True)
     as_json = wants_json("--json" in words)
     fill_standard_descriptors()
     try:
         return _main(app, catalogue, words, as_json)
     except signals.Signalled as signalled:
-        return _deliver_unstarted(catalogue.name, stopped_by(signalled.name), as_json)
+        return _deliver_unstarted(catalogue, catalogue.name, stopped_by(signalled.name), as_json)
     except Exception as error:  # ours: whoever called still gets an envelope
-        import traceback
-
-        context: dict[str, object] = {"traceback": traceback.format_exc()}
-        write_quietly(sys.stderr, traceback.format_exc())
-        problem = Problem("INTERNAL_ERROR", f"{type(error).__name__}: {error}", context=context)
-        # What had begun dies with us; how far it was nobody knows here.
-        return deliver(answer(admit(catalogue.name, Clocks()), Outcome(Ending.KILLED, problem)), as_json)
+        outcome = raised(error)
+        outcome.ending = Ending.KILLED  # what had begun dies with us; how far it was nobody knows here
+        return deliver(answer(_admit(catalogue, catalogue.name), outcome), as_json)
 
 
 def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
@@ -95,29 +94,28 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
     if not words:
         print_help(vocabulary, [])
         listed = f"there are {', '.join(names)}"
-        return _refuse(catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
+        return _refuse(catalogue, catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
     if words[0] == "help":
         words = [*words[1:2], "--help"]
     if not words[0].startswith("-") and words[0] not in names:
         close = difflib.get_close_matches(words[0], names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-        return _refuse(
-            catalogue.name, [{"field": "command", "message": f"{words[0]!r} is no command; {hint}"}], as_json
-        )
+        mistake = {"field": "command", "message": f"{words[0]!r} is no command; {hint}"}
+        return _refuse(catalogue, catalogue.name, [mistake], as_json)
     if words[0] == "job" and "job" in names:
         from .job import main as job_main
 
-        return job_main(words[1:], app=catalogue.name, command=own_words())
+        return job_main(words[1:], app=catalogue.name, command=own_words(), tool=_tool(catalogue))
     parsed, mistakes = parse(vocabulary, words, help_hint=f"{catalogue.name} {words[0]} --help")
     if parsed is None:
-        return _refuse(words[0], mistakes, as_json)
+        return _refuse(catalogue, words[0], mistakes, as_json)
     if parsed.wants_help:
         print_help(vocabulary, [word for word in words[:1] if not word.startswith("-")])
         return 0
     if parsed.wants_version or words[0].startswith("-"):
         return _version(catalogue, mistakes, as_json)
     if words[0] == "manifest":
-        return _refuse("manifest", mistakes, as_json) if mistakes else _manifest(catalogue, as_json)
+        return _refuse(catalogue, "manifest", mistakes, as_json) if mistakes else _manifest(catalogue, as_json)
     spec = catalogue.find(words[0])
     assert spec is not None
     request = _request(spec, parsed, mistakes)
@@ -172,6 +170,7 @@ def _stand_in(spec: CommandSpec) -> Callable[..., None]:
     common = {
         "timeout": ("string", f"Stop the work after this time (500ms, 30s, 5m; 0: none). [{_default_timeout(spec)}]"),
         "json": ("boolean", "The envelope alone on stdout, also on a terminal."),
+        "debug": ("boolean", "Put the traceback of what the command raised into the envelope."),
         **{name: (flag["type"], flag["description"]) for name, flag in option_flags(spec).items()},
     }
     for name, (type_name, text) in common.items():
@@ -332,7 +331,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
     elif spec.requires_person is not None and not request.validate_only and not request.dry_run:
         refusal = _ask_person(spec, request.arguments)
         if refusal is not None:
-            return _deliver_unstarted(spec.name, refusal, as_json)
+            return _deliver_unstarted(catalogue, spec.name, refusal, as_json, request.clocks)
     with contextlib.ExitStack() as stack:
         stdin = None
         if spec.reads_stdin and not request.validate_only:
@@ -341,7 +340,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
             limit_ms = spec.clocks.timeout_ms if request.clocks.timeout_ms is None else request.clocks.timeout_ms
             spooled = stack.enter_context(spooled_stdin(limit_ms or None))
             if isinstance(spooled, Problem):
-                return _deliver_unstarted(spec.name, spooled, as_json)
+                return _deliver_unstarted(catalogue, spec.name, spooled, as_json, request.clocks)
             stdin = spooled
         envelope = _converse_about(app, catalogue, request, stdin)
     if mistakes:
@@ -349,7 +348,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
         # A value that was not understood was left out: that it is missing is no news.
         known = {mistake["field"].lstrip("-").replace("-", "_") for mistake in mistakes}
         others = [problem for problem in found if problem["field"].partition(".")[0] not in known]
-        return _refuse(spec.name, mistakes + others, as_json)
+        return _refuse(catalogue, spec.name, mistakes + others, as_json, request.clocks)
     return deliver(envelope, as_json)
 
 
@@ -368,7 +367,7 @@ def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin:
     try:
         desk = Desk(catalogue, runtime, program=app.program, command=own_words())
     except Failure as failure:
-        return answer(admit(request.spec.name, request.clocks), raised(failure))
+        return answer(_admit(catalogue, request.spec.name, request.clocks), raised(failure))
     return asyncio.run(_converse(desk, request, stdin))
 
 
@@ -392,6 +391,7 @@ async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelo
                     stop=stop,
                     stdin=stdin,
                     justification=request.justification,
+                    began_ns=process_began_ns(),
                 )
     finally:
         if beats is not None:
@@ -414,15 +414,15 @@ def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | No
 
 
 def _manifest(catalogue: Catalogue, as_json: bool) -> int:
-    admission = admit("manifest", Clocks(), mutates=False)
+    admission = _admit(catalogue, "manifest", mutates=False)
     manifest = build_manifest(catalogue, __version__)
     return deliver(answer(admission, Outcome(Ending.FINISHED, data=manifest)), as_json)
 
 
 def _version(catalogue: Catalogue, mistakes: Mistakes, as_json: bool) -> int:
     if mistakes:
-        return _refuse(catalogue.name, mistakes, as_json)
-    admission = admit(catalogue.name, Clocks(), mutates=False)
+        return _refuse(catalogue, catalogue.name, mistakes, as_json)
+    admission = _admit(catalogue, catalogue.name, mutates=False)
     return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json)
 
 
@@ -439,14 +439,34 @@ def own_words() -> list[str]:
 # --- answering --------------------------------------------------------------------------------------------
 
 
-def _refuse(name: str, mistakes: Mistakes, as_json: bool) -> int:
+def _tool(catalogue: Catalogue) -> Tool:
+    return Tool(catalogue.semantic_version, catalogue.debug)
+
+
+def _admit(catalogue: Catalogue, name: str, clocks: Clocks | None = None, *, mutates: bool = True) -> Admission:
+    """For an answer that no call of the command makes: with its clocks all the same, and since we began."""
+    spec = catalogue.find(name)
+    return admit(
+        name,
+        clocks or Clocks(),
+        defaults=catalogue.clocks if spec is None else spec.clocks,
+        mutates=mutates,
+        tool=_tool(catalogue),
+        began_ns=process_began_ns(),
+    )
+
+
+def _refuse(catalogue: Catalogue, name: str, mistakes: Mistakes, as_json: bool, clocks: Clocks | None = None) -> int:
     unique = [mistake for number, mistake in enumerate(mistakes) if mistake not in mistakes[:number]]
     message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in unique)
-    return _deliver_unstarted(name, Problem("ARG_ERROR", message, "validation", errors=unique), as_json)
+    problem = Problem("ARG_ERROR", message, "validation", errors=unique)
+    return _deliver_unstarted(catalogue, name, problem, as_json, clocks)
 
 
-def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
-    return deliver(answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem)), as_json)
+def _deliver_unstarted(
+    catalogue: Catalogue, name: str, problem: Problem, as_json: bool, clocks: Clocks | None = None
+) -> int:
+    return deliver(answer(_admit(catalogue, name, clocks), Outcome(Ending.NOT_STARTED, problem)), as_json)
 
 
 def deliver(envelope: Envelope, as_json: bool) -> int:

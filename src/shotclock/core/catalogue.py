@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from .asks import Policy
@@ -105,6 +105,12 @@ class CommandSpec:
         )
 
 
+def semantic_version(written: str) -> str | None:
+    """The version as envelopes write it, in three numbers: `1.2` is 1.2.0. None where it cannot be."""
+    padded = written + ".0" * max(0, 2 - written.count("."))
+    return next((text for text in (written, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     """An App, described."""
@@ -114,21 +120,22 @@ class Catalogue:
     summary: str = ""
     operation_timeout_ms: int = 120_000
     commands: tuple[CommandSpec, ...] = ()
+    clocks: Clocks = field(default_factory=Clocks)
+    """Of commands that say none of their own, and of what is no command."""
     proposals: bool = False
     """Whether its server has a tool to ask the operator for anything, beside the commands that ask by themselves."""
-    errors: tuple[Mapping[str, Any], ...] = ()
-    """The codes the app registered, so that another process can register them as well."""
+    debug: bool = False
+    """Whether its answers carry the traceback of what a command raised."""
 
     @property
     def semantic_version(self) -> str | None:
-        """The version as envelopes write it, in three numbers: `1.2` is 1.2.0. None where it cannot be."""
-        padded = self.version + ".0" * max(0, 2 - self.version.count("."))
-        return next((text for text in (self.version, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
+        return semantic_version(self.version)
 
     def to_plain(self) -> dict[str, Any]:
         plain = asdict(self)
         for spec, command in zip(plain["commands"], self.commands, strict=True):
             spec["clocks"] = as_dict(command.clocks)
+        plain["clocks"] = as_dict(self.clocks)
         return plain
 
     @classmethod
@@ -151,7 +158,8 @@ class Catalogue:
                     }
                 )
             )
-        return cls(**{**plain, "commands": tuple(commands), "errors": tuple(plain["errors"])})
+        known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
+        return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
 
     def find(self, name: str) -> CommandSpec | None:
         return next((command for command in self.commands if command.name == name), None)

@@ -9,6 +9,7 @@ from .clocks import Fired
 from .effects import Ending, SideEffects, may_retry, side_effects_of
 from .errors import ErrorEntry, error_entry, warning_summary
 from .records import value
+from .texts import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,6 +146,13 @@ class Problem:
     exit_code: int | None = None
     """Only where the code's registered exit code is not the one: a signal's number, a passed-through child's."""
     side_effects: SideEffects | None = None
+    entry: ErrorEntry | None = None
+    """Only where the code is registered in another process: an app's own."""
+
+    @property
+    def registered(self) -> ErrorEntry:
+        """Raises LookupError where nobody registered the code."""
+        return self.entry or error_entry(self.code)
 
 
 def warning(code: str, message: str | None = None, **context: object) -> Warning_:
@@ -186,22 +194,23 @@ def build_envelope(
     meta["exit_code"] = 0
     error = None
     if problem is not None:
-        entry = error_entry(problem.code)
+        entry = problem.registered
         meta["exit_code"] = entry.exit_code if problem.exit_code is None else problem.exit_code
         if meta["exit_code"] == 0:
             raise ValueError(f"{problem.code} cannot exit 0")
         retry = may_retry(registered=entry.retryable, effects=effects, mutates=mutates, idempotent=idempotent)
-        error = _error_detail(problem, entry, retry)
+        error = _error_detail(problem, entry, retry, effects)
     fired = None if problem is None else problem.fired
     return Envelope(data, error, warnings or [], meta, value, fired)
 
 
-def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool) -> dict[str, object]:
+def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects: SideEffects) -> dict[str, object]:
     detail: dict[str, object] = {
         "code": problem.code,
-        "message": problem.message,
+        "message": shortened(problem.message),
         "retryable": retryable,
-        "phase": problem.phase,
+        # Whatever it is said to be: with effects, something ran.
+        "phase": problem.phase if effects is SideEffects.NONE or problem.phase != "validation" else "execution",
         "suggestion": problem.suggestion or entry.hint,
     }
     if problem.retry_after_ms is not None:

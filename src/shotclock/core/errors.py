@@ -11,8 +11,12 @@ from collections.abc import Iterable, Mapping
 
 from .effects import SideEffects
 from .records import value
+from .texts import shortened
 
 _CODE = re.compile(r"[A-Z][A-Z0-9_]+")
+_MOST_FRAMES = 40
+# Where the message of an exception is a whole file, its traceback is as long.
+_LONGEST_TRACEBACK = 32_000
 
 
 @value
@@ -121,6 +125,29 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "see error.message for which guard and why"),
         ErrorEntry("DEPTH_EXCEEDED", 4, 508, False, NONE, "Calls called calls too deep; most likely a loop.",
                    "break the cycle of operations calling each other"),
+        # By the names of the contract's exit codes, for what a handler finds out while it runs.
+        ErrorEntry("GENERAL_ERROR", 1, 500, False, UNKNOWN, "The command failed.",
+                   "read error.message, and look at what was done before calling again"),
+        ErrorEntry("ARGUMENT_REFUSED", 1, 422, False, UNKNOWN, "The command began, then refused its arguments.",
+                   "change the arguments; error.message says what is wrong with them"),
+        ErrorEntry("PARTIAL_FAILURE", 3, 500, False, UNKNOWN, "Some of the work was done, some of it failed.",
+                   "read data for what was done before calling again"),
+        ErrorEntry("PRECONDITION", 4, 412, False, NONE, "Something has to be there or be done first.",
+                   "read error.message for what is missing"),
+        ErrorEntry("NOT_FOUND", 5, 404, False, NONE, "What the command needs is not there.",
+                   "read error.message for what is missing; mind the spelling and the directory"),
+        ErrorEntry("CONFLICT", 6, 409, False, NONE, "What is there already is in the way.",
+                   "look at what is there, then choose another name or remove it"),
+        ErrorEntry("PERMISSION_DENIED", 7, 403, False, UNKNOWN, "The command may not do that.",
+                   "look at the permissions of what error.message names"),
+        ErrorEntry("AUTH_REQUIRED", 8, 401, False, UNKNOWN, "The command needs credentials that it was not given.",
+                   "log in, or give it credentials"),
+        ErrorEntry("PAYMENT_REQUIRED", 9, 402, False, UNKNOWN, "Somebody has to pay first.",
+                   "read error.message for what is to be paid"),
+        ErrorEntry("UNAVAILABLE", 12, 503, True, NONE, "Something that the command needs does not answer.",
+                   "call again later; error.message says what did not answer"),
+        ErrorEntry("REDIRECTED", 13, 410, False, UNKNOWN, "It is somewhere else now.",
+                   "read error.message for where"),
         # Stopped from outside.
         ErrorEntry("CANCELLED", 143, 499, False, UNKNOWN, "The caller or a signal stopped the call.",
                    "look at what was done before calling again"),
@@ -170,7 +197,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
                    "define it at the top level of an importable module, or ask for isolation='loop' or 'thread'"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
-                   "this is a bug in the handler; error.context.traceback says where"),
+                   "this is a bug in the handler; its traceback is on stderr, and in the answer with --debug"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
                    "call the command through its app; error.message says what is wrong with the store"),
         # This machine or this process cannot take the call now.
@@ -215,6 +242,37 @@ _WARNINGS: dict[str, str] = {
 }
 
 
+_RAISED: tuple[tuple[type[Exception], str], ...] = (
+    (FileNotFoundError, "NOT_FOUND"),
+    (NotADirectoryError, "NOT_FOUND"),
+    (FileExistsError, "CONFLICT"),
+    (PermissionError, "PERMISSION_DENIED"),
+    (ConnectionError, "UNAVAILABLE"),
+    # The handler's own, of a socket or a lock. That one of our clocks rang is never told by an exception.
+    (TimeoutError, "UNAVAILABLE"),
+)
+
+
+RAISED_CODES = tuple(dict.fromkeys(code for _, code in _RAISED))
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code of an exception that a handler let pass. What is not in the table is a bug of the handler's."""
+    return next((code for kind, code in _RAISED if isinstance(error, kind)), "INTERNAL_ERROR")
+
+
+def described(error: BaseException) -> tuple[str, str, str]:
+    """Return type, message and traceback of an exception, each short enough to be sent and shown."""
+    import traceback
+
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    lines = "".join(traceback.format_exception(error, limit=_MOST_FRAMES))
+    return type(error).__name__, shortened(text), shortened(lines, _LONGEST_TRACEBACK)
+
+
 class Failure(Exception):
     """An expected failure with a registered code: raise it from a handler to answer with exactly that."""
 
@@ -229,8 +287,9 @@ class Failure(Exception):
         side_effects: SideEffects | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
-        entry = error_entry(code)
-        super().__init__(message or entry.summary)
+        self.entry = error_entry(code)
+        """Travels with it: whoever is told need not have registered the code."""
+        super().__init__(message or self.entry.summary)
         self.code = code
         self.data = data
         self.context = dict(context or {})
@@ -239,15 +298,13 @@ class Failure(Exception):
         self.retry_after_ms = retry_after_ms
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = {k: getattr(self, k) for k in ("data", "context", "suggestion", "side_effects", "retry_after_ms")}
-        return (_rebuild_failure, (self.code, str(self), state))
+        names = ("code", "entry", "data", "context", "suggestion", "side_effects", "retry_after_ms")
+        return (_rebuild_failure, (str(self), {name: getattr(self, name) for name in names}))
 
 
-def _rebuild_failure(code: str, message: str, state: dict[str, object]) -> Failure:
-    # A worker may know codes that its parent has not registered; the name must still arrive.
+def _rebuild_failure(message: str, state: dict[str, object]) -> Failure:
     failure = Failure.__new__(Failure)
     Exception.__init__(failure, message)
-    failure.code = code
     vars(failure).update(state)
     return failure
 
@@ -257,10 +314,6 @@ def error_entry(code: str) -> ErrorEntry:
         return _ERRORS[code]
     except KeyError:
         raise LookupError(f"error code {code!r} is not registered: see register_error()") from None
-
-
-def is_registered(code: str) -> bool:
-    return code in _ERRORS
 
 
 def warning_summary(code: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .catalogue import BUDGET_VARIABLE, Catalogue, CommandSpec
 from .effects import SideEffects
-from .errors import error_entry
+from .errors import RAISED_CODES, error_entry
 
 SCHEMA_VERSION = "3.21"
 
@@ -76,6 +76,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
         "flags": {
             "json": _flag("boolean", "The envelope alone on stdout, also on a terminal."),
             "timeout": _flag("string", "Stop the work after this time (500ms, 30s, 5m; 0 means none)."),
+            "debug": _flag("boolean", "Put the traceback of what a command raised into the envelope."),
         },
         "env_vars": [
             {
@@ -230,17 +231,18 @@ def _positional(name: str, schema: dict[str, Any], required: bool) -> dict[str, 
 
 
 def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
-    codes = [*COMMON_CODES, *spec.error_codes]
+    codes = [*COMMON_CODES]
     if spec.interruption is not None:
         codes += ["INCOMPLETE", "JOB_LOST"]
     if spec.single_flight is not None or spec.concurrency is not None:
         codes.append("LOCK_HELD")
     if spec.requires_person is not None:
         codes += ["PERSON_REQUIRED"]
-    return _by_exit_code(codes, mutates=spec.mutates)
+    return _by_exit_code(codes, mutates=spec.mutates, raised=(*RAISED_CODES, "ARGUMENT_REFUSED", *spec.error_codes))
 
 
-def _by_exit_code(codes: list[str], *, mutates: bool) -> dict[str, Any]:
+def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = ()) -> dict[str, Any]:
+    """`raised` are those that a handler says itself, which has begun by then: what they promise elsewhere is over."""
     table: dict[str, Any] = {
         "0": {
             "name": "SUCCESS",
@@ -249,9 +251,9 @@ def _by_exit_code(codes: list[str], *, mutates: bool) -> dict[str, Any]:
             "side_effects": "complete" if mutates else "none",
         }
     }
-    for code in dict.fromkeys(codes):
+    for code in dict.fromkeys([*codes, *raised]):
         entry = error_entry(code)
-        ran = entry.side_effects is not SideEffects.NONE and mutates
+        ran = mutates and (entry.side_effects is not SideEffects.NONE or code in raised)
         # One exit code may stand for several errors: it promises only what all of them keep.
         said = table.setdefault(
             str(entry.exit_code),

@@ -19,3 +19,12 @@ def visible(text: str) -> str:
 def one_line(text: str, limit: int = 300) -> str:
     flat = visible(" ".join(text.split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+# What an exception says may be of any length, and whoever reads the answer has to read it.
+LONGEST_MESSAGE = 4_000
+
+
+def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:
+    """Cut a text to its beginning, and say how much is left out."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"

@@ -8,27 +8,27 @@ the library differ only in how they read a call and how they show its envelope.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from .. import inbox, jobs, store
 from ..core.arguments import NotSerializable
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import Clocks
-from ..core.deadlines import NS_PER_MS, Deadline
+from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.effects import Ending
 from ..core.envelope import Envelope, stopped_by, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
+from ..core.records import changed
 from ..core.trace import TraceContext
-from ..enforce.admission import Admission, Outcome, admit, answer, invalid
+from ..enforce.admission import Admission, Outcome, Tool, admit, answer, invalid, new_request_id
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
-from ..enforce.context import Attendant, Progress, Scope
+from ..enforce.context import Progress
 from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..enforce.preloaded import Program
@@ -46,26 +46,7 @@ STOP_LIMIT_S = 3.0
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
 
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _signed(
-    call: Callable[Concatenate[Desk, P], Coroutine[Any, Any, Envelope]],
-) -> Callable[Concatenate[Desk, P], Coroutine[Any, Any, Envelope]]:
-    """The tool that answers is the app, whoever runs it."""
-
-    @wraps(call)
-    async def signed(desk: Desk, /, *arguments: P.args, **options: P.kwargs) -> Envelope:
-        envelope = await call(desk, *arguments, **options)
-        version = desk.catalogue.semantic_version
-        if version is None:  # no version is the truth, ours would not be
-            envelope.meta.pop("tool_version", None)
-        else:
-            envelope.meta["tool_version"] = version
-        return envelope
-
-    return signed
 
 
 class Desk:
@@ -83,6 +64,7 @@ class Desk:
         the `job` commands are called, for the hints in their envelopes."""
         self.catalogue = catalogue
         self.runtime = runtime
+        runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug)
         self._program = program
         self._command = command or ["shotclock"]
         self._specs = {spec.name: spec for spec in catalogue.commands}
@@ -91,9 +73,9 @@ class Desk:
         self._inbox: Inbox | None = None
         self._approvals: Approvals | None = None
         if any(spec.approval is not None for spec in catalogue.commands):
-            self._approvals = runtime.gatekeeper = inbox.Approvals(catalogue, self.inbox, self._looked_at)
+            self._approvals = runtime.gatekeeper = inbox.Approvals(catalogue, self.inbox, self._look_at)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
-            runtime.turnstile = jobs.Turnstile(catalogue, self.store)
+            runtime.turnstile = jobs.Turnstile(catalogue, self.store, self._look_at)
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -123,7 +105,6 @@ class Desk:
     def jobs(self) -> Front:
         return jobs.Front(self.store(), self._command)
 
-    @_signed
     async def call(
         self,
         name: str,
@@ -141,34 +122,41 @@ class Desk:
         stdin: Stdin | None = None,
         caller: Principal | None = None,
         justification: str = "",
+        began_ns: int = 0,
     ) -> Envelope:
         """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
         it holds the name of a signal, stops it as well, and what came of it until then is the answer.
 
         `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
         for a command that may outlive it, or for a person; None waits as long as the work takes. `caller` is who asks
-        where a person has to approve it, `justification` why.
+        where a person has to approve it, `justification` why. `began_ns` is when this caller began to wait, if that was
+        earlier.
+
+        All of it is one call on one clock, from here on: looking at its arguments, waiting for a lock or for the first
+        call with the same key, and the work. Only while a person is asked the clock stands still.
         """
         spec = self._specs.get(name)
         if spec is None:
-            return await self._dispatch(name, arguments, clocks, parent, None)
-        checks_only = validate_only or (dry_run and "dry_run" not in spec.input_schema["properties"])
-        if checks_only:
-            checked = await self._checked(spec, arguments, clocks, parent, stop)
+            admission = self.runtime.admit(name, clocks, parent=parent, began_ns=began_ns)
+            return await self.runtime.call(name, arguments, admission=admission)
+        operation = self.runtime.operation(name)
+        if dry_run or validate_only:
+            operation = replace(operation, mutates=False)  # by its own word
+        admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=began_ns)
+        if validate_only or (dry_run and "dry_run" not in spec.input_schema["properties"]):
+            checked = await self._check(spec, arguments, admission, stop)
             if checked.ok and dry_run:
                 checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
             return checked
-        operation: Operation | str = name
         asked = arguments
         if dry_run:
             arguments = {**arguments, "dry_run": True}
-            operation = replace(self.runtime.operation(name), mutates=False)  # by its own word
         elif self._approvals is not None and self._approvals.guards(name):
             passed = await self._approved(
                 self._approvals,
                 spec,
                 arguments,
-                clocks,
+                admission,
                 idempotency_key,
                 justification,
                 caller,
@@ -181,15 +169,8 @@ class Desk:
                 return passed
             arguments = passed.arguments
             budget_ms = None if budget_ms is None else max(0, budget_ms - passed.waited_ms)
-        admission = admit(
-            name,
-            clocks or Clocks(),
-            defaults=spec.clocks,
-            parent=self._earlier(parent),
-            caller=self._caller(),
-            mutates=spec.mutates and not dry_run,
-            idempotent=spec.idempotent,
-        )
+            if passed.waited_ms:  # the clocks of the work stood still for a person
+                admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=admission.began_ns)
         try:
             if self._goes_on_as_job(spec) and not dry_run:
                 return await self._as_job(
@@ -203,7 +184,7 @@ class Desk:
             attending.stdin_path = None if stdin is None else stdin.path
 
             async def run() -> Envelope:
-                return await self._here(spec, operation, arguments, clocks, parent, admission, attending, stop)
+                return await self._here(spec, operation, arguments, admission, attending, stop)
 
             if idempotency_key is None or dry_run:  # a rehearsal uses no key up
                 return await run()
@@ -217,7 +198,6 @@ class Desk:
         except NotSerializable as error:  # what is kept or repeated has to be written down
             return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
 
-    @_signed
     async def job(
         self,
         action: str,
@@ -230,7 +210,12 @@ class Desk:
         """list, status, wait or cancel. Waiting without a limit takes as long as the job."""
         clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
         admission = admit(
-            f"job {action}", clocks, parent=self._earlier(parent), caller=self._caller(), mutates=action == "cancel"
+            f"job {action}",
+            clocks,
+            parent=self._earlier(parent),
+            caller=self._caller(),
+            mutates=action == "cancel",
+            tool=self.tool,
         )
         try:
             return await self.jobs().perform(
@@ -244,7 +229,7 @@ class Desk:
         approvals: Approvals,
         spec: CommandSpec,
         arguments: Mapping[str, object],
-        clocks: Clocks | None,
+        admission: Admission,
         idempotency_key: str | None,
         justification: str,
         caller: Principal | None,
@@ -254,19 +239,10 @@ class Desk:
         stdin: Stdin | None,
     ) -> Passed | Envelope:
         """Nobody is asked about arguments that are wrong, nor about work that is under way or done."""
-        admission = admit(
-            spec.name,
-            clocks or Clocks(),
-            defaults=spec.clocks,
-            parent=self._earlier(parent),
-            caller=self._caller(),
-            mutates=spec.mutates,
-            idempotent=spec.idempotent,
-        )
         try:
             if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin):
                 return inbox.Passed(arguments, 0)
-            checked = await self._checked(spec, arguments, None, parent, stop)
+            checked = await self._check(spec, arguments, _ahead(admission), stop)
             if not checked.ok:
                 return checked
             asking = asyncio.ensure_future(
@@ -327,24 +303,17 @@ class Desk:
     async def _here(
         self,
         spec: CommandSpec,
-        operation: Operation | str,
+        operation: Operation,
         arguments: Mapping[str, object],
-        clocks: Clocks | None,
-        parent: Deadline | None,
         admission: Admission,
         attending: Attending,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
-        if stop is None:
-            envelope = await self._dispatch(operation, arguments, clocks, parent, attending)
-        else:
-            working = asyncio.ensure_future(self._dispatch(operation, arguments, clocks, parent, attending))
-            ended = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
-            envelope = _stopped(admission, stop) if ended is None else ended
-        if envelope.code == "LOCK_HELD":  # waiting would not help a call that is wrong anyway: say so first
-            checked = await self._checked(spec, arguments, None, parent, stop)
-            if checked.code == "ARG_ERROR":
-                return checked
+        working = asyncio.ensure_future(
+            self.runtime.call(operation, arguments, attendant=attending, admission=admission)
+        )
+        ended = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
+        envelope = _stopped(admission, stop) if ended is None else ended
         if not envelope.ok and spec.steps:
             envelope.data = attending.partial(envelope.data)
         envelope.warnings += attending.warnings
@@ -365,7 +334,7 @@ class Desk:
         stdin: Stdin | None,
     ) -> Envelope:
         """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job."""
-        checked = await self._checked(spec, arguments, None, None, stop)
+        checked = await self._check(spec, arguments, _ahead(admission), stop)
         if not checked.ok:
             return checked
         assert self._program is not None
@@ -404,50 +373,46 @@ class Desk:
         elapsed_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
         return front.incomplete(current or job, admission, elapsed_ms)
 
-    async def _dispatch(
-        self,
-        operation: Operation | str,
-        arguments: Mapping[str, object],
-        clocks: Clocks | None,
-        parent: Deadline | None,
-        attendant: Attendant | None,
-    ) -> Envelope:
-        inherited = self.runtime.inherited
-        if parent is None or (inherited is not None and inherited.at_ns <= parent.at_ns):
-            return await self.runtime.call(operation, arguments, clocks, attendant=attendant)
-        token = current_scope.set(Scope(parent, -1, "caller", self._caller()))
-        try:
-            return await self.runtime.call(operation, arguments, clocks, attendant=attendant)
-        finally:
-            current_scope.reset(token)
-
-    async def _checked(
+    async def _check(
         self,
         spec: CommandSpec,
         arguments: Mapping[str, object],
-        clocks: Clocks | None,
-        parent: Deadline | None,
+        admission: Admission,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
-        checking = asyncio.ensure_future(self._dispatch(self._check_of(spec), arguments, clocks, parent, None))
-        checked = await _unless_stopped(checking, stop, STOP_LIMIT_S)
-        return _stopped(admit(spec.name, CHECK_CLOCKS, mutates=False), stop) if checked is None else checked
+        """Look at the arguments and run nothing. The types' own code does it, which may take any time: the call's."""
+        call = self.runtime.call(self._check_of(spec), arguments, admission=admission)
+        checked = await _unless_stopped(asyncio.ensure_future(call), stop, STOP_LIMIT_S)
+        return _stopped(admission, stop) if checked is None else checked
 
-    async def _looked_at(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope:
-        return await self._dispatch(self._check_of(spec), arguments, None, None, None)
+    async def _look_at(
+        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission | None
+    ) -> Envelope:
+        """The same for those who stand between a call and its work."""
+        check = self._check_of(spec)
+        admission = self.runtime.admit(check, None) if admission is None else _ahead(admission)
+        return await self.runtime.call(check, arguments, admission=admission)
 
     def _check_of(self, spec: CommandSpec) -> Operation:
         """The operation that only validates the arguments, where the command's types can be imported."""
         if spec.name not in self._checks:
             reference = replace(spec.handler, qualname=f"{spec.handler.qualname}?", is_async=False)
             self._checks[spec.name] = Operation(
-                spec.name, reference, isolation="process", mutates=False, idempotent=True, clocks=CHECK_CLOCKS
+                spec.name, reference, isolation="process", mutates=False, idempotent=True, clocks=spec.clocks
             )
         return self._checks[spec.name]
 
 
-# Checking arguments runs the types' own code, which may do anything; it has no business to take long.
-CHECK_CLOCKS = Clocks(timeout_ms=30_000, grace_ms=0)
+# A look at the arguments before a job or a question to a person has no business to take long, and both may take days.
+LOOK_LIMIT_MS = 30_000
+
+
+def _ahead(admission: Admission) -> Admission:
+    """The clocks of a call for a look at its arguments before the rest of it."""
+    bound, latest = admission.bound, Deadline.after_ms(monotonic_ns(), LOOK_LIMIT_MS)
+    if bound.bell is None or latest.at_ns < bound.bell.at_ns:
+        bound = Bound(latest, bound.grace_ms, LOOK_LIMIT_MS, "look at the arguments")
+    return changed(admission, bound=bound, mutates=False, request_id=new_request_id())
 
 
 class Attending(Checkpointing):

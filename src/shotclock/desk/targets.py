@@ -11,8 +11,9 @@ from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
 from ..core.durations import format_duration
 from ..core.envelope import Envelope
-from ..core.errors import Failure, is_registered, register_error
+from ..core.errors import Failure
 from ..core.operation import HandlerReference, Operation
+from ..enforce.admission import Tool
 from ..enforce.call import Runtime
 from ..enforce.preloaded import Program
 from ..enforce.worker import MAIN_ALIAS
@@ -61,26 +62,18 @@ def parse_target(text: str) -> Target:
 
 async def learn(runtime: Runtime, target: Target) -> Catalogue:
     """What the App offers, told by a worker that has imported it. Raises Failure with the reason why not."""
+    runtime.tool = Tool(debug=True)  # whoever points at a program may see where it fails to import
     module = MAIN_ALIAS if target.file else target.module
     describe = _asking("describe", "shotclock.app", "describe")
     described = await runtime.call(describe, {"attribute": target.attribute, "module": module})
     if described.ok and isinstance(described.data, dict):
-        catalogue = Catalogue.from_plain(described.data)
-        register_errors(catalogue)
-        return catalogue
+        return Catalogue.from_plain(described.data)
     if described.ending == "not_started":
         limit = format_duration(int(str(described.meta["timeout_ms"])))
         cause = (described.error or {}).get("message")
         message = f"importing {target} took longer than {limit}, or ended the process that did it"
         raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or later")
     raise await _why_not(runtime, target, described)
-
-
-def register_errors(catalogue: Catalogue) -> None:
-    """The app's own codes, so that an envelope may carry them here as well."""
-    for entry in catalogue.errors:
-        if not is_registered(entry["code"]):
-            register_error(**{**entry})
 
 
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:

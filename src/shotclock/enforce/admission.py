@@ -7,6 +7,7 @@ command line and the asyncio runtime differ only in how they wait.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from .. import __version__
@@ -15,8 +16,7 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
-from ..core.errors import error_entry
-from ..core.records import record, value
+from ..core.records import changed, record, value
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from . import clock, spans
 
@@ -24,6 +24,18 @@ REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
 
 _DEFAULTS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
+
+
+@value
+class Tool:
+    """Who answers: the version that its envelopes carry, and whether they may carry tracebacks."""
+
+    version: str | None = __version__
+    """None where the app's version cannot be written as the contract wants it: ours would not be the truth."""
+    debug: bool = False
+
+
+OURSELVES = Tool()
 
 
 @record
@@ -40,6 +52,10 @@ class Admission:
     mutates: bool = True
     idempotent: bool = False
     warnings: tuple[Warning_, ...] = ()
+    tool: Tool = OURSELVES
+    began_ns: int = 0
+    """When the caller began to wait, where that is earlier than the start of the clocks: a person was asked first, or
+    the program was imported."""
 
     @property
     def trace_id(self) -> str:
@@ -79,6 +95,8 @@ class Outcome:
     value: object = None
     warnings: tuple[Warning_, ...] = ()
     survivors: Sequence[dict[str, object]] = ()
+    traceback: str = ""
+    """Of what the handler raised: for stderr, and for the envelope only where the tool says so."""
     admission: Admission | None = None
     """The call that it is the outcome of, once it is answered."""
     answered_ns: int = 0
@@ -169,7 +187,10 @@ def admit(
     mutates: bool = True,
     idempotent: bool = False,
     notes: tuple[Warning_, ...] = (),
+    tool: Tool = OURSELVES,
+    began_ns: int = 0,
 ) -> Admission:
+    """Fix the clocks of a call, which run from now on. `began_ns` is when its caller began to wait."""
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
@@ -193,6 +214,8 @@ def admit(
         mutates,
         idempotent,
         notes,
+        tool,
+        began_ns or now,
     )
     if parent is not None and timeout_ms and bound.owner != name:
         admission.warnings += (
@@ -227,7 +250,9 @@ def answer(admission: Admission, outcome: Outcome) -> Envelope:
     """The one envelope of a call. What happened is fixed here and now; its text is made when it is read."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
     if isinstance(outcome.problem, Problem):
-        error_entry(outcome.problem.code)  # an unregistered code is found here, not by whoever reads the envelope
+        outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by whoever reads it
+    if outcome.traceback:
+        _write_traceback(admission.name, outcome.traceback)
     if spans.recorder is not None:
         spans.recorder.call_ended(admission, outcome, now_ns, wall_ns)
     warnings = admission.warnings + outcome.warnings
@@ -235,26 +260,36 @@ def answer(admission: Admission, outcome: Outcome) -> Envelope:
     return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, outcome)
 
 
+def _write_traceback(name: str, lines: str) -> None:
+    try:
+        sys.stderr.write(f"shotclock: {name} raised:\n{lines}")
+    except Exception:  # closed, or full: nobody reads it
+        pass
+
+
 def _render(outcome: Outcome) -> Envelope:
     admission, now_ns = outcome.admission, outcome.answered_ns
     assert admission is not None  # it was answered for
     bound = admission.bound
     meta: dict[str, object] = {
-        "duration_ms": (now_ns - admission.started_ns) // NS_PER_MS,
+        "duration_ms": (now_ns - (admission.began_ns or admission.started_ns)) // NS_PER_MS,
         "timeout_ms": bound.limit_ms,
         "request_id": admission.request_id,
         "trace_id": admission.trace_id,
         "command": admission.name,
         "timestamp": clock.timestamp(outcome.wall_ns),
-        "tool_version": __version__,
         "survivors": list(outcome.survivors),
     }
+    if admission.tool.version is not None:
+        meta["tool_version"] = admission.tool.version
     if bound.bell is not None:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
-    problem = outcome.problem
+    problem = outcome.problem() if callable(outcome.problem) else outcome.problem
+    if outcome.traceback and problem is not None and admission.tool.debug:
+        problem = changed(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
     return build_envelope(
         data=outcome.data,
-        problem=problem() if callable(problem) else problem,
+        problem=problem,
         ending=outcome.ending,
         mutates=admission.mutates,
         idempotent=admission.idempotent,

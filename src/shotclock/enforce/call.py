@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,17 @@ from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
 from . import commands, spans, telemetry, wire, worker
-from .admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace, invalid, no_time_left
+from .admission import (
+    OURSELVES,
+    Admission,
+    Outcome,
+    admit,
+    answer,
+    inherited_deadline,
+    inherited_trace,
+    invalid,
+    no_time_left,
+)
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Listener, Progress, Scope
@@ -61,7 +70,7 @@ class Gatekeeper(Protocol):
 
     def guards(self, name: str) -> bool: ...
     async def approve(
-        self, name: str, arguments: Mapping[str, object], parent: Deadline | None
+        self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
     ) -> Mapping[str, object] | Outcome: ...
 
 
@@ -140,6 +149,8 @@ class Runtime:
         self._on_further_call, self._on_call_inside = self.call, self._call_inside  # once, instead of for each call
         self.turnstile: Turnstile | None = None
         self.gatekeeper: Gatekeeper | None = None
+        self.tool = OURSELVES
+        """Who answers. An app's desk puts the app here."""
         self.counts = Counts()
         self.last_observer_error: BaseException | None = None
         inherited = inherited_deadline(os.environ, monotonic_ns())
@@ -193,14 +204,18 @@ class Runtime:
         *,
         on_progress: Progress | None = None,
         attendant: Attendant | None = None,
+        admission: Admission | None = None,
     ) -> Envelope:
-        """Call an operation. Always one envelope, on time; what may survive is said in it."""
+        """Call an operation. Always one envelope, on time; what may survive is said in it.
+
+        `admission` is what `admit` gave for this call, whose clocks have been running since."""
         if attendant is None:
             attendant = NOBODY if on_progress is None else Listener(on_progress)
         scope = current_scope.get()
         depth = 0 if scope is None else scope.depth + 1
         known = self._operations.get(operation) if isinstance(operation, str) else operation
-        admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
+        if admission is None:
+            admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
         try:
             outcome = self._refusal(known, admission, depth)
             # Only what was registered: looking at the arguments of a call takes nobody's place, and asks nobody.
@@ -208,12 +223,13 @@ class Runtime:
             gate = self.gatekeeper
             if depth and guarded and outcome is None and gate is not None and gate.guards(admission.name):
                 parent = self.inherited if scope is None else scope.deadline
-                passed = await gate.approve(admission.name, arguments or {}, parent)
+                passed = await gate.approve(admission, arguments or {}, parent)
                 if isinstance(passed, Outcome):
                     outcome = passed
                 else:  # the work's own clock starts when somebody has said yes
                     arguments = passed
-                    admission = self._admit(admission.name, known, clocks, scope)
+                    began_ns = admission.began_ns
+                    admission = self._admit(admission.name, known, clocks, scope, began_ns=began_ns)
             if outcome is None:
                 assert known is not None
                 if guarded and self.turnstile and self.turnstile.guards(known.name):
@@ -227,8 +243,6 @@ class Runtime:
         except Exception as error:  # ours: the surface still gets its envelope
             outcome = raised(error)
         envelope = answer(admission, outcome)
-        if not envelope.ok and isinstance(outcome.problem, Problem) and outcome.problem.code == "INTERNAL_ERROR":
-            self._report_bug(envelope)
         self._tell_observers(envelope)
         return envelope
 
@@ -308,8 +322,28 @@ class Runtime:
                 raise Failure("SPAWN_FAILED", f"no supervisor could be started: {error}") from error
             yield opened
 
-    def _admit(self, name: str, known: Operation | None, clocks: Clocks | None, scope: Scope | None) -> Admission:
+    def admit(
+        self, operation: Operation | str, clocks: Clocks | None, *, parent: Deadline | None = None, began_ns: int = 0
+    ) -> Admission:
+        """Start the clocks of a call that something else is done for before it is dispatched. `parent` is a deadline
+        that came with it, beside those of the call that this one is made in and of this process."""
+        known = self._operations.get(operation) if isinstance(operation, str) else operation
+        name = operation if isinstance(operation, str) else operation.name
+        return self._admit(name, known, clocks, current_scope.get(), parent, began_ns)
+
+    def _admit(
+        self,
+        name: str,
+        known: Operation | None,
+        clocks: Clocks | None,
+        scope: Scope | None,
+        parent: Deadline | None = None,
+        began_ns: int = 0,
+    ) -> Admission:
         self.counts.calls += 1
+        deadline, owner = (self.inherited, "caller") if scope is None else (scope.deadline, scope.name)
+        if parent is not None and (deadline is None or parent.at_ns < deadline.at_ns):
+            deadline, owner = parent, "caller"
         defaults = self._clocks
         if known is not None:
             merged = self._defaults.get(known)
@@ -328,12 +362,14 @@ class Runtime:
             name,
             clocks,
             defaults=defaults,
-            parent=scope.deadline if scope is not None else self.inherited,
-            parent_owner=scope.name if scope is not None else "caller",
+            parent=deadline,
+            parent_owner=owner,
             caller=scope.span.trace if scope is not None else spans.active() or self.trace,
             mutates=known.mutates if known is not None else True,
             idempotent=known.idempotent if known is not None else False,
             notes=self._inherited_warnings() if self._inherited_notes else (),
+            tool=self.tool,
+            began_ns=began_ns,
         )
 
     def _inherited_warnings(self) -> tuple[Warning_, ...]:
@@ -578,12 +614,6 @@ class Runtime:
     def _observer_failed(self, error: BaseException) -> None:
         self.counts.observer_errors += 1
         self.last_observer_error = error
-
-    def _report_bug(self, envelope: Envelope) -> None:
-        context = (envelope.error or {}).get("context")
-        if isinstance(context, dict) and (lines := context.get("traceback")):
-            with contextlib.suppress(Exception):
-                sys.stderr.write(f"shotclock: {envelope.meta['command']} raised:\n{lines}")
 
     async def close(self) -> None:
         """Stop everything that can be stopped, and wait, bounded, until it is gone."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 monotonic_ns = time.monotonic_ns
 
 
 wall_ns = time.time_ns
+
+
+_process_began = [monotonic_ns()]
+os.register_at_fork(after_in_child=lambda: _process_began.__setitem__(0, monotonic_ns()))
+
+
+def process_began_ns() -> int:
+    """When this process began, as far as we saw: it imported us, or was forked from one that had."""
+    return _process_began[0]
 
 
 def timestamp(at_ns: int) -> str:

@@ -144,8 +144,8 @@ def carry_out(admission: Admission, body: Callable[[], Outcome]) -> Outcome:
         problem = Problem("CANCELLED", str(interrupted), context=context, exit_code=interrupted.exit_code)
         return Outcome(Ending.KILLED, problem, {"partial": True}, survivors=interrupted.survivors)
     except Raised as raised:
-        context = {"exception": raised.name, "traceback": raised.lines}
-        return Outcome(Ending.FINISHED, Problem("INTERNAL_ERROR", str(raised), context=context))
+        problem = Problem("INTERNAL_ERROR", str(raised), context={"exception": raised.name})
+        return Outcome(Ending.FINISHED, problem, traceback=raised.lines)
     except NotStarted as refused:
         return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", str(refused), phase="validation"))
     except Died as died:

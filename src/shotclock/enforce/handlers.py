@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.arguments import NotSerializable, signature_of, to_jsonable
 from ..core.effects import Ending
 from ..core.envelope import Problem, as_data
-from ..core.errors import Failure
+from ..core.errors import Failure, code_of, described
 from ..core.operation import Operation
 from .admission import Outcome, invalid
 from .context import Context
-from .outcomes import failure_outcome, raised_outcome
-
-_TRACEBACK_LIMIT = 40
+from .outcomes import failure_outcome, handler_failure, raised_outcome
 
 
 def bind(
@@ -39,17 +36,18 @@ def returned(value: object) -> Outcome:
         return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", str(error)), value=value)
 
 
-def raised(error: BaseException) -> Outcome:
+def raised(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
+    """What went wrong where no handler runs: a failure, or a bug."""
     if isinstance(error, Failure):
         return failure_outcome(error)
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its message cannot be shown)"
-    lines = "".join(traceback.format_exception(error, limit=_TRACEBACK_LIMIT))
-    outcome = raised_outcome(type(error).__name__, text, lines)
+    outcome = raised_outcome(*described(error), code)
     outcome.value = error
     return outcome
+
+
+def raised_by_handler(error: BaseException) -> Outcome:
+    """What a handler let pass: a failure, an exception that the table of codes knows, or a bug."""
+    return handler_failure(error) if isinstance(error, Failure) else raised(error, code_of(error))
 
 
 async def run_guards(guards: tuple[Any, ...], operation: Operation, arguments: Mapping[str, object]) -> Outcome | None:

@@ -25,7 +25,7 @@ from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Context, Scope
-from .handlers import bind, raised, returned, run_guards
+from .handlers import bind, raised_by_handler, returned, run_guards
 from .loops import Delivery, Host, Hosts, Mailbox, Ticket, Waiter, start_at_once
 from .outcomes import TimedOut, stalled_problem
 from .processes import shielded
@@ -477,7 +477,7 @@ class HostedCall(Ticket):
             outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
         else:
             assert isinstance(result, BaseException)
-            outcome = raised(result)
+            outcome = raised_by_handler(result)
         if self._alarms is not None and self._alarms.soft_rang:
             outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms),)
         return outcome

@@ -10,12 +10,15 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, as_data
-from ..core.errors import Failure, is_registered
+from ..core.errors import Failure, error_entry
+from ..core.records import changed
 from . import values
 from .admission import Admission, Outcome, admit, answer, invalid
 from .assignment import Report
 from .clock import monotonic_ns
 from .commands import signal_name
+
+NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 
 
 def worker_outcome(kind: str, payload: Any) -> Outcome:
@@ -41,12 +44,12 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
         case "failed":
             try:
-                return failure_outcome(values.opened(payload))
+                return handler_failure(values.opened(payload))
             except Exception as error:
                 return raised_outcome(type(error).__name__, str(error), "")
         case _:
-            name, text, lines, pickled = payload
-            outcome = raised_outcome(name, text, lines)
+            name, text, lines, code, pickled = payload
+            outcome = raised_outcome(name, text, lines, code)
             with contextlib.suppress(Exception):
                 outcome.value = values.opened(pickled) if pickled else None
             return outcome
@@ -60,9 +63,7 @@ def unopenable(name: str, error: Exception) -> Envelope:
 
 
 def failure_outcome(failure: Failure) -> Outcome:
-    """A handler's expected failure, with the code it chose."""
-    if not is_registered(failure.code):
-        return raised_outcome("Failure", f"{failure.code} is not registered: {failure}", "")
+    """An expected failure, with the code that was chosen for it."""
     problem = Problem(
         failure.code,
         str(failure),
@@ -70,8 +71,22 @@ def failure_outcome(failure: Failure) -> Outcome:
         suggestion=failure.suggestion,
         retry_after_ms=failure.retry_after_ms,
         side_effects=failure.side_effects,
+        entry=failure.entry,
     )
     return Outcome(Ending.FINISHED, problem, as_data(_as_plain(failure.data)), value=failure)
+
+
+def handler_failure(failure: Failure) -> Outcome:
+    """As `failure_outcome`, of a handler that has begun: exit code 2 promises that nothing ran, which is over."""
+    outcome = failure_outcome(failure)
+    if failure.entry.exit_code == NOTHING_RAN:
+        assert isinstance(outcome.problem, Problem)
+        context = {**(outcome.problem.context or {}), "raised": failure.code}
+        suggestion = failure.suggestion or failure.entry.hint or None
+        outcome.problem = changed(
+            outcome.problem, code="ARGUMENT_REFUSED", entry=None, context=context, suggestion=suggestion
+        )
+    return outcome
 
 
 def _as_plain(said: Any) -> Any:
@@ -82,11 +97,9 @@ def _as_plain(said: Any) -> Any:
         return {name: repr(value) for name, value in said.items()} if isinstance(said, dict) else repr(said)
 
 
-def raised_outcome(name: str, text: str, lines: str) -> Outcome:
-    context: dict[str, object] = {"exception": name}
-    if lines:
-        context["traceback"] = lines
-    return Outcome(Ending.FINISHED, Problem("INTERNAL_ERROR", f"{name}: {text}" if text else name, context=context))
+def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR") -> Outcome:
+    problem = Problem(code, f"{name}: {text}" if text else name, context={"exception": name})
+    return Outcome(Ending.FINISHED, problem, traceback=lines)
 
 
 def crash_outcome(admission: Admission, report: Report | None) -> Outcome:

@@ -19,7 +19,6 @@ from queue import SimpleQueue
 from ..core.clocks import ClockKind
 from ..core.effects import Ending, side_effects_of
 from ..core.envelope import Problem
-from ..core.errors import error_entry
 from . import spans
 from .admission import Admission, Outcome
 from .spans import Attribute, Span
@@ -181,7 +180,7 @@ def _call_span(
     }
     code, message = None, ""
     if problem is not None:
-        entry = error_entry(problem.code)
+        entry = problem.registered
         # Not the message: it may quote what the work said, which may be secret.
         code, message = problem.code, entry.summary
         attributes["shotclock.exit_code"] = entry.exit_code if problem.exit_code is None else problem.exit_code

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from ..core.arguments import NotSerializable, signature_of, to_jsonable
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
-from ..core.errors import Failure
+from ..core.errors import Failure, code_of, described
 from ..core.records import as_dict
 from ..core.trace import TraceContext, span_id_of
 from . import kernel, spans, values, wire
@@ -56,8 +55,8 @@ CLOSE_CALL_NS = 3_000_000
 OTHERS_LIMIT_S = 0.1
 # Where in a message the call's name tag and its bell are.
 _REQUEST_ID, _BELL = 5, 6
-# How deep a chain of exceptions is told; a cyclic one would have no end.
-_TRACEBACK_LIMIT = 40
+# An exception may carry anything. Larger ones stay where they are; what they say travels.
+LONGEST_EXCEPTION = 1_000_000
 
 
 class _Call:
@@ -511,18 +510,14 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _describe(error: BaseException) -> tuple[str, str, str, bytes]:
-    """Type, message and traceback always arrive; the exception itself where it can be pickled and rebuilt."""
-    lines = "".join(traceback.format_exception(error, limit=_TRACEBACK_LIMIT))
+def _describe(error: BaseException) -> tuple[str, str, str, str, bytes]:
+    """Type, message, traceback and code always arrive; the exception itself where it can be pickled and rebuilt, and
+    is of a reasonable size."""
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its message cannot be shown)"
-    return type(error).__name__, text, lines, pickled
+    return *described(error), code_of(error), pickled if len(pickled) <= LONGEST_EXCEPTION else b""
 
 
 def _leaked() -> list[dict[str, object]]:

@@ -27,7 +27,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, digest, result_of
-from ..enforce.admission import Outcome
+from ..enforce.admission import Admission, Outcome
 from ..enforce.clock import monotonic_ns
 from .access import Principal
 from .answers import outcome_of
@@ -35,7 +35,7 @@ from .budget import response_budget_ms
 from .inbox import Inbox
 
 TITLE_LENGTH = 200
-Check = Callable[[CommandSpec, Mapping[str, object]], Awaitable[Envelope]]
+Check = Callable[[CommandSpec, Mapping[str, object], Admission | None], Awaitable[Envelope]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Approvals:
     """Raises Failure when it is made where the environment says nonsense about how long people are waited for."""
 
     def __init__(self, catalogue: Catalogue, inbox: Callable[[], Inbox], check: Check | None = None) -> None:
-        """`check` looks at arguments without running anything, where that is possible."""
+        """`check` looks at arguments without running anything, where that is possible: on the clock of the call, or
+        on a clock as long as the command's where that stands still for a person."""
         self._check = check
         self._app = catalogue.name
         self._specs = {spec.name: spec for spec in catalogue.commands if spec.approval is not None}
@@ -104,20 +105,23 @@ class Approvals:
                 return Passed(approved, waited_ms)
 
     async def approve(
-        self, name: str, arguments: Mapping[str, object], parent: Deadline | None
+        self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
     ) -> Mapping[str, object] | Outcome:
         """For a call from inside another: the same gate, within the time that the outer one has left."""
-        spec = self._specs[name]
-        passed = await self._wrong(spec, arguments) or await self.ask(spec, arguments, Principal.local(), parent=parent)
+        spec = self._specs[admission.name]
+        wrong = await self._wrong(spec, arguments, admission)
+        passed = wrong or await self.ask(spec, arguments, Principal.local(), parent=parent)
         if isinstance(passed, Envelope):
             error = passed.error or {}
             return Outcome(Ending.NOT_STARTED, Problem(str(passed.code), str(error.get("message", "")), "validation"))
         return passed if isinstance(passed, Outcome) else passed.arguments
 
-    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope | None:
+    async def _wrong(
+        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission | None = None
+    ) -> Envelope | None:
         if self._check is None:
             return None
-        checked = await self._check(spec, arguments)
+        checked = await self._check(spec, arguments, admission)
         return None if checked.ok else checked
 
     def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:

@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..core.catalogue import semantic_version
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
@@ -23,7 +24,7 @@ from ..core.errors import Failure
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..core.walltime import WallTime
 from ..enforce import spans
-from ..enforce.admission import Admission, Outcome, admit, answer
+from ..enforce.admission import Admission, Outcome, Tool, admit, answer
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.context import Progress
 from ..enforce.detached import start_detached
@@ -126,7 +127,7 @@ class Front:
             )
         except OSError as error:
             problem = Problem("SPAWN_FAILED", f"the job's keeper could not be started: {error}")
-            envelope = answer(admit(job.command, Clocks()), Outcome(Ending.NOT_STARTED, problem))
+            envelope = answer(_admit(job), Outcome(Ending.NOT_STARTED, problem))
             self._store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
         finally:
             os.close(output)
@@ -305,10 +306,15 @@ def lost_envelope(job: Job) -> dict[str, Any]:
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
     message = f"the keeper of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
-    admission = admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]))
-    envelope = answer(admission, Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
+    envelope = answer(_admit(job), Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
     envelope.meta["duration_ms"] = 0 if job.heartbeat_at is None else job.heartbeat_at.since_ms(job.attempt_at)
     return envelope.to_dict()
+
+
+def _admit(job: Job) -> Admission:
+    """For what is said of a job instead of by its keeper."""
+    tool = Tool(semantic_version(job.tool_version))
+    return admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool)
 
 
 def _tail(log_path: str | None) -> str:

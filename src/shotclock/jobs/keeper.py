@@ -18,12 +18,12 @@ from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.errors import register_error
 from ..core.walltime import WallTime
 from ..enforce import telemetry
-from ..enforce.admission import Outcome, admit, answer
+from ..enforce.admission import Outcome, Tool, admit, answer
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.handlers import raised
 from ..enforce.identity import this_process
 from ..enforce.preloaded import Program
 from ..inbox import Approvals, Inbox
@@ -56,12 +56,9 @@ def main(home: str, job_id: str) -> None:
         try:
             envelope = asyncio.run(_keep(store, job, log, log_file))
         except Exception as error:
-            import traceback
-
-            admission = admit(job.command, Clocks())
-            context: dict[str, object] = {"traceback": traceback.format_exc()}
-            problem = Problem("INTERNAL_ERROR", f"{type(error).__name__}: {error}", context=context)
-            envelope = answer(admission, Outcome(Ending.NOT_STARTED, problem))
+            outcome = raised(error)
+            outcome.ending = Ending.NOT_STARTED
+            envelope = answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"])), outcome)
         store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
         if envelope.ok:
             store.checkpoints.clear(job.key)
@@ -79,8 +76,6 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     logbook = Logbook(Path(job.log_path or os.devnull), log_file)
     loop.add_reader(log, logbook.take, log)
     catalogue = Catalogue.from_plain(job.spec["catalogue"])
-    for entry in catalogue.errors:
-        register_error(**entry)
     program = Program(**{**job.program, "imports": tuple(job.program["imports"])})
     spec = catalogue.find(job.command)
     assert spec is not None
@@ -89,15 +84,16 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         workers=1,
         program=program,
     )
+    runtime.tool = Tool(catalogue.semantic_version, catalogue.debug)
     runtime.turnstile = Turnstile(catalogue, lambda: store)
     inbox = Inbox(store)
     runtime.gatekeeper = Approvals(catalogue, lambda: inbox)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
-    admission = admit(job.command, Clocks(timeout_ms=timeout_ms), mutates=spec.mutates, idempotent=spec.idempotent)
+    admission = runtime.admit(job.command, Clocks(timeout_ms=timeout_ms))
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
     async with runtime:
         working = asyncio.ensure_future(
-            runtime.call(job.command, job.arguments, Clocks(timeout_ms=timeout_ms), attendant=attending)
+            runtime.call(job.command, job.arguments, attendant=attending, admission=admission)
         )
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Problem
+from ..core.envelope import Envelope, Problem
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome
+from ..enforce.admission import Admission, Outcome, invalid
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.identity import is_alive, this_process
 from ..store import Store
@@ -33,8 +34,13 @@ LEASE_MARGIN_MS = 10_000
 RETRY_AFTER_MS = 1_000
 
 
+Check = Callable[[CommandSpec, Mapping[str, object], Admission], Awaitable[Envelope]]
+
+
 class Turnstile:
-    def __init__(self, catalogue: Catalogue, store: Callable[[], Store]) -> None:
+    def __init__(self, catalogue: Catalogue, store: Callable[[], Store], check: Check | None = None) -> None:
+        """`check` looks at arguments without running anything, where that has not been done before."""
+        self._check = check
         self._app = catalogue.name
         self._specs = {
             spec.name: spec
@@ -63,12 +69,23 @@ class Turnstile:
                 conflict = await self._take(lock, slots, token, admission)
                 if conflict is not None:
                     leave()
-                    return _held(lock, conflict, admission)
+                    wrong = await self._wrong(self._specs[name], arguments, admission)
+                    return wrong or _held(lock, conflict, admission)
                 tokens.append(token)
         except BaseException:
             leave()
             raise
         return leave
+
+    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission) -> Outcome | None:
+        """Waiting would not help a call that is wrong anyway: it is told that instead."""
+        if self._check is None:
+            return None
+        checked = await self._check(spec, arguments, admission)
+        if checked.code != "ARG_ERROR":
+            return None
+        errors: Any = (checked.error or {})["errors"]
+        return invalid(errors)
 
     def _places(self, spec: CommandSpec, arguments: Mapping[str, object]) -> list[tuple[str, int]]:
         places = []

@@ -32,7 +32,16 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..desk import Desk
-from ..enforce.admission import Admission, Outcome, admit, answer, inherited_trace, new_request_id, new_trace
+from ..enforce.admission import (
+    Admission,
+    Outcome,
+    admit,
+    answer,
+    inherited_trace,
+    invalid,
+    new_request_id,
+    new_trace,
+)
 from ..enforce.clock import monotonic_ns
 from ..enforce.context import Scope
 from ..enforce.handlers import raised
@@ -42,7 +51,7 @@ from .asking import ask_while_waiting, decider_at, input_required, may_answer, t
 from .operators.access import principal_of
 from .progress import ProgressReports
 from .proposals import CHECK, PROPOSE, WITHDRAW, Proposing, mistakes_in
-from .terms import LONGEST_MS, REMAINING, Terms, read_terms
+from .terms import LONGEST_MS, NOTHING_SAID, REMAINING, Terms, read_terms
 from .tools import JOB_ACTIONS, JOB_TOOL, JUSTIFICATION, takes_justification
 
 # Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
@@ -132,7 +141,7 @@ class Gate:
             return shown(envelope, server_info)
         except (TypeError, ValueError, RecursionError) as error:
             problem = Problem("RESULT_NOT_SERIALIZABLE", f"the answer cannot be put into JSON: {error}")
-            return shown(_refused(name, problem, Ending.FINISHED), server_info)
+            return shown(self._refused(name, problem, Ending.FINISHED), server_info)
 
     def _may_ask(self, name: str) -> bool:
         """Whether a person may have to decide something about this call."""
@@ -163,7 +172,7 @@ class Gate:
             data = envelope.data if isinstance(envelope.data, dict) else {}
             proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
         except Failure as failure:  # the store cannot be used
-            return answer(admit(name, Clocks(), caller=_caller()), raised(failure))
+            return answer(self._admit(name), raised(failure))
         if proposal is None or proposal.id in answered or not may_answer(proposal, decider):
             return await self._envelope(name, arguments, terms, progress, caller)
         if is_modern:
@@ -194,7 +203,7 @@ class Gate:
             close = difflib.get_close_matches(name, self._tools, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
-            return _refused(name[:100], problem)
+            return self._refused(name[:100], problem)
         if name in self._ours and isinstance(arguments, dict):
             mistakes += _job_mistakes(arguments) if name == JOB_TOOL else mistakes_in(name, arguments)
         spec, justification = self._specs.get(name), ""
@@ -205,7 +214,7 @@ class Gate:
             if takes_justification(spec):
                 arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
         if mistakes or not isinstance(arguments, dict):
-            return _invalid(name, mistakes)
+            return answer(self._admit(name, terms), invalid(mistakes))
         started_ns = monotonic_ns()
         parent = None if terms.remaining_ms is None else Deadline.after_ms(started_ns, terms.remaining_ms)
         if name in self._ours and name != JOB_TOOL:
@@ -285,12 +294,27 @@ class Gate:
 
     def _result_of(self, name: str, task: asyncio.Task[Envelope]) -> Envelope:
         if task.cancelled():
-            return _refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
+            return self._refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
         error = task.exception()
         if error is None:
             return task.result()
-        admission = admit(name, Clocks(), caller=_caller())
-        return answer(admission, raised(error if isinstance(error, Exception) else RuntimeError(repr(error))))
+        return answer(self._admit(name), raised(error if isinstance(error, Exception) else RuntimeError(repr(error))))
+
+    # --- refusing -----------------------------------------------------------------------------------------
+
+    def _admit(self, name: str, terms: Terms = NOTHING_SAID) -> Admission:
+        """For an answer that no call of the tool makes: with its clocks all the same."""
+        spec, catalogue = self._specs.get(name), self._desk.catalogue
+        return admit(
+            name,
+            Clocks(timeout_ms=terms.timeout_ms),
+            defaults=catalogue.clocks if spec is None else spec.clocks,
+            caller=_caller(),
+            tool=self._desk.tool,
+        )
+
+    def _refused(self, name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
+        return answer(self._admit(name), Outcome(ending, problem))
 
     def _operation_timeout(self, name: str, started_ns: int, *, gone: bool) -> Envelope:
         spec, limit_ms = self._specs.get(name), self._limit_ms
@@ -305,6 +329,7 @@ class Gate:
             _caller() or inherited_trace(),
             spec is None or spec.mutates,
             spec is not None and spec.idempotent,
+            tool=self._desk.tool,
         )
         problem = Problem(
             "OPERATION_TIMEOUT",
@@ -318,21 +343,9 @@ class Gate:
         return answer(admission, Outcome(ending, problem))
 
 
-# --- refusing ---------------------------------------------------------------------------------------------
-
-
-def _refused(name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
-    return answer(admit(name, Clocks(), caller=_caller()), Outcome(ending, problem))
-
-
 def _caller() -> TraceContext | None:
     scope = current_scope.get()
     return None if scope is None else scope.span.trace
-
-
-def _invalid(name: str, mistakes: list[dict[str, str]]) -> Envelope:
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
-    return _refused(name, Problem("ARG_ERROR", message, "validation", errors=mistakes))
 
 
 def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:

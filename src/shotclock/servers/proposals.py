@@ -124,7 +124,9 @@ class Proposing:
     ) -> Envelope:
         """`arguments` were looked at by `mistakes_in`. Always one envelope, and within the budget."""
         wait_ms = min(wait_ms, self.budget_ms)
-        admission = admit(name, Clocks(timeout_ms=0), parent=parent, mutates=name != CHECK, idempotent=True)
+        admission = admit(
+            name, Clocks(timeout_ms=0), parent=parent, mutates=name != CHECK, idempotent=True, tool=self._desk.tool
+        )
         try:
             proposal = await self._carried_out(name, arguments, by, key, wait_ms)
         except Failure as failure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -76,11 +75,7 @@ async def _outcome(admission: Admission, work: Awaitable[Mapping[str, Any]]) -> 
 
 def _unexpected(error: Exception) -> Outcome:
     """A bug of ours: its traceback is for whoever runs the server, not for whoever asks."""
-    sys.excepthook(type(error), error, error.__traceback__)
-    outcome = raised(error)
-    if outcome.problem is not None and not callable(outcome.problem) and outcome.problem.context:
-        outcome.problem.context.pop("traceback", None)
-    return outcome
+    return raised(error)
 
 
 def refusal(name: str, failure: Failure) -> Response:

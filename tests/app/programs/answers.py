@@ -1,0 +1,98 @@
+"""An app whose commands end in every way that an answer has to be true about."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from shotclock import App, Failure, register_error
+
+register_error("SHOP_SOLD_OUT", summary="There is none left.", hint="wait", exit_code=90, side_effects="none")
+
+app = App("answers", default_timeout="10s", grace="300ms", version="1.2.3")
+
+ERRORS: dict[str, BaseException] = {
+    "missing": FileNotFoundError(2, "No such file or directory", "/nope"),
+    "there": FileExistsError(17, "File exists", "/there"),
+    "forbidden": PermissionError(13, "Permission denied", "/etc/shadow"),
+    "refused": ConnectionRefusedError(111, "Connection refused"),
+    "slow": TimeoutError("timed out"),
+    "bug": KeyError("x"),
+    "long": ValueError("x" * 3_000_000),
+    "sold out": Failure("SHOP_SOLD_OUT", "none left", context={"left": 0}),
+    "not found": Failure("NOT_FOUND", "no such shelf"),
+    "argument": Failure("ARG_ERROR", "the shelf is odd"),
+}
+
+
+def hang(value: int) -> int:
+    time.sleep(60 if value == 1 else 0)
+    return value
+
+
+Slow = Annotated[int, AfterValidator(hang)]
+
+
+@app.command(mutates=False)
+def raises(which: str) -> None:
+    raise ERRORS[which]
+
+
+@app.command(mutates=False)
+async def raises_async(which: str) -> None:
+    raise ERRORS[which]
+
+
+@app.command
+def changes(which: str) -> None:
+    raise ERRORS[which]
+
+
+@app.command(timeout="2m")
+def lasts(number: Slow = 0) -> None:
+    pass
+
+
+@app.command(destructive=True)
+def purges(number: int = 0) -> None:
+    pass
+
+
+@app.command(requires_person="yes")
+def personal() -> None:
+    pass
+
+
+@app.command(stdin=True)
+def reads() -> None:
+    pass
+
+
+@app.command(approval=True)
+def approved(number: Slow) -> None:
+    pass
+
+
+@app.command(single_flight="one")
+def alone(folder: Path, number: Slow = 0) -> None:
+    (folder / "up").touch()
+    time.sleep(20)
+
+
+@app.command(interruption=True)
+def goes_on(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@app.command(mutates=False)
+def fails_first(folder: Path) -> Any:
+    """Fails slowly when it is called first, and takes long the second time."""
+    with (folder / "tries").open("a") as file:
+        file.write("x")
+    time.sleep(1.5 if (folder / "tries").read_text() == "x" else 20)
+    raise Failure("NOT_FOUND", "not yet")
+
+
+if __name__ == "__main__":
+    app()

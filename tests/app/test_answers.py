@@ -1,0 +1,239 @@
+"""What an answer says of the failure, of itself and of its clock is true on every surface, also when nothing ran."""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+from tests.app.conftest import Tool, wait_for
+from tests.app.programs import answers
+from tests.servers.client import connected, envelope_of, run
+
+pytestmark = pytest.mark.slow
+
+Validate = Callable[[Any], Any]
+PROGRAM = Path(__file__).parent / "programs" / "answers.py"
+
+CODES = {
+    "missing": ("NOT_FOUND", 5),
+    "there": ("CONFLICT", 6),
+    "forbidden": ("PERMISSION_DENIED", 7),
+    "refused": ("UNAVAILABLE", 12),
+    "slow": ("UNAVAILABLE", 12),
+    "bug": ("INTERNAL_ERROR", 1),
+    "sold out": ("SHOP_SOLD_OUT", 90),
+    "not found": ("NOT_FOUND", 5),
+    "argument": ("ARGUMENT_REFUSED", 1),
+}
+
+
+@pytest.fixture
+def program(tool: Any) -> Tool:
+    made: Tool = tool("answers.py")
+    return made
+
+
+async def by_library(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    async with answers.app:
+        return [(await answers.app.call_with(name, arguments)).to_dict() for name, arguments in calls]
+
+
+async def by_mcp(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    async with connected(target=f"{PROGRAM}:app") as (client, _):
+        return [await envelope_of(client, name, arguments) for name, arguments in calls]
+
+
+async def by_function_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    from shotclock.core.clocks import Clocks
+    from shotclock.enforce.call import Runtime
+    from shotclock.providers.function import FunctionProvider
+    from shotclock.providers.provider import StepCall
+
+    provider, said = FunctionProvider(), []
+    async with Runtime() as runtime:
+        try:
+            for name, arguments in calls:
+                settings = {"target": f"{PROGRAM}:app", "command": name, "arguments": arguments}
+                call = StepCall("it", settings, Clocks.of("20s"), dict(os.environ), PROGRAM.parent)
+                said.append((await provider.run(call, runtime)).envelope.to_dict())
+        finally:
+            await provider.close()
+    return said
+
+
+# --- failures (17) --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("surface", [by_library, by_mcp, by_function_steps])
+def test_what_a_handler_raises_has_the_same_code_on_every_surface(
+    surface: Any, validate_envelope: Validate, capfd: pytest.CaptureFixture[str]
+):
+    kinds = ("raises", "changes") if surface is by_function_steps else ("raises", "raises-async", "changes")
+    calls = [(name, {"which": which}) for name in kinds for which in CODES]
+    for (name, arguments), envelope in zip(calls, run(surface(calls), 100), strict=True):
+        which = arguments["which"]
+        validate_envelope(envelope)
+        assert (envelope["error"]["code"], envelope["meta"]["exit_code"]) == CODES[which], (name, which)
+        assert envelope["error"]["phase"] == "execution" and envelope["meta"]["ending"] == "finished"
+        assert envelope["meta"]["side_effects"] == ("unknown" if name == "changes" else "none")
+        assert "clock" not in envelope["error"].get("context", {}), "none of ours rang"
+        assert "Traceback" not in str(envelope) and "answers.py" not in str(envelope)
+    sold_out = envelope_after(calls, "sold out", run(surface(calls[:9]), 100))
+    assert sold_out["error"]["context"] == {"left": 0} and sold_out["error"]["suggestion"] == "wait"
+    if surface is not by_mcp:  # there it is the server's stderr, which the client has
+        assert "answers.py" in capfd.readouterr().err
+
+
+def envelope_after(calls: list[Any], which: str, envelopes: list[Any]) -> Any:
+    return envelopes[[arguments["which"] for _, arguments in calls].index(which)]
+
+
+def test_the_command_line_maps_exceptions_and_keeps_their_tracebacks_on_stderr(program: Tool):
+    for which, (code, exit_code) in CODES.items():
+        ran = program("raises", which)
+        envelope = ran.json()
+        assert (envelope["error"]["code"], ran.code) == (code, exit_code)
+        assert b"Traceback" not in ran.stdout
+        failure = which in ("sold out", "not found", "argument")
+        assert (b"Traceback" in ran.stderr) is not failure
+    assert envelope["error"]["context"]["raised"] == "ARG_ERROR"
+
+
+def test_a_traceback_is_in_the_envelope_only_when_asked_for(program: Tool, tool: Any):
+    asked = program.envelope("raises", "missing", "--debug", code=5)
+    assert "answers.py" in asked["error"]["context"]["traceback"]
+    text = PROGRAM.read_text().replace('version="1.2.3")', 'version="1.2.3", debug=True)')
+    always = tool("always.py", text).envelope("raises", "bug", code=1)
+    assert "always.py" in always["error"]["context"]["traceback"]
+
+
+@pytest.mark.parametrize("surface", [by_library, by_mcp])
+def test_a_message_of_megabytes_is_cut_and_says_so(surface: Any):
+    for envelope in run(surface([("raises", {"which": "long"}), ("raises-async", {"which": "long"})])):
+        assert len(envelope["error"]["message"]) < 5_000
+        assert "more characters" in envelope["error"]["message"]
+
+
+# --- about itself (16) ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "timeout_ms"),
+    [
+        (["frob"], 10_000),
+        (["lasts", "--nope"], 120_000),
+        (["lasts", "--number", "x"], 120_000),
+        (["lasts", "--timeout", "7s", "--nope"], 7_000),
+        (["lasts", "--validate-only"], 120_000),
+        (["lasts", "--validate-only", "--timeout", "7s"], 7_000),
+        (["purges", "--dry-run"], 10_000),
+        (["personal"], 10_000),
+        (["manifest"], 10_000),
+        (["--version"], 10_000),
+        (["job", "status", "zz"], 30_000),
+        (["job", "frob"], None),
+    ],
+    ids=str,
+)
+def test_an_answer_before_the_command_runs_has_the_apps_version_and_the_commands_clock(
+    words: list[str], timeout_ms: int | None, program: Tool, validate_envelope: Validate
+):
+    ran = program(*words)
+    meta = validate_envelope(ran.json())["meta"]
+    assert meta["tool_version"] == "1.2.3"
+    assert timeout_ms is None or meta["timeout_ms"] == timeout_ms
+    assert 0 < meta["duration_ms"] <= 1000 * ran.elapsed_s
+
+
+def test_waiting_for_stdin_counts(program: Tool):
+    silent = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE)
+    try:
+        meta = program.envelope("reads", "--timeout", "1s", code=4, stdin=silent.stdout)["meta"]
+    finally:
+        silent.kill()
+        silent.communicate()
+    assert (meta["timeout_ms"], meta["tool_version"]) == (1000, "1.2.3")
+    assert meta["duration_ms"] >= 1000
+
+
+def test_a_server_that_could_not_import_its_app_says_how_long_it_tried(tool: Any, shotclock: Any, tmp_path: Path):
+    tool("stuck.py", "import time\ntime.sleep(1.5)\nraise RuntimeError('no')\n")
+    ran = shotclock("serve", str(tmp_path / "stuck.py:app"))
+    meta = ran.json()["meta"]
+    assert meta["duration_ms"] >= 1500 and meta["timeout_ms"] == 0
+
+
+def test_a_tool_that_is_refused_over_mcp_has_the_apps_version_and_its_own_clock():
+    async def scenario() -> list[Any]:
+        async with connected(target=f"{PROGRAM}:app") as (client, _):
+            return [
+                await envelope_of(client, "frob"),
+                await envelope_of(client, "lasts", {"number": "x"}),
+                await envelope_of(client, "lasts", {}, meta={"shotclock.dev/budgetMs": "soon"}),
+            ]
+
+    said = [(envelope["meta"]["tool_version"], envelope["meta"]["timeout_ms"]) for envelope in run(scenario())]
+    assert said == [("1.2.3", 10_000), ("1.2.3", 120_000), ("1.2.3", 120_000)]
+
+
+def test_a_job_answers_with_the_apps_version(program: Tool):
+    envelope = program.envelope("goes-on", "0.1", code=0)
+    assert envelope["meta"]["tool_version"] == "1.2.3"
+
+
+# --- one clock (5) --------------------------------------------------------------------------------
+
+
+def test_a_validator_that_hangs_beside_an_approval_ends_by_the_calls_own_clock(program: Tool):
+    began = time.monotonic()
+    envelope = program.envelope("approved", "1", "--timeout", "1s", code=10)
+    assert time.monotonic() - began < 12, "not the 30 s of a look at the arguments"
+    assert envelope["meta"]["timeout_ms"] == 1000 and envelope["meta"]["duration_ms"] >= 1000
+    assert envelope["error"]["context"]["clock"]["limit_ms"] == 1000
+    assert envelope["meta"]["side_effects"] == "none"
+
+
+def test_a_validator_that_hangs_beside_a_held_lock_ends_by_the_calls_own_clock(program: Tool, tmp_path: Path):
+    holder = program.start("alone", str(tmp_path))
+    wait_for((tmp_path / "up").exists, "the holder")
+    envelope = program.envelope("alone", str(tmp_path), "1", "--timeout", "1s", code=4)
+    assert envelope["error"]["code"] == "LOCK_HELD"
+    assert 1000 <= envelope["meta"]["duration_ms"] < 12_000
+    wrong = program.envelope("alone", str(tmp_path), "x", code=2)
+    assert wrong["error"]["errors"][0]["field"] == "number", "waiting would not have helped"
+    assert wrong["meta"]["timeout_ms"] == 10_000
+    holder.signal(15)
+    holder.ends()
+
+
+def test_a_repeat_whose_first_call_failed_has_its_time_once(tmp_path: Path):
+    async def scenario() -> tuple[Envelope, Envelope, float]:
+        async def call(timeout: str) -> Envelope:
+            return await answers.app.call_with(
+                "fails-first", {"folder": tmp_path}, timeout=timeout, idempotency_key="k"
+            )
+
+        async with answers.app:
+            first = asyncio.ensure_future(call("20s"))
+            while not (tmp_path / "tries").exists():
+                await asyncio.sleep(0.01)
+            began = time.monotonic()
+            second = await call("3s")
+            return await first, second, time.monotonic() - began
+
+    first, second, took_s = run(scenario())
+    assert (first.code, second.code) == ("NOT_FOUND", "TIMEOUT")
+    assert (tmp_path / "tries").read_text() == "xx", "the second ran because the first had changed nothing"
+    assert took_s < 4.4, "3 s, its grace, and not the 1.5 s that it waited before"
+    assert second.meta["timeout_ms"] == 3000 and second.meta["duration_ms"] >= 2900
+
+
+def test_the_time_that_a_person_took_is_in_the_duration_but_not_on_the_clock(program: Tool):
+    envelope = program.envelope("approved", "0", "--budget", "1s", code=14)
+    assert envelope["meta"]["duration_ms"] >= 1000
