@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.core import errors
 from shotclock.core.envelope import Envelope
 from tests.app.conftest import Tool, wait_for
-from tests.app.programs import answers
 from tests.servers.client import connected, envelope_of, run
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,12 @@ CODES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program registers when it is imported here is forgotten again."""
+    monkeypatch.setattr(errors, "_ERRORS", dict(errors._ERRORS))
+
+
 @pytest.fixture
 def program(tool: Any) -> Tool:
     made: Tool = tool("answers.py")
@@ -40,6 +46,8 @@ def program(tool: Any) -> Tool:
 
 
 async def by_library(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    from tests.app.programs import answers
+
     async with answers.app:
         return [(await answers.app.call_with(name, arguments)).to_dict() for name, arguments in calls]
 
@@ -213,6 +221,8 @@ def test_a_validator_that_hangs_beside_a_held_lock_ends_by_the_calls_own_clock(p
 
 
 def test_a_repeat_whose_first_call_failed_has_its_time_once(tmp_path: Path):
+    from tests.app.programs import answers
+
     async def scenario() -> tuple[Envelope, Envelope, float]:
         async def call(timeout: str) -> Envelope:
             return await answers.app.call_with(
