@@ -213,15 +213,28 @@ def test_what_nohup_started_does_not_hear_the_terminal_go(tool: Any, tmp_path: P
 
 
 @pytest.mark.requirement("F-014")
-@pytest.mark.parametrize("words", [["echo", "x"], ["sell", "tea"], ["types"], ["manifest"]], ids=lambda words: words[0])
-def test_a_reader_that_left_is_no_reason_to_complain(words: list[str], tool: Any):
+@pytest.mark.parametrize(
+    ("words", "code"), [(["echo", "x"], 0), (["sell", "tea"], 90), (["types"], 2), (["manifest"], 0)], ids=str
+)
+def test_a_reader_that_left_is_no_reason_to_complain_and_a_failure_keeps_its_exit_code(
+    words: list[str], code: int, tool: Any
+):
     theirs, ours = os.pipe()
     os.close(theirs)
     running = tool().start(*words, stdout=ours)
     os.close(ours)
     ran = running.ends()
-    assert ran.code == 0
+    assert ran.code == code
     assert ran.stderr == b""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["echo", "x"], 74), (["types"], 2)], ids=str)
+def test_an_answer_that_a_closed_stdout_cannot_take_is_said_on_stderr_and_is_no_success(
+    words: list[str], code: int, tool: Any
+):
+    ran = tool().start(*words, before=["sh", "-c", 'exec "$@" 1>&-', "sh"]).ends()
+    assert ran.code == code
+    assert b"the answer could not be written: stdout is closed" in ran.stderr
 
 
 def test_a_full_disk_under_stdout_is_said_on_stderr_and_is_no_success(tool: Any):

@@ -195,12 +195,14 @@ def closed_pipe() -> int:
     return ours
 
 
-@pytest.mark.parametrize("command", ["true", "echo x", "exit 3"])
-def test_an_envelope_that_nobody_reads_is_no_reason_to_complain(command: str, start: Any):
+@pytest.mark.parametrize(("command", "code"), [("true", 0), ("echo x", 0), ("exit 3", 1)])
+def test_an_envelope_that_nobody_reads_is_no_reason_to_complain_and_no_success_either(
+    command: str, code: int, start: Any
+):
     pipe = closed_pipe()
     running = start("exec", "--json", "--", "sh", "-c", command, stdout=pipe)
     os.close(pipe)
-    assert running.ends() == 0  # F-014, whatever the command's own code was
+    assert running.ends() == code
     assert running.stderr == b""
 
 
@@ -274,6 +276,21 @@ def test_closed_standard_streams_change_neither_exit_code_nor_clock(
 
     late = start("exec", *way, "--timeout", "300ms", "--grace", "0", "--", "sleep", "300", before=before)
     assert late.ends() == 10, late.stderr
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"])
+def test_output_that_a_closed_stdout_cannot_take_is_no_success(way: list[str], start: Any):
+    running = start("exec", *way, "--", "echo", "lost", before=["sh", "-c", 'exec "$@" 1>&-', "sh"])
+    assert running.ends() != 0
+    assert b"stdout is closed" in running.stderr or b"Bad file descriptor" in running.stderr
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"])
+def test_output_that_a_full_disk_cannot_take_is_no_success(way: list[str], start: Any):
+    with open("/dev/full", "wb") as full:
+        running = start("exec", *way, "--", "echo", "lost", stdout=full)
+    assert running.ends() != 0
+    assert b"No space left on device" in running.stderr
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "0<&- 1>&- 2>&-"])

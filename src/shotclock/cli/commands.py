@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -23,7 +22,7 @@ from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_t
 from ..enforce.clock import monotonic_ns, process_began_ns
 from ..enforce.forked import carry_out
 from .asked import RunAsked
-from .output import emit, emit_help, say_line, summary_line, wants_json, write_quietly
+from .output import emit, emit_help, emit_text, say_line, summary_line, wants_json
 from .parsing import Mistakes, parse, print_help
 from .serve import Serve
 from .words import Parameter, Words
@@ -107,9 +106,8 @@ def _main(words: list[str], as_json: bool) -> int:
 
         return run_main(understood, as_json)
     if isinstance(understood, Page):
-        write_quietly(sys.stdout, understood.text)
-    else:
-        _print_help(understood.subcommand)
+        return emit_text(understood.text, 0)
+    _print_help(understood.subcommand)
     return 0
 
 
@@ -535,8 +533,7 @@ def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
 
 def _deliver(envelope: Envelope, as_json: bool) -> int:
     if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
-        write_quietly(sys.stdout, envelope.value)
-        return envelope.exit_code
+        return emit_text(envelope.value, envelope.exit_code)
     if as_json:
         return emit(envelope)
     if envelope.data is not None and envelope.ending == Ending.FINISHED:

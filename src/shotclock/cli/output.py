@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sized
 
 from ..core.durations import format_duration
-from ..core.envelope import Envelope
+from ..core.envelope import EX_IOERR, Envelope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ def wants_json(asked: bool) -> bool:
     return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or "NO_COLOR" in os.environ
 
 
-EX_IOERR = 74
 # How long we wait for somebody to take our answer, in slices between which a signal is noticed.
 SLICE_MS = 100
 ANSWER_SLICES = 100
@@ -34,14 +33,22 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def emit(envelope: Envelope, heard: Sized = ()) -> int:
-    """The envelope alone on stdout, and the exit code. A reader that left early is not our failure; a full disk is."""
-    trouble = write_quietly(sys.stdout, envelope.to_json() + "\n", heard)
-    if isinstance(trouble, BrokenPipeError):
-        return 0
-    if trouble is not None:
-        say_line(f"shotclock: the answer could not be written: {trouble}", heard=heard)
-        return envelope.exit_code or EX_IOERR
-    return envelope.exit_code
+    """Write the envelope alone on stdout. Returns the exit code."""
+    return emit_text(envelope.to_json() + "\n", envelope.exit_code, heard)
+
+
+def emit_text(answer: str, exit_code: int, heard: Sized = ()) -> int:
+    """Write the answer on stdout. Returns the exit code, which is the answer's own, whoever reads.
+
+    A reader that left early is told nothing and is not our failure; a full disk is, and so is a stdout that was closed.
+    """
+    trouble: Exception | None = OSError("stdout is closed")
+    if sys.stdout is not None:
+        trouble = write_quietly(sys.stdout, answer, heard)
+    if trouble is None or isinstance(trouble, BrokenPipeError):
+        return exit_code
+    say_line(f"shotclock: the answer could not be written: {trouble}", heard=heard)
+    return exit_code or EX_IOERR
 
 
 def emit_help(text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..core.clocks import Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, warning
+from ..core.envelope import EX_IOERR, Envelope, warning
 from ..core.errors import Failure
 from ..core.texts import one_line
 from ..core.walltime import WallTime
@@ -33,7 +33,7 @@ from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
 from . import flow, signals
 from .asked import RunAsked
-from .output import EX_IOERR, emit, is_terminal, say_line, summary_line, write_quietly
+from .output import emit, emit_text, is_terminal, say_line, summary_line, write_quietly
 from .parsing import Mistakes, mistaken
 from .report import ensure_writable, stored_report, text_of, write_file
 from .screen import Outlet, screen_here
@@ -253,14 +253,15 @@ def _deliver(envelope: Envelope, asked: RunAsked, as_json: bool) -> int:
 
 
 def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | None, as_json: bool) -> int:
+    code = envelope.exit_code
     if text is not None:
-        write_quietly(sys.stdout, text, signals.heard)
+        code = emit_text(text, code, signals.heard)
     elif as_json:
         return emit(envelope, signals.heard)
     elif data.get("outputs"):
         write_quietly(sys.stdout, json.dumps(data["outputs"], indent=2, ensure_ascii=False) + "\n")
     if as_json:  # the text has said it all
-        return envelope.exit_code
+        return code
     if "run_id" in data:
         say_line(_closing(envelope, data))
     if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
@@ -268,7 +269,7 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     else:
         for notice in envelope.warnings:
             say_line(f"  {notice['code']}: {one_line(str(notice['message']), 1000)}")
-    return envelope.exit_code
+    return code
 
 
 def _closing(envelope: Envelope, data: dict[str, Any]) -> str:

@@ -225,6 +225,8 @@ def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects:
     return detail
 
 
+# What could not be written (sysexits.h): an answer, or output that was to be passed on.
+EX_IOERR = 74
 # The signals that stop us, with 128 and their number.
 STOP_SIGNAL_EXITS = {"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGTERM": 143}
 

@@ -61,6 +61,8 @@ class Report:
     stderr: Captured = made(factory=Captured)
     unstartable: tuple[str, int] | None = None
     """Which step of starting failed ("exec", "cwd", "fork"), and its errno."""
+    unwritten: int = 0
+    """The errno for which output that was to be passed on was lost."""
     ended_ns: int = 0
     spare_pid: int = 0
     """The supervisor's own, where it waits for another command."""

@@ -11,7 +11,7 @@ from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
+from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
 from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE
 from . import clock
 from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, Admission, Outcome
@@ -153,6 +153,9 @@ def _verdict(admission: Admission, report: Report) -> tuple[Problem | None, Endi
             f"the soft limit of {format_duration(fired.limit_ms)} rang and the command wound down without finishing"
         )
         return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
+    if report.status == 0 and report.unwritten:
+        message = f"the command's output could not be written: {os.strerror(report.unwritten)}"
+        return Problem("FILE_UNWRITABLE", message, exit_code=EX_IOERR), Ending.FINISHED
     if report.status == 0:
         return None, Ending.FINISHED
     if report.status is None:

@@ -74,7 +74,8 @@ def fill_standard_descriptors() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            # The lowest free number, which is this one. A closed stdout takes nothing: no output is lost unseen.
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
 
 
 def run(task: Assignment, signals: Signals) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 
@@ -19,6 +20,8 @@ class Stream:
         self.capture = capture
         self.relay_to = relay_to
         self.held = bytearray()
+        self.trouble = 0
+        """Why what was relayed could not be written on: an errno. That a reader left is none."""
         os.set_blocking(fd, False)
 
     @property
@@ -51,7 +54,8 @@ class Stream:
             return
         try:
             written = os.write(self.relay_to, self.held[:RELAY_WRITE])
-        except OSError:  # nobody reads any more: let the work find out the way it would without us
+        except OSError as error:  # nobody reads any more: let the work find out the way it would without us
+            self.trouble = 0 if error.errno == errno.EPIPE else error.errno or errno.EIO
             self.held.clear()
             self.close()
             return

@@ -308,6 +308,7 @@ class Supervisor:
         if captured:
             *rest, report.stderr = captured
             report.stdout = rest[0] if rest else report.stdout
+        report.unwritten = next((stream.trouble for stream in self._streams if stream.trouble), 0)
         report.spare_pid = os.getpid() if self._stays else 0
         self._tell(("ended", report.pack()))
 
