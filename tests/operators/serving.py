@@ -61,13 +61,15 @@ class Served:
     port: int = 0
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     environment: dict[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ("serve", "tests.operators.shop:app")
+    options: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
         return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     def start(self) -> None:
-        words = ["serve", "tests.operators.shop:app", "--http", f"{self.host}:{self.port}"]
+        words = [*self.words, "--http", f"{self.host}:{self.port}", *self.options]
         environment = {**os.environ, "SHOTCLOCK_HOME": str(self.home), **self.environment}
         already = len(self.said())
         with open(self.log, "ab") as log:

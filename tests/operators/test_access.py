@@ -291,6 +291,35 @@ def test_signing_in_with_a_token_lasts_as_long_as_the_token(served: Served, agen
     assert served.ask("GET", "/api/inbox", **known).data["principal"]["role"] == "agent"
 
 
+def test_whoever_signs_out_is_signed_out_on_the_server_and_nobody_else_is(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        known, other = cookie_and_proof(served), cookie_and_proof(served)
+        for part in ({"Cookie": known["Cookie"]}, {**known, "Shotclock_Proof": other["Shotclock_Proof"]}):
+            served.ask("DELETE", "/api/inbox/session", **part)
+        assert role(served, known) == "operator", "whoever has one half only signs nobody out"
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=ANSWER_WITHIN_S)
+        try:
+            headers = {name.replace("_", "-"): value for name, value in known.items()}
+            connection.request("GET", "/api/inbox/events", headers=headers)
+            stream = connection.getresponse()
+            assert stream.readline() == b"event: hello\n"
+            answer = served.ask("DELETE", "/api/inbox/session", **known)
+            assert (answer.status, answer.data) == (200, {"signed_in": False})
+            assert "Max-Age=0" in answer.headers["set-cookie"]
+            assert (role(served, known), role(served, other)) == ("agent", "operator")
+            served.propose(title="Not seen")
+            assert b"Not seen" not in stream.read(), "what was open goes on telling"
+        finally:
+            connection.close()
+        served.stop()
+        served.start()
+        assert (role(served, known), role(served, other)) == ("agent", "operator"), "it was only kept in memory"
+
+
+def role(served: Served, known: dict[str, str]) -> str:
+    return str(served.ask("GET", "/api/inbox", **known).data["principal"]["role"])
+
+
 # --- names, sizes, rates --------------------------------------------------------------------------
 
 
@@ -460,3 +489,132 @@ def test_other_machines_are_served_only_with_tokens(tmp_path: Path, shotclock: C
         assert served.ask("GET", "/api/inbox", token=token, Host="192.0.2.1").status == 200
         body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
         assert served.ask("POST", "/mcp", body).status == 401
+
+
+PRICE = {
+    "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+    "params": {
+        "name": "price", "arguments": {"item": "apple"},
+        "_meta": {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+        },
+    },
+}  # fmt: skip
+MCP_HEADERS = {
+    "Accept": "application/json, text/event-stream", "Mcp_Protocol_Version": "2026-07-28", "Mcp_Method": "tools/call",
+    "Mcp_Name": "price",
+}  # fmt: skip
+
+
+def lets_in(served: Served, token: str | None = None, **headers: str) -> set[bool]:
+    """Whether the API, a tool and the health page let a request in: one value where they agree."""
+    answers = [
+        served.ask("GET", "/api/inbox", token=token, **headers),
+        served.ask("GET", "/health", token=token, **headers),
+        served.ask("POST", "/api/inbox", {"title": "May I?"}, token=token, **headers),
+        served.ask("POST", "/mcp", PRICE, token=token, **MCP_HEADERS, **headers),
+    ]
+    for answer in answers:
+        assert answer.status in (200, 202) or (answer.status, answer.code) == (401, "TOKEN_INVALID"), answer
+    return {answer.status != 401 for answer in answers}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Forwarded",
+        "X_Forwarded_For",
+        "X_Forwarded_Proto",
+        "X_Forwarded_Host",
+        "X_Forwarded_Anything",
+        "X_Real_IP",
+        "Via",
+    ],
+)
+def test_what_a_proxy_on_this_machine_passes_on_needs_a_token(
+    served: Served, operator: str, agent: str, header: str
+) -> None:
+    forwarded = {header: "203.0.113.9"}
+    assert lets_in(served) == {True}
+    assert lets_in(served, **forwarded) == {False}
+    assert lets_in(served, agent, **forwarded) == {True}
+    assert served.ask("GET", "/", **forwarded).status == 200, "the page is where one signs in"
+
+
+def test_a_link_and_what_was_begun_with_it_are_for_this_machine_only(served: Served) -> None:
+    link = served.link
+    answer = served.ask("GET", link.removeprefix(served.url), X_Forwarded_For="203.0.113.9")
+    assert answer.headers["location"] == "/?key=used"
+    assert served.link == link, "and it was not used up"
+    known = cookie_and_proof(served)
+    assert role(served, known) == "operator"
+    assert served.ask("GET", "/api/inbox", X_Forwarded_For="203.0.113.9", **known).status == 401
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"), [({"SHOTCLOCK_HTTP_HOSTS": "inbox.example.com"}, ()), ({}, ("--require-token",))]
+)
+def test_on_loopback_a_token_can_be_required_of_everybody(
+    tmp_path: Path, environment: dict[str, str], options: tuple[str, ...]
+) -> None:
+    bare = Served(tmp_path / "home", tmp_path / "log")
+    operator, agent = bare.token("olga", Role.OPERATOR), bare.token("near", Role.AGENT)
+    with serving(tmp_path, environment=environment, options=options) as served:
+        assert "key=" not in served.said(), "a link would be a way in without a token"
+        hosts = ["127.0.0.1", "localhost", *environment.values()]
+        for host in hosts:
+            assert lets_in(served, Host=host) == {False}
+            assert lets_in(served, agent, Host=host) == {True}
+        signed_in = served.ask("POST", "/api/inbox/session", {"token": operator})
+        cookie = signed_in.headers["set-cookie"].split(";")[0]
+        known = {"Cookie": cookie, "Shotclock_Proof": signed_in.data["proof"]}
+        assert role(served, {**known, "X_Forwarded_For": "203.0.113.9"}) == "operator"
+
+
+def test_a_token_cannot_be_required_where_there_is_none_or_nobody_shows_one(
+    tmp_path: Path, shotclock: Callable[..., Any]
+) -> None:
+    target, home = "tests.operators.shop:app", {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    for words, field in ((["--http", "127.0.0.1:0"], "http"), ([], "require-token")):
+        ran = shotclock("serve", target, *words, "--require-token", env=home, timeout=30)
+        assert (ran.code, [each["field"] for each in ran.json()["error"]["errors"]]) == (2, [field])
+    assert "token" in ran.json()["error"]["message"]
+
+
+# --- the page alone -------------------------------------------------------------------------------
+
+
+def test_the_page_is_served_without_an_app(tmp_path: Path) -> None:
+    with serving(tmp_path, words=("inbox", "serve")) as served:
+        assert served.ask("GET", "/").status == 200
+        assert served.ask("GET", "/health").json == {"ok": True, "name": "inbox"}
+        assert served.ask("POST", "/mcp", PRICE, **MCP_HEADERS).status == 404
+        id = served.propose(title="May I?")
+        known = cookie_and_proof(served)
+        listed = served.ask("GET", "/api/inbox", **known).data
+        assert [each["id"] for each in listed["proposals"]] == [id]
+        hash = served.ask("GET", f"/api/inbox/{id}", **known).data["proposal"]["action_hash"]
+        yes = {"status": "approved", "answer": "yes", "action_hash": hash}
+        assert served.ask("POST", f"/api/inbox/{id}/decision", yes).status == 403
+        assert served.ask("POST", f"/api/inbox/{id}/decision", yes, **known).status == 200
+        assert served.result(id)["status"] == "approved"
+        token = served.token("far", Role.AGENT)
+        assert served.ask("GET", "/api/inbox", X_Forwarded_For="203.0.113.9").status == 401
+        assert served.ask("GET", "/api/inbox", X_Forwarded_For="203.0.113.9", token=token).status == 200
+
+
+def test_what_keeps_the_page_from_being_served_is_said(tmp_path: Path, shotclock: Callable[..., Any]) -> None:
+    home = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = shotclock("inbox", "serve", "--http", f"127.0.0.1:{taken.getsockname()[1]}", env=home, timeout=30)
+    assert (ran.code, ran.json()["error"]["code"]) == (4, "ADDRESS_UNAVAILABLE")
+    ran = shotclock("inbox", "serve", "--http", "example.com:80", env=home, timeout=30)
+    assert (ran.code, ran.json()["error"]["errors"][0]["field"]) == (2, "http")
+
+
+def test_serving_without_a_target_says_what_is_missing_and_how_the_page_is_had(shotclock: Callable[..., Any]) -> None:
+    ran = shotclock("serve", "--http", "127.0.0.1:0", timeout=30)
+    (mistake,) = ran.json()["error"]["errors"]
+    assert (ran.code, mistake["field"]) == (2, "target")
+    assert "serve needs a TARGET, such as tool.py:app" in mistake["message"]
+    assert "shotclock inbox serve" in mistake["message"]

@@ -514,3 +514,45 @@ def test_a_page_whose_session_has_ended_asks_to_sign_in_and_keeps_what_was_typed
     served.revoke("back-again")
     served.propose(title="Something new")
     expect(page.get_by_text("Your session has ended")).to_be_visible()
+
+
+# --- signing out ----------------------------------------------------------------------------------
+
+
+def test_a_link_with_a_made_up_proof_signs_nobody_out(served: Served, opened: Any) -> None:
+    page = opened(cleared(served))
+    other = page.context.new_page()
+    other.goto(f"{served.url}/#proof=garbage")
+    for each in (other, page):
+        expect(each.locator("body")).to_have_attribute("data-state", "ready")
+    other.reload()
+    expect(other.locator("body")).to_have_attribute("data-state", "ready")
+    expect(page.locator("#signin")).to_be_hidden()
+
+
+def test_signing_out_ends_every_page_of_the_browser_and_the_session_itself(served: Served, opened: Any) -> None:
+    page = opened(cleared(served))
+    other = page.context.new_page()
+    other.goto(served.url)
+    expect(other.locator("body")).to_have_attribute("data-state", "ready")
+    proof = page.evaluate("localStorage.getItem('proof')")
+    (cookie,) = [one for one in page.context.cookies() if one["name"].startswith("shotclock-inbox")]
+    known = {"Cookie": f"{cookie['name']}={cookie['value']}", "Shotclock_Proof": proof}
+    assert served.ask("GET", "/api/inbox", **known).data["principal"]["role"] == "operator"
+    page.get_by_role("button", name="Sign out").click()
+    for each in (page, other):
+        expect(each.locator("#signin")).to_be_visible()
+    assert served.ask("GET", "/api/inbox", **known).data["principal"]["role"] == "agent"
+
+
+def test_the_page_alone_works_like_that_of_an_app(tmp_path: Path, opened: Any) -> None:
+    with serving(tmp_path, words=("inbox", "serve")) as served:
+        page = opened(served)
+        expect(page).to_have_title("Inbox")
+        id = served.propose(**SCALE)
+        row(page, SCALE["title"]).click()
+        shoot(page, "alone")
+        page.get_by_role("button", name="Approve").click()
+        page.get_by_role("button", name="Approve", exact=True).click()
+        expect(outcome(page)).to_contain_text("Approved by you")
+        assert served.result(id)["status"] == "approved"

@@ -324,10 +324,11 @@ def _token() -> Help:
 
 @WORDS.command()
 def serve(
-    target: str,
+    target: str | None = None,
     /,
     *,
     http: Annotated[str | None, Parameter(metavar="HOST:PORT")] = None,
+    require_token: Annotated[bool, FLAG] = False,
     operation_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
     operation_timeout_ms: Annotated[str | None, Parameter(metavar="N")] = None,
     json: Annotated[bool, FLAG] = False,
@@ -340,6 +341,8 @@ def serve(
         package.module:app or path/to/file.py:app (`:app` may be left out).
     http
         Serve on this address of this machine instead; port 0 is any free one.
+    require_token
+        With --http: let nobody in without an access token, on this machine either.
     operation_timeout
         The backstop above every tool's own timeout; the app's own if not given, 0 means none.
     operation_timeout_ms
@@ -349,7 +352,10 @@ def serve(
     """
     from .serve import understood
 
-    asked, mistakes = understood(target, http, operation_timeout, operation_timeout_ms)
+    asked, mistakes = understood(target, http, operation_timeout, operation_timeout_ms, require_token)
+    if target is None:
+        message = "serve needs a TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page alone)"
+        mistakes.insert(0, {"field": "target", "message": message})
     if mistakes:
         raise _Mistaken(mistakes)
     return asked

@@ -51,7 +51,7 @@ _MUTATING = frozenset(("approve", "modify", "reject", "extend", "propose", "with
 _WITHOUT_CLOCK = frozenset(("modify", "watch", "propose", "check"))
 Begin = Callable[[], Admission]
 """Starts the clock of something that is to be done now."""
-_WITHOUT_ID = frozenset(("list", "watch", "audit", "propose"))
+_WITHOUT_ID = frozenset(("list", "watch", "audit", "propose", "serve"))
 
 
 def main(words: list[str]) -> int:
@@ -67,6 +67,8 @@ def main(words: list[str]) -> int:
         _understand_others(verb, said, mistakes)
     if mistakes:
         return _deliver("", mistaken("inbox", mistakes), as_json)
+    if verb == "serve":
+        return _serve(said, as_json)
     signals.raise_when_told()
     inherited = inherited_deadline(os.environ, monotonic_ns())
     timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
@@ -83,6 +85,19 @@ def main(words: list[str]) -> int:
     begin = partial(admitted, Clocks(timeout_ms=timeout_ms or TIMEOUT_MS))
     envelope = _answered(verb, said, admitted(Clocks(timeout_ms=timeout_ms)), begin, as_json)
     return _deliver(verb, envelope, as_json)
+
+
+def _serve(said: dict[str, Any], as_json: bool) -> int:
+    """Until somebody stops it: it has no clock, and hears signals itself."""
+    from .serve import run, understood
+
+    asked, mistakes = understood(None, said["http"], require_token=said["require_token"])
+    if mistakes:
+        return _deliver("", mistaken("inbox serve", mistakes), as_json)
+    ended = run(asked)
+    if isinstance(ended, Failure):
+        return _deliver("serve", answer(admit("inbox serve", Clocks()), refused(ended)), as_json)
+    return ended
 
 
 def _understand_durations(said: dict[str, Any], mistakes: Mistakes) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from .words import Group, Parameter, Words
 
 LISTED = 50
+SERVED_AT = "127.0.0.1:8765"
 
 _FLAG = Parameter(negative="", show_default=False)
 _JSON = Annotated[
@@ -40,6 +41,7 @@ _USAGES = {
     "extend": "ID DURATION",
     "watch": "[--for DURATION]",
     "audit": "[ID | --verify]",
+    "serve": "[--http HOST:PORT]",
     "propose": "--title TEXT [--file FILE [--current FILE]] [OPTIONS]",
     "check": "ID [--wait DURATION]",
     "withdraw": "ID",
@@ -161,6 +163,23 @@ def _deciding(words: Words, group: Group) -> None:
             Whether the trail is whole: each entry that was removed, changed or put elsewhere is named (exit 1).
         limit
             So many entries at most.
+        """
+
+    @words.command(group=group)
+    def serve(
+        *,
+        http: Annotated[str, Parameter(metavar="HOST:PORT")] = SERVED_AT,
+        require_token: Annotated[bool, _FLAG] = False,
+        json: _JSON = False,
+    ) -> None:
+        """Serve the operators' page and its API, without an App, until Ctrl-C.
+
+        Parameters
+        ----------
+        http
+            On this address; port 0 is any free one.
+        require_token
+            Let nobody in without an access token, on this machine either.
         """
 
 

@@ -1,5 +1,5 @@
-"""`shotclock serve`: an App as an MCP server. What keeps it from serving is one envelope; after that, stdout is the
-protocol's."""
+"""`shotclock serve`: an App as an MCP server; `shotclock inbox serve`: the operators' page alone. What keeps them from
+serving is one envelope; after that, stdout is the protocol's."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ if TYPE_CHECKING:
 
 @value
 class Serve:
-    """A server that was asked for."""
+    """A server that was asked for. Without a target it is the operators' page."""
 
-    target: str
+    target: str | None
     options: Options
 
 
 def understood(
-    target: str, http: str | None, operation_timeout: str | None, operation_timeout_ms: str | None
+    target: str | None,
+    http: str | None,
+    operation_timeout: str | None = None,
+    operation_timeout_ms: str | None = None,
+    require_token: bool = False,
 ) -> tuple[Serve, Mistakes]:
     from ..servers.serving import options_of
 
     options, mistakes = options_of(
-        http=http, operation_timeout=operation_timeout, operation_timeout_ms=operation_timeout_ms
+        http=http,
+        operation_timeout=operation_timeout,
+        operation_timeout_ms=operation_timeout_ms,
+        require_token=require_token,
     )
     return Serve(target, options), [{**mistake, "field": mistake["field"].replace("_", "-")} for mistake in mistakes]
 
 
 def run(serve: Serve) -> int | Failure:
     """The exit code once it has served, or why it could not."""
-    from ..servers.serving import serve_target
+    from ..servers.serving import serve_inbox, serve_target
 
     try:
-        return serve_target(serve.target, serve.options)
+        return serve_inbox(serve.options) if serve.target is None else serve_target(serve.target, serve.options)
     except Failure as failure:
         return failure

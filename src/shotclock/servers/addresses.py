@@ -26,13 +26,17 @@ def parse_address(text: str) -> tuple[str, int]:
         raise ValueError(f"{host!r} is a name: say the address to listen on, as in 127.0.0.1 or 0.0.0.0") from None
 
 
-def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool]) -> None:
+def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool], *, require_token: bool = False) -> None:
     """Other machines are served only where they can be told apart. Raises ValueError."""
-    if not is_loopback(address[0]) and not has_tokens():
-        raise ValueError(
-            f"{address[0]} can be reached from other machines, and there are no access tokens yet: "
-            "make one with `shotclock token create`, or serve on 127.0.0.1"
-        )
+    is_local = is_loopback(address[0])
+    if (is_local and not require_token) or has_tokens():
+        return
+    if is_local:
+        raise ValueError("a token is required, and there are none yet: make one with `shotclock token create`")
+    raise ValueError(
+        f"{address[0]} can be reached from other machines, and there are no access tokens yet: "
+        "make one with `shotclock token create`, or serve on 127.0.0.1"
+    )
 
 
 def bound_socket(address: tuple[str, int]) -> socket.socket:

@@ -1,5 +1,5 @@
-"""HTTP: the SDK's own transport for MCP (one POST per call, and sessions for older clients) and the operators' page, on
-a socket of ours, behind one door."""
+"""HTTP: the operators' page and, where there is an App, the SDK's own transport for MCP (one POST per call, and
+sessions for older clients), on a socket of ours, behind one door."""
 
 from __future__ import annotations
 
@@ -51,37 +51,33 @@ def mcp_url(sock: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until it is told to leave. Signals are ours. On this machine, `say` is told the link for the operator."""
+    """Serves until it is told to leave. Signals are ours. `say` is told the link for the operator, where there is one.
+
+    Without an MCP server it is the page alone.
+    """
 
     def __init__(
         self,
-        server: Server[Any],
+        mcp: Server[Any] | None,
         sock: socket.socket,
         health: Callable[[], Mapping[str, object]],
         *,
         store: Callable[[], Store],
         inbox: Callable[[], Inbox],
+        require_token: bool,
         most_connections: int,
         say: Callable[[str], None],
     ) -> None:
-        modern_transport._SSE_PING_INTERVAL = PING_S  # a constant of its module; there is no option
-        self._operators = Operators(server.name, inbox)
+        self._operators = Operators("" if mcp is None else mcp.name, inbox)
         address: tuple[str, int] = sock.getsockname()[:2]
-        site = Site.at(address, os.environ)
+        site = Site.at(address, os.environ, require_token=require_token)
 
         def say_link(key: str) -> None:
             say(f"operators decide at {url_of(address, f'/?key={key}' if key else '/')}")
 
-        link = Link(say_link) if site.is_local else None
-        sessions = McpSessions(server, security_settings=_SECURITY, max_sessions=MOST_SESSIONS)
-        app = Starlette(
-            routes=[
-                Route(MCP_PATH, StreamableHTTPASGIApp(sessions)),
-                Route("/health", _health_endpoint(health), methods=["GET"]),
-                *self._operators.routes(),
-            ],
-            lifespan=lambda app: sessions.run(),
-        )
+        link = None if site.wants_token else Link(say_link)
+        routes = [Route("/health", _health_endpoint(health), methods=["GET"]), *self._operators.routes()]
+        app = Starlette(routes=routes) if mcp is None else _with_mcp(mcp, routes)
         door = Door(app, site, store, Sessions(lambda: store().home), link)
         self._operators.door = door
         say_link("" if link is None else link.key)
@@ -128,6 +124,14 @@ class HttpServer(uvicorn.Server):
     def leave(self) -> None:
         self._operators.end_streams()
         self.should_exit = True
+
+
+def _with_mcp(server: Server[Any], routes: list[Route]) -> Starlette:
+    modern_transport._SSE_PING_INTERVAL = PING_S  # a constant of its module; there is no option
+    sessions = McpSessions(server, security_settings=_SECURITY, max_sessions=MOST_SESSIONS)
+    return Starlette(
+        routes=[Route(MCP_PATH, StreamableHTTPASGIApp(sessions)), *routes], lifespan=lambda app: sessions.run()
+    )
 
 
 class McpSessions(StreamableHTTPSessionManager):

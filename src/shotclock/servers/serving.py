@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks
@@ -28,12 +28,14 @@ from ..enforce.clock import wall_ns
 from ..enforce.pool import DEFAULT_WARM
 from ..enforce.preloaded import Program
 from ..enforce.values import users_code_kept_out
+from ..inbox import Inbox
 from ..store import Store
 from .addresses import bound_socket, check_reach, parse_address
 from .complaints import Complaints, unblocking_stderr
 from .descriptors import claimed_descriptors, share_descriptors
 
 if TYPE_CHECKING:
+    from .http import HttpServer
     from .sdk import McpServer
 
 # Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
@@ -52,6 +54,8 @@ class Options:
 
     address: tuple[str, int] | None = None
     operation_timeout_ms: int | None = None
+    require_token: bool = False
+    """Also from those who are on this machine."""
 
 
 class ServedApp(Protocol):
@@ -66,7 +70,11 @@ class ServedApp(Protocol):
 
 
 def options_of(
-    *, http: str | None = None, operation_timeout: object = None, operation_timeout_ms: object = None
+    *,
+    http: str | None = None,
+    operation_timeout: object = None,
+    operation_timeout_ms: object = None,
+    require_token: bool = False,
 ) -> tuple[Options, list[dict[str, str]]]:
     """The options as people write them, and every mistake in them."""
     mistakes: list[dict[str, str]] = []
@@ -74,9 +82,11 @@ def options_of(
     if http is not None:
         try:
             address = parse_address(http)
-            check_reach(address, _has_tokens)
+            check_reach(address, _has_tokens, require_token=require_token)
         except ValueError as error:
             mistakes.append({"field": "http", "message": str(error)})
+    elif require_token:
+        mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
     if operation_timeout is not None and operation_timeout_ms is not None:
         message = "say it once, as a duration or in milliseconds"
         mistakes.append({"field": "operation_timeout", "message": message})
@@ -91,7 +101,7 @@ def options_of(
             limit_ms = int(written)
         else:
             mistakes.append({"field": "operation_timeout_ms", "message": f"{written!r} is no number of milliseconds"})
-    return Options(address, limit_ms), mistakes
+    return Options(address, limit_ms, require_token), mistakes
 
 
 def _has_tokens() -> bool:
@@ -114,15 +124,63 @@ def serve_target(text: str, options: Options) -> int:
     return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
 
 
+def serve_inbox(options: Options) -> int:
+    """Serve the operators' page alone, until a signal comes: the exit code.
+
+    Raises Failure if it cannot be served. What agents proposed stays queued.
+    """
+    return asyncio.run(_serve_inbox(options))
+
+
+async def _serve_inbox(options: Options) -> int:
+    from .http import HttpServer
+
+    assert options.address is not None
+    with contextlib.ExitStack() as stack:
+        complaints = stack.enter_context(unblocking_stderr())
+        sock = stack.enter_context(contextlib.closing(bound_socket(options.address)))
+        signals = stack.enter_context(Signals())
+        store = stack.enter_context(Store.open())
+        inbox = Inbox(store)
+        try:
+            http = HttpServer(
+                None,
+                sock,
+                lambda: {"name": "inbox"},
+                store=lambda: store,
+                inbox=lambda: inbox,
+                require_token=options.require_token,
+                most_connections=share_descriptors(0)[1],
+                say=complaints.say,
+            )
+            serving = asyncio.ensure_future(http.run_until_left())
+            told = asyncio.ensure_future(signals.heard.wait())
+            # Unbounded on purpose: a server serves until somebody stops it.
+            await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            await _leave(http, serving)
+        finally:
+            await inbox.close()
+    return signals.exit_code
+
+
 def serve_app(
-    app: ServedApp, *, http: str | None = None, operation_timeout: object = None, operation_timeout_ms: object = None
+    app: ServedApp,
+    *,
+    http: str | None = None,
+    operation_timeout: object = None,
+    operation_timeout_ms: object = None,
+    require_token: bool = False,
 ) -> None:
     """Serve an App from the program that made it. Its functions run elsewhere all the same.
 
     Raises Failure if it cannot be served, and SystemExit if a signal ended it.
     """
     options, mistakes = options_of(
-        http=http, operation_timeout=operation_timeout, operation_timeout_ms=operation_timeout_ms
+        http=http,
+        operation_timeout=operation_timeout,
+        operation_timeout_ms=operation_timeout_ms,
+        require_token=require_token,
     )
     if mistakes:
         message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
@@ -180,11 +238,9 @@ class _Serving:
         self._program = program
         self._options = options
         self._catalogue = catalogue
-        self._signal = 0
-        self._told: asyncio.Event
+        self._signals = Signals()
 
     async def run(self) -> int:
-        self._told = asyncio.Event()
         with contextlib.ExitStack() as stack:
             stack.enter_context(users_code_kept_out())
             complaints = stack.enter_context(unblocking_stderr())
@@ -193,7 +249,7 @@ class _Serving:
                 sock = None
             else:
                 sock = stack.enter_context(contextlib.closing(bound_socket(self._options.address)))
-            stack.enter_context(self._listening_to_signals())
+            stack.enter_context(self._signals)
             async with self._runtime:
                 learning = asyncio.ensure_future(self._catalogue())
                 await asyncio.sleep(0)  # by then it is under way, in other processes
@@ -202,7 +258,7 @@ class _Serving:
 
                 catalogue = await self._unless_told(learning)
                 if catalogue is None:
-                    return 128 + self._signal
+                    return self._signals.exit_code
                 desk = Desk(catalogue, self._runtime, program=self._program)
                 async with desk:
                     for spec in catalogue.commands:
@@ -216,7 +272,7 @@ class _Serving:
                         await self._serve_http(server, sock, complaints)
                     else:
                         await self._serve_stdio(server, *wire)
-        return 128 + self._signal if self._signal else 0
+        return self._signals.exit_code
 
     async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
         from .stdio import Wire
@@ -246,18 +302,16 @@ class _Serving:
             server.health,
             store=desk.store,
             inbox=desk.inbox,
+            require_token=self._options.require_token,
             most_connections=share_descriptors(MOST_WORKERS)[1],
             say=complaints.say,
         )
         serving = asyncio.ensure_future(http.run_until_left())
         await self._until_told(server, serving)
-        http.leave()
-        await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
-        serving.cancel()
-        _complain_about(serving)
+        await _leave(http, serving)
 
     async def _until_told(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
-        told = asyncio.ensure_future(self._told.wait())
+        told = asyncio.ensure_future(self._signals.heard.wait())
         # Unbounded on purpose: a server serves until its client leaves or somebody stops it.
         await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
@@ -267,30 +321,43 @@ class _Serving:
 
     async def _unless_told(self, work: Awaitable[Any]) -> Any:
         """What came of the work; None if a signal came first."""
-        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self._told.wait())
+        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.heard.wait())
         await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
-        if self._signal:
+        if self._signals.heard.is_set():
             task.cancel()
             return None
         return task.result()
 
-    @contextlib.contextmanager
-    def _listening_to_signals(self) -> Any:
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self._hear, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+
+class Signals:
+    """Hears SIGTERM and SIGINT while it is entered, on the running loop. The second one does not wait."""
+
+    def __init__(self) -> None:
+        self.heard = asyncio.Event()
+        self.exit_code = 0
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     def _hear(self, number: int) -> None:
-        if self._signal:
+        if self.heard.is_set():
             os._exit(128 + number)  # everything we started dies with us
-        self._signal = number
-        self._told.set()
+        self.exit_code = 128 + number
+        self.heard.set()
+
+
+async def _leave(http: HttpServer, serving: asyncio.Future[Any]) -> None:
+    http.leave()
+    await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+    serving.cancel()
+    _complain_about(serving)
 
 
 async def _bounded(work: Awaitable[Any], limit_s: float) -> None:

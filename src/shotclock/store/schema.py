@@ -240,4 +240,7 @@ _ASKS = (
 # A run that waits for a person and has no process is no run whose process died.
 _PARKED = ("ALTER TABLE runs ADD COLUMN parked_at INTEGER",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS, _PARKED)
+# Sessions of operators' browsers that were ended before their time. A session itself is signed, and nowhere kept.
+_ENDED_SESSIONS = ("CREATE TABLE ended_sessions (id TEXT NOT NULL PRIMARY KEY, expires_at INTEGER NOT NULL)",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS, _PARKED, _ENDED_SESSIONS)

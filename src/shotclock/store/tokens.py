@@ -76,6 +76,17 @@ class Tokens:
                 append(connection, now, "token-revoked", None, by, {"token": token.id, "name": token.name})
         return found
 
+    def end_session(self, id: str, expires_at: WallTime, now: WallTime) -> None:
+        """Remember, until it expires, that a browser's session is not to be let in any more."""
+        with self._database.write() as connection:
+            connection.execute("DELETE FROM ended_sessions WHERE expires_at <= ?", (now.ms,))
+            connection.execute("INSERT OR IGNORE INTO ended_sessions VALUES (?, ?)", (c.text_in(id), expires_at.ms))
+
+    def has_ended(self, session_id: str) -> bool:
+        with self._database.read() as connection:
+            row = connection.execute("SELECT 1 FROM ended_sessions WHERE id = ?", (c.text_in(session_id),)).fetchone()
+        return row is not None
+
     def list(self) -> list[Token]:
         """The oldest first, with those that are revoked or expired."""
         with self._database.read() as connection:

@@ -2,7 +2,7 @@
 
     Host       one of ours, else 421       a page elsewhere that made its name point here
     Origin     none, or our own, else 403  a page elsewhere in the operator's browser
-    who asks   a token, an operator's browser, on this machine else the anonymous agent; elsewhere else 401
+    who asks   a token, an operator's browser, straight from this machine else the anonymous agent; else 401
     how often  per principal, else 429     and per address for those who show a wrong token
     how much   a length that is too large is refused before anything of it is read: 413
 
@@ -91,7 +91,6 @@ class Door:
     ) -> None:
         self._app = app
         self._site = site
-        self._is_local = site.is_local
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
         self._store = store
         self.sessions = sessions
@@ -141,7 +140,7 @@ class Door:
         principal = await self._principal(headers, _address(scope))
         if path != MCP_PATH:
             _count(self._api, f"{principal.role} {principal.name}")
-        elif not self._is_local:
+        elif not self.is_direct(headers):
             _count(self._mcp, f"{principal.role} {principal.name}")
         return principal
 
@@ -154,9 +153,12 @@ class Door:
             return (await self.known(token.strip(), address))[0]
         if (session := await self._session(headers)) is not None:
             return session
-        if self._is_local:
+        if self.is_direct(headers):
             return ANONYMOUS
-        raise Refused("TOKEN_INVALID", "this server wants a token with every request", headers=_BEARER)
+        message = "this server wants a token with every request that does not come straight from its own machine"
+        if self._site.wants_token:
+            message = "this server wants a token with every request"
+        raise Refused("TOKEN_INVALID", message, headers=_BEARER)
 
     async def _is_still(self, principal: Principal, scope: Scope, headers: Headers) -> bool:
         try:
@@ -186,14 +188,24 @@ class Door:
             return None
         now = _now()
         session = self.sessions.look(cookie, proof, now)
-        if session is None:
+        if session is None or await asyncio.to_thread(self._store().tokens.has_ended, session.id):
             return None
         if session.token_id is None:
-            return Principal(session.name, Role.OPERATOR) if self._site.is_local else None
+            return Principal(session.name, Role.OPERATOR) if self.is_direct(headers) else None
         token = await asyncio.to_thread(self._store().tokens.get, session.token_id)
         if token is None or not token.is_living(now):
             return None
         return Principal(token.name, Role(token.role))
+
+    async def end_session(self, headers: Headers) -> None:
+        """Sign out whoever shows both halves of a session. Raises Failure where that cannot be written down."""
+        proof, cookie, now = headers.get(PROOF_HEADER), cookie_of(headers, self.cookie_name), _now()
+        session = self.sessions.look(cookie, proof, now) if cookie and proof else None
+        if session is not None:
+            await asyncio.to_thread(self._store().tokens.end_session, session.id, session.expires_at, now)
+
+    def is_direct(self, headers: Headers) -> bool:
+        return self._site.is_direct(headers)
 
     @property
     def cookie_name(self) -> str:

@@ -4,15 +4,15 @@ GET    /api/inbox?status=pending|ended|all&limit=&before=    POST   /api/inbox  
 GET    /api/inbox/events                                     POST   /api/inbox/ID/decision
 GET    /api/inbox/ID                                         POST   /api/inbox/ID/check         would it be taken?
 GET    /api/inbox/ID/result?wait_ms=                         POST   /api/inbox/ID/extend
-GET    /api/inbox/session                                    POST   /api/inbox/ID/withdraw
-POST   /api/inbox/session                                    DELETE /api/inbox/session
+POST   /api/inbox/session                                    POST   /api/inbox/ID/withdraw
+DELETE /api/inbox/session
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
 
@@ -121,7 +121,7 @@ class Operators:
         door = self.door
         if key is None or key == "used" or door is None or request.method != "GET":
             return self._pages.answer("index.html", request)
-        if door.link is None or not door.link.use(key):
+        if door.link is None or not door.is_direct(request.headers) or not door.link.use(key):
             return RedirectResponse("/?key=used", 303, {"Cache-Control": "no-store"})
         cookie = door.sessions.begin(Principal.local().name, _now())
         # The other half goes to the page in the fragment, which neither servers nor other pages get to see.
@@ -148,8 +148,14 @@ class Operators:
         door = self.door
         assert door is not None
         if request.method == "DELETE":
-            answer = await enveloped("inbox session", _said({"signed_in": False}))
-            self._give(answer, request, "")
+
+            async def sign_out() -> dict[str, Any]:
+                await door.end_session(request.headers)
+                return {"signed_in": False}
+
+            answer = await enveloped("inbox session", sign_out())
+            if answer.status_code == 200:
+                self._give(answer, request, "")
             return answer
         cookie = ""
 
@@ -305,10 +311,6 @@ class Operators:
             return result_of(await self._inbox().withdraw(proposal.id, principal))
 
         return await enveloped("inbox withdraw", work(), mutates=True)
-
-
-async def _said(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return data
 
 
 def _principal(principal: Principal) -> dict[str, str]:

@@ -9,6 +9,7 @@ and has the operator look at it, would be handed the cookie; the proof is nowher
 keeps other pages from sending requests in the operator's name.
 
 Both are signed with a key in the store's directory, so that a page goes on working when the server is started again.
+Whoever signs out is remembered in the store until the session would have expired: both halves are worth nothing then.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ LASTS_MS = 30 * 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class Session:
+    id: str
     name: str
     expires_at: WallTime
     token_id: str | None = None
@@ -70,7 +72,7 @@ class Sessions:
             return None
         try:
             content = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-            session = Session(content[0], WallTime(content[1]), content[2])
+            session = Session(content[3], content[0], WallTime(content[1]), content[2])
         except (ValueError, TypeError, IndexError, binascii.Error):
             return None
         return session if now < session.expires_at else None

@@ -12,10 +12,18 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 HOSTS_VARIABLE = "SHOTCLOCK_HTTP_HOSTS"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
+
+
+# What proxies add. A client that adds one itself only has to show a token.
+_FORWARDING = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
 
 
 def is_loopback(host: str) -> bool:
@@ -32,18 +40,27 @@ class Site:
     host: str
     port: int
     names: frozenset[str] = frozenset()
+    wants_token: bool = False
+    """From everybody: others can reach it, by its address, or by a name that a proxy passes on."""
 
     @classmethod
-    def at(cls, address: tuple[str, int], environ: Mapping[str, str]) -> Site:
+    def at(cls, address: tuple[str, int], environ: Mapping[str, str], *, require_token: bool = False) -> Site:
         said: Iterable[str] = re.split(r"[\s,]+", environ.get(HOSTS_VARIABLE, ""))
-        names = {name.lower() for name in said if name}
-        names |= {"localhost"} if is_loopback(address[0]) else {"localhost", socket.gethostname().lower()}
-        return cls(*address, frozenset(names))
+        given = {name.lower() for name in said if name}
+        is_local = is_loopback(address[0])
+        names = given | ({"localhost"} if is_local else {"localhost", socket.gethostname().lower()})
+        return cls(*address, frozenset(names), require_token or bool(given) or not is_local)
 
     @property
     def is_local(self) -> bool:
         """Only this machine can reach it."""
         return is_loopback(self.host)
+
+    def is_direct(self, headers: Headers) -> bool:
+        """Whether a request surely comes from this machine. One that a proxy here passes on may come from anywhere."""
+        return not self.wants_token and not any(
+            name in _FORWARDING or name.startswith("x-forwarded-") for name in headers
+        )
 
     def answers_to(self, host: str | None) -> bool:
         """Whether a `Host` header is one of ours. Any port: there may be a proxy."""

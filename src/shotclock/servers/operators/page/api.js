@@ -32,8 +32,17 @@ export function onProof(changed) {
 }
 
 if (location.hash.startsWith("#proof=")) {
-  keepProof(location.hash.slice(7));
+  const fresh = location.hash.slice(7);
   window.history.replaceState(null, "", "/");
+  // Anybody can make such a link: one that does not belong to our cookie must not take the place of the one that does.
+  if (!proof || (await isOperators(fresh))) keepProof(fresh);
+}
+
+async function isOperators(proof) {
+  try {
+    const response = await fetch("/api/inbox?limit=1", { headers: { "Shotclock-Proof": proof }, signal: AbortSignal.timeout(ANSWER_WITHIN_MS) });
+    return (await response.json()).data.principal.role === "operator";
+  } catch { return false; }
 }
 
 const headers = (more = {}) => ({ Accept: "application/json", "Shotclock-Proof": proof, ...more });

@@ -349,7 +349,7 @@ $("signin-form").addEventListener("submit", async (event) => {
 });
 
 $("sign-out").addEventListener("click", async () => {
-  try { await ask("DELETE", "/session"); } catch { return; }
+  try { await ask("DELETE", "/session"); } catch (refusal) { say(`Still signed in: ${refusal.message}`); return; }
   keepProof("");
   document.body.dataset.state = "starting";
   waiting.clear(); history.clear(); state.historyLoaded = false;
