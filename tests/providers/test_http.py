@@ -696,6 +696,53 @@ def test_no_secret_follows_a_redirect_to_somebody_else(fetch: Fetch) -> None:
         assert b"X-Plain" in other.requests[-1]
 
 
+def flow_with_redirect(server: Server, status: str, other: Server, step: str, tmp_path: Path) -> dict[str, Any]:
+    server._handler = answers(response(status=status, Location=f"{other.url}/here"))
+    text = (
+        f"steps:\n  a:\n    type: http_client\n    url: {server.url}/\n    env: {{API_TOKEN: '${{API_TOKEN}}'}}\n{step}"
+    )
+    return run_flow(text, tmp_path)["data"]["steps"]["a"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{{ env.API_TOKEN }}", "v1 {{ env.API_TOKEN }}", "{{ env.API_TOKEN | urlencode }}", "c2VjcmV0IHZhbHVlLzEyMzQ="],
+)
+def test_no_header_that_holds_a_secret_follows_a_redirect_to_somebody_else(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "secret value/1234")
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    step = f"    headers: {{X-Vault: '{value}', X-Plain: 'y'}}\n"
+    with Server(answers(response(b"thanks"))) as other, Server(answers(response())) as server:
+        ended = flow_with_redirect(server, "302 Found", other, step, tmp_path)
+        assert ended["output"] == "thanks", ended
+        assert b"X-Vault" in server.requests[-1]
+        assert b"X-Vault" not in other.requests[-1] and b"X-Plain" in other.requests[-1]
+
+
+@pytest.mark.parametrize("status", ["307 Temporary Redirect", "308 Permanent Redirect"])
+def test_a_body_that_holds_a_secret_does_not_follow_a_redirect_to_somebody_else(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "secret-value-1234")
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    step = "    method: POST\n    body: {token: '{{ env.API_TOKEN }}'}\n"
+    with Server(answers(response(b"thanks"))) as other, Server(answers(response())) as server:
+        ended = flow_with_redirect(server, status, other, step, tmp_path)
+        assert ended["error"]["code"] == "FETCH_FAILED" and "the body holds a secret" in ended["error"]["message"]
+        assert other.requests == [] and b"secret-value-1234" in server.requests[-1]
+        ended = flow_with_redirect(server, "303 See Other", other, step, tmp_path)
+        assert ended["output"] == "thanks" and b"secret-value" not in other.requests[-1]
+        ended = flow_with_redirect(server, status, other, "    method: POST\n    body: {plain: 1}\n", tmp_path)
+        assert ended["output"] == "thanks" and b"plain" in other.requests[-1]
+
+
+def test_two_ways_to_say_where_a_body_ends_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="cannot both be sent"):
+        Request.of({"url": "http://x/", "headers": {"transfer-encoding": "chunked", "Content-Length": 3}})
+
+
 def test_a_message_of_any_shape_is_rid_of_what_the_headers_hold() -> None:
     request = Request.of({"url": "http://x/", "headers": {"Authorization": f"Basic {SECRET}", "X": "ab"}})
     said = request.without_secrets(f"illegal value b'Basic {SECRET}' ({SECRET}) ab https://me:pw@host/ ok")

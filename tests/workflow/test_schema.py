@@ -193,7 +193,7 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
 def test_every_rule_is_in_the_reference_and_no_other() -> None:
     source = "".join(Path(module.__file__ or "").read_text("utf-8") for module in (lint, loading, mentions, yamltree))
     rules = set(
-        re.findall(r"\"((?:schema|graph|clock|budget|template|shell|tool|human|nested|file)/[a-z-]+)\"", source)
+        re.findall(r"\"((?:schema|graph|clock|budget|template|shell|env|tool|human|nested|file)/[a-z-]+)\"", source)
     )
     told = {name for names in documented(table("What check finds")) for name in names}
     assert {rule for rule in rules if not rule.startswith("file/")} == told - {"file/…"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from ..core.effects import Ending
 from ..core.envelope import Problem
 from ..enforce.admission import Outcome
-from ..workflow.lint import lint
+from ..workflow.lint import find_unset, lint
 from ..workflow.loading import Finding, Loaded, load_file
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import json_schema
@@ -21,7 +22,7 @@ def check(flow: str, timeout_ms: int | None = None) -> Outcome:
     loaded = load(flow)
     if isinstance(loaded, Outcome):
         return loaded
-    findings = lint(loaded, timeout_ms=timeout_ms)
+    findings = lint(loaded, timeout_ms=timeout_ms) + find_unset(loaded, os.environ)
     return judged(loaded, findings, {"findings": [_shown(loaded, finding) for finding in findings]})
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import ClockKind
@@ -78,7 +78,7 @@ class HttpProvider:
             return StepResult(answer(admission, no_time_left(admission)), None, exchange.timeout_rule)
         depth = -1 if scope is None else scope.depth
         inner = Scope(admission.bound.bell, depth, admission.name, admission)
-        outcome, rule = await self._bounded(exchange, self._fetch(exchange, call.env, inner, self._names_of(runtime)))
+        outcome, rule = await self._bounded(exchange, self._fetch(exchange, call, inner, self._names_of(runtime)))
         return StepResult(answer(admission, outcome), exchange.response.output, rule)
 
     async def close(self) -> None:
@@ -135,9 +135,11 @@ class HttpProvider:
 
     # --- the request --------------------------------------------------------------------------------------
 
-    async def _fetch(self, exchange: Exchange, env: Mapping[str, str], scope: Scope, names: Names) -> None:
+    async def _fetch(self, exchange: Exchange, call: StepCall, scope: Scope, names: Names) -> None:
         """Fills the exchange's response. Raises what went wrong."""
         import httpx2
+
+        env = call.env
 
         from .http_transport import Transport
 
@@ -169,7 +171,7 @@ class HttpProvider:
                             return
                     finally:
                         await response.aclose()  # the body of a redirect is not read: it may have no end
-                    request = _redirected(request, response.next_request)
+                    request = _redirected(request, response.next_request, asked.content, call.holds_secret)
             raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects")
         finally:
             await transport.aclose()
@@ -302,15 +304,26 @@ class Exchange:
         return Problem(problem.code, problem.message, fired=problem.fired, side_effects=SideEffects.NONE)
 
 
-def _redirected(request: httpx2.Request, following: httpx2.Request) -> httpx2.Request:
-    """What the client made of a redirect, with no secret for a server that was not asked for by name."""
+def _redirected(
+    request: httpx2.Request, following: httpx2.Request, content: bytes | None, holds_secret: Callable[[str], bool]
+) -> httpx2.Request:
+    """What the client made of a redirect, with no secret for a server that was not asked for by name: headers that are
+    called like one or hold one are left out. Raises HTTPError where the body holds one: without it, it would be another
+    request."""
     import httpx2
 
     if (why := unfetchable(following.url)) is not None:
         raise httpx2.UnsupportedProtocol(f"it redirects to where nobody can follow: {why}")
     if following.url.origin != request.url.origin:
-        for name in [name for name in following.headers if is_secret(name)]:
-            del following.headers[name]
+        for name, value in following.headers.items():
+            if is_secret(name) or holds_secret(value):
+                del following.headers[name]
+        # Sent again where the method stays, as for 307 and 308.
+        if content and following.method == request.method and holds_secret(content.decode("utf-8", "surrogateescape")):
+            raise httpx2.UnsupportedProtocol(
+                f"it redirects to {shown(following.url)}, another server, and the body holds a secret: "
+                "ask that server by its own address if it may have it"
+            )
     return following
 
 

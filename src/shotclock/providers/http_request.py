@@ -135,6 +135,9 @@ def _headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
         if _FORBIDDEN.search(text):
             raise InvalidRequest(f"headers: the value of {name} has a line break or control character in it")
         headers.append((name.encode(), text.encode()))
+    if {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in headers}:
+        # RFC 9112 §6.3: two servers on the way may disagree on where the body ends.
+        raise InvalidRequest("headers: Content-Length and Transfer-Encoding cannot both be sent; leave both out")
     return headers
 
 

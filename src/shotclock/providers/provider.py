@@ -42,6 +42,8 @@ class StepCall:
 
     asked: Mapping[str, str] | None = None
     """What of `env` the file itself says; the rest is our own. None: nobody has told them apart."""
+    holds_secret: Callable[[str], bool] = lambda text: False
+    """Whether a secret that the run knows is in a text."""
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ from .schema import (
     WorkflowFile,
     WorkflowStep,
 )
+from .secrets import unset_message, unset_names
 from .shell import find_refusals, find_unheard
 from .templates import is_template, with_marks
 
@@ -58,6 +59,17 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
     """
     nesting = _Nesting(unattended)
     return nesting.findings(loaded, timeout_ms, (_identity(loaded.source),))
+
+
+def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
+    """Variables that the file needs and that are not set here. They may be where it runs, so these are warnings."""
+    if loaded.workflow is None:
+        return []
+    return [
+        Finding("env/unset", unset_message(name), path, loaded.source.place_of(path), is_error=False)
+        for path, text in mentions.env_texts(loaded.workflow)
+        for name in unset_names(text, environment)
+    ][:FINDINGS_LIMIT]
 
 
 # --- files that run files ---------------------------------------------------------------------------------

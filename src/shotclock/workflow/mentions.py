@@ -7,14 +7,14 @@ chance, so the linter says so before anything runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..core.graph import needs
 from .ancestry import not_before
 from .loading import Finding, Path_, suggest
 from .plan import graph_of
-from .schema import AnyStep, WorkflowFile
+from .schema import AnyStep, Scalar, ToolStep, WorkflowFile
 from .templates import is_template
 
 _MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
@@ -55,6 +55,21 @@ def findings(workflow: WorkflowFile) -> Iterator[Finding]:
         for kind, name in dict.fromkeys(mentions(text)):
             if name not in workflow.steps:
                 yield _unknown(("outputs", output), kind, name, workflow)
+
+
+def env_texts(workflow: WorkflowFile) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Where the file says what variables its steps get, and what it says there."""
+    tools = {step.tool for step in workflow.steps.values() if isinstance(step, ToolStep)}
+    parts: list[tuple[tuple[str, ...], Mapping[str, Scalar]]] = [
+        (("env",), workflow.env),
+        (("defaults", "env"), workflow.defaults.env),
+        *((("steps", name, "env"), step.env) for name, step in workflow.steps.items()),
+        *((("tools", name, "env"), tool.env) for name, tool in workflow.tools.items() if name in tools),
+    ]
+    for path, env in parts:
+        for name, value in env.items():
+            if isinstance(value, str):
+                yield (*path, name), value
 
 
 def _unknown(path: Path_, kind: str, name: str, workflow: WorkflowFile) -> Finding:

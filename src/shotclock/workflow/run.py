@@ -45,14 +45,26 @@ from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from .attention import Attention
 from .gates import key_of
 from .inner import identity, inner_workflow
+from .loading import load_file
+from .mentions import env_texts
 from .plan import retry_of, run_timeout_ms
 from .running import OnChange, Running
 from .schema import WorkflowFile
-from .secrets import Redaction, visible
+from .secrets import (
+    Redaction,
+    is_same,
+    literal_secrets,
+    unset_message,
+    unset_names,
+    visible,
+    without_secrets,
+)
 from .states import Reason, Status, StepState
 from .steps import StepFailed, Steps
 from .tracing import tell_of_skipped, traced
 
+# Beside a workflow that was written down without its secrets.
+HIDES = "x-secrets-hidden"
 # Of a value that is refused.
 SHOWN_LIMIT = 200
 
@@ -163,13 +175,15 @@ async def _started(request: RunRequest, store: Store, company: _Company) -> Enve
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     admission = _admit(request, min(limits) if limits else 0)
     inputs = checked_inputs(request.workflow, request.inputs)
+    environment = os.environ if company.environment is None else company.environment
+    _refuse_unset(request.workflow, environment)
     # In the store its time is counted from where its clock was started, so that it has there what it has here.
     began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - admission.started_ns))
     new = NewRun(
         request.run_id,
         request.name,
         request.file,
-        request.workflow.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        _kept(request.workflow, environment),
         inputs,
         admission.trace_id,
         None if admission.bound.bell is None else began_at + admission.bound.limit_ms,
@@ -201,6 +215,8 @@ async def _resumed(run_id: str, store: Store, company: _Company) -> Envelope:
     if run.envelope is not None:
         return _told(run)
     workflow, states = await asyncio.to_thread(recorded, run, store)
+    workflow = await asyncio.to_thread(_with_secrets, run, workflow)
+    _refuse_unset(workflow, os.environ if company.environment is None else company.environment)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
     admission = _admit(request, left_ms, TraceContext(run.trace_id))
@@ -245,10 +261,51 @@ def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]
     """A run as it was written down. Raises Failure if another version did, in a way that is not known here."""
     try:
         states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
-        return WorkflowFile.model_validate(run.workflow), states
+        written = {key: value for key, value in run.workflow.items() if key != HIDES}
+        return WorkflowFile.model_validate(written), states
     except (ValueError, KeyError, TypeError):
         message = f"run {run.id!r} was written down by another version of shotclock, which cannot be gone on with here"
         raise Failure("STORE_UNUSABLE", message, suggestion="go on with it by the version that began it") from None
+
+
+def _kept(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The workflow as it is written down: without secrets, and saying so where there were some."""
+    written = workflow.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    redaction = Redaction({**environment, **literal_secrets(written)})
+    kept = without_secrets(written, redaction)
+    return kept if kept == written else {**kept, HIDES: True}
+
+
+def _with_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
+    """What was hidden, read again from the file. Raises Failure if that is gone, or says something else by now."""
+    if HIDES not in run.workflow:
+        return kept
+    why = f"run {run.id!r} was written down without the secrets that stand in {run.file}"
+    try:
+        loaded = load_file(Path(run.file))
+    except OSError as error:
+        message = f"{why}, which cannot be read: {error.strerror}"
+        raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then go on with the run") from None
+    written = None if loaded.workflow is None else loaded.workflow.model_dump(
+        mode="json", by_alias=True, exclude_unset=True
+    )  # fmt: skip
+    expected = {key: value for key, value in run.workflow.items() if key != HIDES}
+    if loaded.workflow is None or not is_same(expected, written):
+        hint = "put the file back as it was, or begin a new run"
+        raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
+    return loaded.workflow
+
+
+def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
+    """Raises Failure that names every variable which `env` needs and nobody has set."""
+    errors = [
+        {"field": ".".join(path), "message": unset_message(name)}
+        for path, text in env_texts(workflow)
+        for name in unset_names(text, environment)
+    ]
+    if errors:
+        message = "; ".join(dict.fromkeys(error["message"] for error in errors))
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
 
 
 def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run) -> dict[str, StepState]:

@@ -31,7 +31,7 @@ from .kinds import KINDS, duration_ms
 from .mentions import mentions
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
-from .secrets import Redaction, filled_in, looks_secret
+from .secrets import Redaction, References, UnsetVariable, looks_secret, unset_message
 from .shell import Unsafe, with_references
 from .states import Reason, Status, StepState
 
@@ -324,6 +324,7 @@ class Steps:
             self._attention.waits,
             values,
             asked,
+            self._redaction.holds,
         )
         return await self._providers[step.type].run(call, self._runtime)
 
@@ -402,8 +403,15 @@ class Steps:
         asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
             asked = {**self._workflow.tools[step.tool].env, **asked}
-        rendered = await self._rendered(asked, scope) if asked else {}
-        filled = {key: filled_in(as_text(value), self._environment) for key, value in rendered.items()}
+        filled: dict[str, str] = {}
+        if asked:
+            references = References(self._environment)
+            try:
+                taken = {key: references.take_out(as_text(value)) for key, value in asked.items()}
+            except UnsetVariable as unset:
+                raise StepFailed("STEP_INVALID", f"env: {unset_message(str(unset))}", "step/env") from None
+            rendered = await self._rendered(taken, scope)
+            filled = {key: references.put_in(as_text(value)) for key, value in rendered.items()}
         self._redaction.learn(filled)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
