@@ -149,8 +149,17 @@ def main(name: str, folder: str = "") -> None:
     match name:
         case "good":
             serve()
+        case "starts_slowly":
+            time.sleep(float(folder))
+            serve()
         case "never_initializes":
             hang()
+        case "refuses_to_initialize":  # and does not say a word about what it does not know
+            for line in sys.stdin:
+                if json.loads(line).get("method") == "initialize":
+                    send({"id": json.loads(line)["id"], "error": {"code": -32000, "message": "no licence"}})
+        case "says_too_much":
+            serve("tools/call", lambda r: send({"id": r["id"], "result": text("x" * 2_000_000)}))
         case "never_lists":
             serve("tools/list", hang)
         case "never_answers":

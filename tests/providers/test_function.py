@@ -424,3 +424,17 @@ def test_a_call_leaves_room_for_two_thousand_steps_a_second(steps: Steps) -> Non
     best_s = min(steps(scenario) for _ in range(3))
 
     assert best_s < 0.000_350, f"{best_s * 1e6:.0f} µs of 500 for each call"
+
+
+def test_the_clock_of_a_step_runs_while_its_app_is_still_imported(steps: Steps) -> None:
+    slow = "import time\ntime.sleep(1.5)\n" + APP.replace("async def add_async", "async def add_too")
+    slow += "\n@app.command(mutates=False)\ndef hang() -> None:\n    time.sleep(60)\n"
+    (steps.folder / "slow.py").write_text(slow)
+    clocks = Clocks.of("8s", grace="100ms")
+    began = time.monotonic()
+    result = steps(lambda call: call("hang", target="slow.py:app", _clocks=clocks))
+    took_s = time.monotonic() - began
+    error: Any = result.envelope.error
+    assert error["message"] == "hang timed out after 8s" and result.rule == "function/timeout", error
+    assert (error["context"]["clock"]["owner"], error["context"]["clock"]["limit_ms"]) == ("step it", 8000)
+    assert 8 <= took_s < 9.4, "not by the time later that the import took"

@@ -190,6 +190,46 @@ def test_the_steps_own_timeout_is_the_limit_where_it_is_shorter(ask: Trial) -> N
     assert tried.error["context"]["clock"]["owner"] == "step it"
 
 
+def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
+    ask: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loads_slowly.py").write_text("import time\ntime.sleep(1.5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("shotclock.providers.mcp._CONVERSATION", "loads_slowly")
+
+    tried = ask(server("never_answers"), timeout="3s")
+    assert tried.error["code"] == "TIMEOUT" and tried.error["context"]["clock"]["limit_ms"] == 3000
+    assert tried.elapsed_s < 3 + LATE_S + FAREWELL_S, "not that much later because of the loading"
+
+    monkeypatch.delitem(sys.modules, "loads_slowly")
+    tried = ask(server("good"), timeout="500ms")
+    assert_ended(tried, 0.5, "mcp/connect_timeout", "MCP connection timed out after 0.5 seconds")
+    assert tried.meta["ending"] == "not_started"
+
+
+def test_a_server_that_starts_slowly_has_all_the_time_of_its_step(ask: Trial) -> None:
+    tried = ask(server("starts_slowly", "10.5", arguments={"a": 1}), timeout="30s")
+
+    assert tried.result.output["arguments"] == {"a": 1}, tried.result.envelope
+
+
+def test_a_server_that_refuses_to_initialize_is_told_with_its_reason_at_once(ask: Trial) -> None:
+    tried = ask(server("refuses_to_initialize"))
+
+    assert tried.result.rule == "mcp/connect_error" and "no licence" in tried.message
+    assert tried.elapsed_s < STARTED_MS / 1000
+
+
+def test_an_answer_that_is_too_long_is_refused_by_the_name_of_the_limit(
+    ask: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "MESSAGE_LIMIT", 1_000_000)
+    tried = ask(server("says_too_much"))
+
+    assert "larger than 1000000 bytes" in tried.message and "no MCP" not in tried.message
+    assert tried.error["code"] == "TOOL_FAILED" and tried.result.rule == "mcp/tool_error"
+
+
 def test_a_bare_connect_timeout_is_in_seconds(ask: Trial) -> None:
     tried = ask(server("never_initializes", connect_timeout=1))
 
@@ -242,8 +282,7 @@ def test_a_line_without_an_end_is_not_kept(ask: Trial, monkeypatch: pytest.Monke
 
     tried = ask(server("one_line"))
 
-    assert tried.error["code"] == "CONNECTION_LOST"
-    assert tried.result.rule == "mcp/connect_error"
+    assert tried.error["code"] == "TOOL_FAILED" and "larger than 1000000 bytes" in tried.message
     assert tried.elapsed_s < STARTED_MS / 1000
 
 

@@ -215,6 +215,10 @@ class Conversation:
                     elif line.strip():
                         strays += len(line)
                         self.stray = (self.stray + line + b"\n")[:STRAY_SHOWN]
+                if len(unread) > MESSAGE_LIMIT:
+                    code = "TOOL_FAILED" if self.stage is Stage.CALLING else "CONNECT_FAILED"
+                    message = f"what the MCP server says is larger than {MESSAGE_LIMIT} bytes, which is the limit"
+                    self._settle(Problem(code, message))
                 if strays > STRAY_LIMIT or len(unread) > MESSAGE_LIMIT:
                     self.stray = self.stray or bytes(unread[:STRAY_SHOWN])
                     return

@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.clocks import ClockKind, Clocks
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
+from ..core.records import changed
 from ..desk import Desk
 from ..desk.targets import Target, learn, parse_target
-from ..enforce.admission import Outcome, answer, no_time_left
+from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
@@ -60,11 +64,12 @@ class FunctionProvider:
         self._kept_out = contextlib.ExitStack()
 
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        admission = admitted(call, runtime)
         served = self._found(call)
         served.calls += 1
         try:
             if not served.opening.done():
-                refused = await self._opened(served, call, runtime)
+                refused = await self._opened(served, call, admission)
                 if refused is not None:
                     return refused
             try:
@@ -74,8 +79,8 @@ class FunctionProvider:
                     self._served.remove(served)  # whoever tries again may have mended it
                 outcome = raised(error)
                 outcome.ending = Ending.NOT_STARTED
-                return StepResult(answer(admitted(call, runtime), outcome), None, "function/import_error")
-            envelope = await desk.call(call.settings["command"], call.settings["arguments"], call.clocks)
+                return StepResult(answer(admission, outcome), None, "function/import_error")
+            envelope = await desk.call(call.settings["command"], call.settings["arguments"], _left(admission))
         finally:
             served.calls -= 1
             if len(self._served) > KEPT:
@@ -105,9 +110,8 @@ class FunctionProvider:
         apps.append(_Served(target, call.folder, call.env, opening))
         return apps[-1]
 
-    async def _opened(self, served: _Served, call: StepCall, runtime: Runtime) -> StepResult | None:
+    async def _opened(self, served: _Served, call: StepCall, admission: Admission) -> StepResult | None:
         """Wait for the import inside the step's own clocks. It goes on for those who have more time."""
-        admission = admitted(call, runtime)
         if admission.no_time_left:
             return StepResult(answer(admission, no_time_left(admission)), None, "function/timeout")
         bell = admission.bound.bell
@@ -148,6 +152,17 @@ async def _desk(written: str, folder: Path, env: dict[str, str]) -> Desk:
         raise
 
 
+def _left(admission: Admission) -> Clocks:
+    """What is left of a step's own clocks for the call."""
+    clocks, spent_ms = admission.clocks, (monotonic_ns() - admission.started_ns) // NS_PER_MS
+    # No time at all would mean no limit.
+    return changed(
+        clocks,
+        timeout_ms=max(1, clocks.timeout_ms - spent_ms) if clocks.timeout_ms else clocks.timeout_ms,
+        soft_ms=max(1, clocks.soft_ms - spent_ms) if clocks.soft_ms else clocks.soft_ms,
+    )
+
+
 def _target(written: str, folder: Path) -> Target:
     """A file relative to the folder; a module is looked for there first."""
     place, colon, attribute = written.partition(":")
@@ -174,11 +189,16 @@ def _result(call: StepCall, envelope: Envelope) -> StepResult:
         if isinstance(data, dict) and len(data) == 1 and "result" in data and not isinstance(envelope.value, dict):
             data = data["result"]
         return StepResult(envelope, data)
-    error = envelope.error or {}
+    error, fired = envelope.error or {}, envelope.fired
     context = error.get("context")
     clock = context.get("clock") if isinstance(context, dict) else None
-    if isinstance(clock, dict) and clock.get("owner") == call.settings["command"]:
+    if fired is not None and isinstance(clock, dict) and fired.owner == call.settings["command"]:
         clock["owner"] = call.name  # the limit is the step's, whatever the command is called
+        limit_ms = {ClockKind.TIMEOUT: call.clocks.timeout_ms, ClockKind.SOFT: call.clocks.soft_ms}.get(fired.kind)
+        if limit_ms and limit_ms != fired.limit_ms:  # what the import took of it was the step's as well
+            clock["limit_ms"], clock["elapsed_ms"] = limit_ms, fired.elapsed_ms + limit_ms - fired.limit_ms
+            said, now = format_duration(fired.limit_ms), format_duration(limit_ms)
+            error["message"] = str(error["message"]).replace(f"after {said}", f"after {now}")
     return StepResult(envelope, data, _RULES.get(str(envelope.code), "function/failed"))
 
 

@@ -11,6 +11,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import ClockKind, Fired
@@ -26,7 +27,6 @@ from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
-from ..enforce.hosted import current_scope
 from ..enforce.opened import Opened
 from ..enforce.processes import shielded
 from .provider import StepCall, StepResult, admitted
@@ -34,10 +34,9 @@ from .provider import StepCall, StepResult, admitted
 if TYPE_CHECKING:
     from .conversation import Conversation
 
-CONNECT_LIMIT_MS = 10_000
 # To take leave of a server that is reached by URL: a DELETE, if there is a session. One that hangs is left without.
 FAREWELL_S = 0.5
-# Loading the SDK takes about a second from a cold disk, and is nobody's fault: the step's clock starts after it.
+# Loading the SDK takes about a second from a cold disk. Where a step has no timeout, only a broken disk runs this out.
 IMPORT_LIMIT_S = 30.0
 # A server that wants more patience than this is not waited for.
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
@@ -55,12 +54,19 @@ class McpProvider:
 
     def __init__(self) -> None:
         self._is_loaded = False
+        self._loading: asyncio.Task[ModuleType] | None = None
 
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        await self._load()
         admission = admitted(call, runtime)
         if admission.no_time_left:
             return StepResult(answer(admission, no_time_left(admission)), None, "mcp/timeout")
+        await self._load(admission)
+        if not self._is_loaded and admission.bound.bell is not None:
+            fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+            problem = Problem(
+                "TIMEOUT", f"MCP connection timed out after {_seconds(fired.limit_ms)} seconds", fired=fired
+            )
+            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_timeout")
         if not self._is_loaded:
             problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_error")
@@ -71,21 +77,24 @@ class McpProvider:
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/arguments")
         return await _Call(call, admission, runtime).result()
 
-    async def _load(self) -> None:
+    async def _load(self, admission: Admission) -> None:
         if self._is_loaded:
             return
-        scope = current_scope.get()
-        limit_s = IMPORT_LIMIT_S
-        if scope is not None and scope.deadline is not None:
-            limit_s = min(limit_s, scope.deadline.remaining_ns(monotonic_ns()) / 1e9)
-        loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CONVERSATION))
+        bell = admission.bound.bell
+        limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+        loading = self._loading
+        if loading is None:
+            loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CONVERSATION))
+            self._loading = loading
         await asyncio.wait([loading], timeout=limit_s)
         if loading.done():
             loading.result()
             self._is_loaded = True
 
     async def close(self) -> None:
-        pass
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.wait([self._loading])  # the waiting for its thread, which ends at once
 
 
 class _Call:
@@ -103,7 +112,7 @@ class _Call:
             admission.trace,
         )
         written = call.settings.get("connect_timeout")
-        self._connect_ms = CONNECT_LIMIT_MS if written is None else parse_duration_ms(written, bare="s")
+        self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
         self._rule: str | None = None
 
     async def result(self) -> StepResult:
@@ -186,8 +195,9 @@ class _Call:
 
         talk, bound, idle_ms = self._talk, self._admission.bound, self._admission.clocks.idle_ms
         alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
-        if talk.stage in (Stage.CONNECTING, Stage.LISTING) and self._connect_ms:
-            alarms.append((talk.stage_began_ns + self._connect_ms * NS_PER_MS, ClockKind.OPERATION, self._connect_ms))
+        if talk.stage in (Stage.CONNECTING, Stage.LISTING):  # starting may be silent for as long as it takes
+            at_ns = talk.stage_began_ns + self._connect_ms * NS_PER_MS
+            alarms += [(at_ns, ClockKind.OPERATION, self._connect_ms)] if self._connect_ms else []
         elif idle_ms:
             alarms.append((talk.heard_ns + idle_ms * NS_PER_MS, ClockKind.IDLE, idle_ms))
         return alarms
