@@ -109,12 +109,14 @@ class App:
         workers: int | None = None,
         proposals: bool = False,
         debug: bool = False,
+        elicitation: bool = False,
     ) -> None:
         """`default_timeout` bounds every command that has none of its own; `grace` is what a command has to clean up
         once its time is up; `operation_timeout` is the MCP server's backstop above all of them. `workers` is how many
         processes for sync commands are kept warm. `proposals` gives the server tools with which an agent asks the
         operator for anything: propose, check-proposal, withdraw-proposal. With `debug`, answers carry the traceback of
-        what a command raised, for everybody who calls; it is on stderr in any case."""
+        what a command raised, for everybody who calls; it is on stderr in any case. `elicitation` lets an MCP client
+        that can ask its own person decide what is not destructive: nothing proves that a person answered."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
@@ -125,6 +127,7 @@ class App:
         self.workers = workers
         self.proposals = proposals
         self.debug = debug
+        self.elicitation = elicitation
         self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._commands: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -259,6 +262,7 @@ class App:
             summary=self.help,
             operation_timeout_ms=self.operation_timeout_ms,
             proposals=self.proposals,
+            elicitation=self.elicitation,
             commands=tuple(self._commands.values()),
             debug=self.debug,
             clocks=self.clocks,

@@ -265,6 +265,85 @@ def test_a_budget_that_is_none_is_refused_at_the_start(name: str, value: str, to
     assert envelope["error"]["code"] == "ARG_ERROR" and name in envelope["error"]["message"]
 
 
+def test_defaults_are_shown_and_a_yes_does_not_hold_for_others(home: Home) -> None:
+    def paying(to: str) -> App:
+        app = App("payer")
+
+        @app.command(approval=True)
+        def pay(amount: int, to: str = to, force: bool = True, via: Path = Path("/bank")) -> None: ...
+
+        return app
+
+    async def first(put: Any, inbox: Inbox) -> Any:
+        await put(amount=9)
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, YES, ADA)
+        return proposal
+
+    async def again(put: Any, inbox: Inbox) -> Any:
+        return await put(amount=9)
+
+    proposal = ask_for(paying("ann"), home, first)
+    assert proposal.ask.arguments == {"amount": 9, "to": "ann", "force": True, "via": "/bank"}
+    shown = 'with:\n  amount: 9\n  force: true\n  to: "ann"\n  via: "/bank"\nwhere:\n  directory: '
+    assert proposal.ask.text.startswith(f'run: "payer/pay"\n{shown}')
+    other = ask_for(paying("mallory"), home, again)
+    assert other.data["status"] == "pending" and other.data["proposal_id"] != proposal.id
+    passed = ask_for(paying("ann"), home, again)
+    assert isinstance(passed, Passed) and passed.arguments == {"amount": 9}
+
+
+def test_a_yes_does_not_hold_in_another_directory(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App("remover")
+
+    @app.command(approval=True)
+    def remove(path: Path) -> None: ...
+
+    async def first(put: Any, inbox: Inbox) -> Any:
+        await put(path="x")
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, YES, ADA)
+        monkeypatch.chdir(tmp_path)
+        return await put(path="x")
+
+    assert ask_for(app, home, first).data["status"] == "pending"
+
+
+@pytest.mark.parametrize(
+    "other", [{"n": "7"}, {"n": 7.0}, {"n": True}, {"n": 8}, {"n": 7, "more": None}, {"n": 7, "text": "x\u200b"}]
+)
+def test_a_yes_to_one_call_lets_no_other_pass_through_the_store(other: dict[str, Any], home: Home) -> None:
+    app = App("exact")
+
+    @app.command(approval=True)
+    def do(n: Any, text: str = "x", more: Any = 0) -> None: ...
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        await put(n=7)
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, YES, ADA)
+        return await put(**other), await put(n=7)
+
+    refused, passed = ask_for(app, home, ask)
+    assert refused.data["status"] == "pending" and isinstance(passed, Passed)
+
+
+def test_what_the_operator_left_alone_stays_the_commands_own_default(home: Home) -> None:
+    app = App("sloppy")
+
+    @app.command(approval=True)
+    def do(n: int, limit: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    async def ask(put: Any, inbox: Inbox) -> Any:
+        await put(n=7)
+        [proposal] = await pending(inbox)
+        changed = {**(proposal.ask.arguments or {}), "n": 8}
+        await inbox.decide(proposal.id, Decision(ProposalStatus.MODIFIED, arguments=changed), ADA)
+        return await put(n=7)
+
+    assert ask_for(app, home, ask).arguments == {"n": 8}
+
+
 # --- a file instead of the call -----------------------------------------------------------------------------------
 
 
@@ -310,7 +389,7 @@ def test_what_the_operator_sees_and_changes_is_the_file_and_the_command_is_told(
         waiting = await put(text="new", decision={"status": "approved"})
         [proposal] = await pending(inbox)
         assert waiting.data["status"] == "pending" and waiting.data["proposal_id"] == proposal.id
-        assert proposal.ask.file == ProposedFile(str(path), "new", "old\r\n")
+        assert proposal.ask.file == ProposedFile(str(path), "new", "old\r\n", was_read=True)
         assert (proposal.ask.kind, proposal.ask.title) == (Kind.FILE, "writer put: policy")
         assert proposal.ask.justification == "because"
         changed = Decision(ProposalStatus.MODIFIED, "softer", file_text="newer")
@@ -520,8 +599,7 @@ def test_a_client_is_shown_all_that_would_be_done_however_long_the_reasons_are()
     ask = Ask(Kind.OPERATION, "Deploy web", "because " * 2_000, operation="guarded/deploy", arguments=arguments)
     made = Proposal("p-a", ask, "agent", None, ask.action_hash, ProposalStatus.PENDING, WallTime(0), WallTime(1))
     message, _ = form_for(made)
-    assert "guarded/deploy" in message and '"everything' in message and "\x1b" not in message
-    assert message.index("everything") < message.index("Why: because")
+    assert message.startswith(f"{ask.text}\n\nThe agent says: because") and 'target: "everything<U+001B>[2J"' in message
     assert len(message) < 2_000 and "shotclock inbox show p-a" in message
 
 

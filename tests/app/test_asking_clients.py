@@ -1,4 +1,5 @@
-"""Clients that can ask their own person: that is one more way to decide, and never one to approve one's own wishes."""
+"""Clients that can ask their own person: that is one more way to decide where the server allows it, never for what is
+destructive, and the trail says through which client it came."""
 
 import asyncio
 import os
@@ -37,13 +38,18 @@ class Person:
         return self.result
 
 
-def call(person: Person, mode: str, tool: str, transport: str = "stdio", **arguments: Any) -> Any:
+ALLOWED = ("--elicitation",)
+
+
+def call(
+    person: Person, mode: str, tool: str, transport: str = "stdio", options: Any = ALLOWED, **arguments: Any
+) -> Any:
     async def scenario() -> Any:
         if transport == "http":
-            with mcp.http_server(target=TARGET) as (url, _):
+            with mcp.http_server(*options, target=TARGET) as (url, _):
                 async with Client(url, mode=mode, elicitation_callback=person) as client:
                     return (await client.call_tool(tool, arguments)).structured_content
-        argv = mcp.command(TARGET)
+        argv = mcp.command(TARGET, *options)
         parameters = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ), cwd=mcp.ROOT)
         with starting_warm():
             async with Client(parameters, mode=mode, elicitation_callback=person) as client:
@@ -64,11 +70,31 @@ def test_the_person_at_the_client_approves_and_it_runs(mode: str, home: Home, tm
     assert envelope["ok"] and envelope["data"]["service"] == "web"
     assert lines_of(tmp_path / "done") == ["deploy web 1"]
     [asked] = person.asked
-    assert "guarded deploy" in asked.message and "it is time" in asked.message
     with Store.open(home.path) as store:
         [proposal] = store.proposals.list()
         assert proposal.status is ProposalStatus.APPROVED
         assert proposal.notes == "go on" and proposal.decided_by != proposal.asked_by
+        whole = store.proposals.get(proposal.id)
+        assert whole is not None and asked.message == f"{whole.ask.text}\n\nThe agent says: it is time"
+        assert "replicas: 1" in whole.ask.text  # which nobody said
+        # The trail tells it from a decision in the inbox.
+        assert proposal.decided_via == "MCP client mcp (elicitation)"
+        [entry] = [entry for entry in store.audit.of(proposal.id) if entry.action == "approved"]
+        assert entry.details["via"] == "MCP client mcp (elicitation)"
+
+
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_a_client_is_not_asked_unless_somebody_has_allowed_it(mode: str, home: Home, tmp_path: Path) -> None:
+    person = Person("accept", decision="approve")
+    envelope = call(person, mode, "deploy", options=(), folder=str(tmp_path), service="web")
+    assert envelope["data"]["status"] == "pending" and person.asked == [] and statuses(home) == ["pending"]
+    assert lines_of(tmp_path / "done") == []
+
+
+def test_what_cannot_be_shown_whole_at_the_client_is_left_to_the_inbox(home: Home, tmp_path: Path) -> None:
+    person = Person("accept", decision="approve")
+    envelope = call(person, mcp.LEGACY, "deploy", folder=str(tmp_path), service="w" * 5_000)
+    assert envelope["data"]["status"] == "pending" and person.asked == []
 
 
 @pytest.mark.parametrize(
@@ -108,11 +134,8 @@ def test_what_is_not_for_this_person_to_decide_is_not_asked(home: Home, tmp_path
     assert envelope["data"]["status"] == "pending" and person.asked == []
 
 
-@pytest.mark.parametrize(("typed", "status"), [("guarded/wipe", "approved"), ("yes", "pending"), (None, "pending")])
-def test_what_is_destructive_takes_the_typed_confirmation_here_too(
-    typed: str | None, status: str, home: Home, tmp_path: Path
-) -> None:
-    content = {"decision": "approve"} | ({} if typed is None else {"confirmation": typed})
-    call(Person("accept", **content), mcp.MODERN, "wipe", folder=str(tmp_path))
-    assert statuses(home) == [status]
-    assert lines_of(tmp_path / "done") == (["wipe"] if status == "approved" else [])
+@pytest.mark.parametrize("mode", [mcp.MODERN, mcp.LEGACY])
+def test_what_is_destructive_is_never_asked_at_the_client(mode: str, home: Home, tmp_path: Path) -> None:
+    person = Person("accept", decision="approve", confirmation="guarded/wipe")
+    call(person, mode, "wipe", folder=str(tmp_path))
+    assert person.asked == [] and statuses(home) == ["pending"] and lines_of(tmp_path / "done") == []

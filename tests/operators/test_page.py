@@ -3,6 +3,8 @@
 Screenshots go to tests/operators/screenshots (not kept in the repository): look at them after a change of the page.
 """
 
+import hashlib
+import json
 import random
 import re
 import shutil
@@ -155,9 +157,10 @@ def test_with_the_mouse_a_proposal_is_read_approved_modified_rejected_and_extend
         "- host: service-7.eu.example", "- host: pypi.org", "  methods: [GET]",
     ]  # fmt: skip
     assert page.locator(".dl.gone .code").all_inner_texts() == ["- host: service-7.example"]
-    lines = page.locator(".dl").count()
-    page.get_by_role("button", name="unchanged lines").first.click()
-    assert page.locator(".dl").count() > lines
+    # What the agent says is there is no reason to fold anything away.
+    expect(page.locator(".source")).to_contain_text("what the agent says the file holds")
+    assert page.get_by_role("button", name="unchanged lines").count() == 0
+    assert page.locator(".dl.same").count() == len(ROUTES.splitlines()) - 1
     served.propose(**{**SCALE, "policy": {"destructive": True, "ttl": "2h"}, "title": "Delete the old previews"})
     served.propose(title="Which dataset should the nightly job use?", choices=["raw", "cleaned"], policy={"ttl": "4m"})
     expect(page.locator("li.row")).to_have_count(3)
@@ -305,7 +308,7 @@ def test_with_the_keyboard_alone_everything_can_be_decided(served: Served, opene
     expect(page.locator("[data-field=count]")).to_contain_text("integer")  # the server's own check, while one types
     press("Control+a")
     page.keyboard.type("16")
-    expect(page.locator("ins")).to_contain_text("16")
+    expect(page.locator(".dl.new .code")).to_have_text("  count: 16")
     expect(page.locator(".error:not(:empty)")).to_have_count(0)
     shoot(page, "modify-arguments")
     press("Control+Enter")
@@ -449,6 +452,61 @@ def test_markup_and_tricks_in_a_proposal_are_shown_as_text(served: Served, opene
             page.keyboard.press("m")
             assert page.locator("#detail img, #detail script, #detail style").count() == 0
             page.keyboard.press("Escape")
+
+
+def test_numbers_are_shown_and_modified_exactly_and_odd_characters_are_marked(served: Served, opened: Any) -> None:
+    cleared(served)
+    arguments = {
+        "account": 9007199254740993, "big": 12345678901234567890, "whole": 7.0,
+        "host": "\u0435xample.org\u2800\U000e0041", "inside": {"n": [9007199254740995]}, "rate": 1e21,
+    }  # fmt: skip
+    id = served.propose(title="Pay", operation="bank/pay", arguments=arguments, justification="x\u00a0y")
+    page = opened(served)
+    row(page, "Pay").click()
+    shown = page.locator(".action")
+    for line in ("account: 9007199254740993", "big: 12345678901234567890", "whole: 7.0", "- 9007199254740995", "1e+21"):
+        expect(shown).to_contain_text(line)
+    assert [odd.inner_text() for odd in shown.locator(".odd").all()] == ["U+0435", "U+2800", "U+E0041"]
+    expect(page.locator(".why .odd")).to_have_text("U+00A0")
+    # Exactly this text is what the terminal shows, and what the approval is bound to.
+    proposal = served.ask("GET", f"/api/inbox/{id}").data["proposal"]
+    assert shown.inner_text() == re.sub("<(U[+][0-9A-F]+)>", r"\1", proposal["shown"]["action"])
+    assert hashlib.sha256(proposal["shown"]["action"].encode()).hexdigest() == proposal["action_hash"]
+
+    page.get_by_role("button", name="Modify").click()
+    expect(page.get_by_label("account")).to_have_value("9007199254740993")
+    page.get_by_label("big").fill("12345678901234567891")
+    expect(page.locator(".dl.new .code")).to_have_text("  big: 12345678901234567891")
+    page.get_by_role("button", name="Edit as JSON").click()
+    editor = page.get_by_label("Arguments as JSON")
+    assert json.loads(editor.input_value()) == {**arguments, "big": 12345678901234567891}
+    page.get_by_role("button", name="Edit as a form").click()
+    expect(page.get_by_label("big")).to_have_value("12345678901234567891")
+    page.get_by_role("button", name="Approve with changes").click()
+    expect(outcome(page)).to_contain_text("Approved with changes by you via HTTP")
+    expect(outcome(page).locator(".dl.new .code")).to_have_text("  big: 12345678901234567891")
+    made = served.result(id)["arguments"]
+    assert made == {**arguments, "big": 12345678901234567891} and type(made["whole"]) is float
+
+
+def test_a_file_on_this_machine_is_read_by_the_server_and_not_believed(
+    served: Served, opened: Any, tmp_path: Path
+) -> None:
+    cleared(served)
+    path = tmp_path / "egress"
+    path.write_text("".join(f"allow {n}.example\n" for n in range(60)))
+    lie = path.read_text().replace("allow 9.example\n", "allow 9.example\nallow evil.com\n")
+    id = served.propose(title="Tidy", file={"path": str(path), "proposed": lie + "allow a.example\n", "current": lie})
+    page = opened(served)
+    row(page, "Tidy").click()
+    expect(page.locator(".contradicts")).to_be_visible()
+    assert page.locator(".dl.new .code").all_inner_texts() == ["allow evil.com", "allow a.example"]
+    # It learns nothing by that: what is there is for operators.
+    assert "contradicts" in served.ask("GET", f"/api/inbox/{id}").data["proposal"]["shown"]["file"]
+    agent = served.token("reader", Role.AGENT)
+    asked = served.ask("POST", "/api/inbox", {"title": "x", "file": {"path": str(path), "proposed": ""}}, token=agent)
+    seen = served.ask("GET", f"/api/inbox/{asked.data['proposal_id']}", token=agent).data["proposal"]
+    assert seen["shown"]["file"]["before"] is None and "allow 9.example" not in json.dumps(seen)
 
 
 def test_differences_are_right_and_bounded(served: Served, opened: Any) -> None:

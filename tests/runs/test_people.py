@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,6 +173,69 @@ def test_a_step_with_approval_is_shown_as_it_would_run_and_runs_once_after_a_yes
     assert runs.done() == ["build", "ship", "tell"]
     runs("--resume", "r1", code=0)
     assert runs.done() == ["build", "ship", "tell"]
+
+
+SHIPPING = """
+inputs: {place: {type: string}}
+steps:
+  who: {exec: echo prod-db}
+  ship:
+    exec: 'echo "$TARGET $TOKEN" {{ outputs.who }} in "$(basename "$PWD")" >> ../done; test "$(wc -l < ../done)" = 3'
+    env: {TARGET: "{{ outputs.who }}", TOKEN: "${MY_TOKEN}", PATH: "/opt/odd:/usr/bin:/bin"}
+    cwd: "{{ inputs.place }}"
+    on_fail: {retry: {max: 2, backoff: {delay_ms: 1}}}
+    depends_on: who
+    approval: true
+"""
+
+
+def test_a_steps_approval_shows_and_binds_its_environment_its_directory_and_its_tries(runs: Runs) -> None:
+    (runs.folder / "here").mkdir()
+    runs.env["MY_TOKEN"] = "sekret-one"
+    runs(runs.flow(SHIPPING), "--run-id", "r1", "--input", "place=here", code=14)
+    proposal = runs.decide(YES)
+    text = proposal.ask.text
+    assert f'directory: "{runs.folder}/here"' in text and 'TARGET: "prod-db"' in text
+    assert 'PATH: "/opt/odd:/usr/bin:/bin"' in text and 'TOKEN: "***"' in text and "sekret-one" not in text
+    assert '"up to 3: one approval covers all of them"' in text
+    assert re.search('- "environment.TOKEN: [0-9a-f]{16}"', text), text
+    assert "prod-db" in text.partition("values:")[2], "what is interpolated into the command"
+    runs("--resume", "r1", code=0)
+    assert (runs.folder / "done").read_text().splitlines() == ["prod-db sekret-one prod-db in here"] * 3
+
+
+@pytest.mark.parametrize("change", ["secret", "environment", "nothing"])
+def test_what_changed_after_the_yes_does_not_run_with_it(change: str, runs: Runs) -> None:
+    (runs.folder / "here").mkdir()
+    text = SHIPPING.replace("/opt/odd", "${ODD}")
+    runs.env |= {"MY_TOKEN": "sekret-one", "ODD": "/opt/odd"}
+    runs(runs.flow(text), "--run-id", "r1", "--input", "place=here", code=14)
+    runs.decide(YES)
+    runs.env |= {"secret": {"MY_TOKEN": "sekret-two"}, "environment": {"ODD": "/evil"}}.get(change, {})
+    ended = runs("--resume", "r1", code=0 if change == "nothing" else 3)
+    if change == "nothing":
+        return
+    error = ended["data"]["steps"]["ship"]["error"]
+    assert error["code"] == "ACTION_CHANGED" and "has changed since it was proposed" in error["message"]
+    assert runs.done() == []
+
+
+def test_a_hidden_value_beside_what_the_operator_changed_stays_what_it_is(runs: Runs) -> None:
+    runs.env["MY_TOKEN"] = "sekret-one"
+    flow = """
+steps:
+  tell: {exec: 'cat >> done', stdin: "{{ env.MY_TOKEN }}", env: {MY_TOKEN: "${MY_TOKEN}"}, approval: true}
+"""
+    runs(runs.flow(flow), "--run-id", "r1", code=14)
+
+    def changed(proposal: Proposal) -> Decision:
+        assert (proposal.ask.arguments or {})["stdin"] == "***"
+        arguments = {**(proposal.ask.arguments or {}), "exec": "sed 's/^/changed /' >> done"}
+        return Decision(ProposalStatus.MODIFIED, arguments=arguments)
+
+    runs.decide(changed)
+    runs("--resume", "r1", code=0)
+    assert (runs.folder / "done").read_text().strip() == "changed sekret-one"
 
 
 def test_a_step_runs_with_what_the_operator_made_of_it(runs: Runs) -> None:

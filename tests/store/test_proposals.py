@@ -251,14 +251,18 @@ def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_t
         store.proposals.decide(made[0].id, Decision(ProposalStatus.REJECTED, "nein " * 100), "ann", NOW)
         before = [store.proposals.get(each.id) for each in made]
     with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
-        rows = connection.execute("SELECT *, ask FROM proposals JOIN asks USING (id)").fetchall()
+        columns = (
+            "id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, reminded_at, decided_by, "
+            "decided_at, used_at, decision, ask"
+        )
+        rows = connection.execute(f"SELECT {columns} FROM proposals JOIN asks USING (id)").fetchall()
     (home / "shotclock.db").unlink()
     with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         for statement in (statement for migration in MIGRATIONS[:3] for statement in migration):
             connection.execute(statement)
         for row in rows:
-            connection.execute(f"INSERT INTO proposals VALUES ({', '.join('?' * 15)})", (*row[:13], *row[15:17]))
+            connection.execute(f"INSERT INTO proposals VALUES ({', '.join('?' * 15)})", row)
         connection.execute("PRAGMA user_version=3")
         connection.commit()
     with Store.open(home) as store:

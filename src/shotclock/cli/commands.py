@@ -331,6 +331,7 @@ def serve(
     require_token: Annotated[bool, FLAG] = False,
     operation_timeout: Annotated[str | None, Parameter(metavar="D")] = None,
     operation_timeout_ms: Annotated[str | None, Parameter(metavar="N")] = None,
+    elicitation: Annotated[bool, FLAG] = False,
     json: Annotated[bool, FLAG] = False,
 ) -> Serve:
     """Serve an App's commands as MCP tools, on stdin and stdout.
@@ -347,12 +348,14 @@ def serve(
         The backstop above every tool's own timeout; the app's own if not given, 0 means none.
     operation_timeout_ms
         The same in milliseconds.
+    elicitation
+        Let a client that can ask its own person decide what is not destructive. Nothing proves that a person answered.
     json
         If it cannot be served: the envelope alone on stdout, also on a terminal.
     """
     from .serve import understood
 
-    asked, mistakes = understood(target, http, operation_timeout, operation_timeout_ms, require_token)
+    asked, mistakes = understood(target, http, operation_timeout, operation_timeout_ms, require_token, elicitation)
     if target is None:
         message = "serve needs a TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page alone)"
         mistakes.insert(0, {"field": "target", "message": message})

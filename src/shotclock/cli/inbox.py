@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TextIO, cast
 
@@ -28,7 +29,7 @@ from ..enforce.admission import Admission, Outcome, admit, answer, inherited_dea
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
 from ..inbox import Inbox, Principal, Role, refused
-from ..servers.operators.shown import summary, whole
+from ..servers.operators.shown import Compared, compared_with, summary, whole
 from ..store import Store
 from ..store.audit import Entry
 from . import person, signals
@@ -152,7 +153,7 @@ def _answered(verb: str, said: dict[str, Any], admission: Admission, begin: Begi
 
 
 def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
-    me = Principal.local()
+    me = replace(Principal.local(), via="the command line")
     id: str = said.get("proposal_id") or ""
     match verb:
         case "list":
@@ -170,17 +171,17 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     found = _inside(begin, lambda inbox: _found(inbox, id, me))
     if found.problem is not None:
         return found
-    proposal = cast(Proposal, found.value)
+    proposal, compared = cast(tuple[Proposal, Compared], found.value)
     data = cast(dict[str, Any], found.data)
     if verb == "show":
-        data["diff"] = difference(proposal)
+        data["diff"] = difference(proposal, compared)
         return Outcome(Ending.FINISHED, data=data)
     must_be_decider(proposal, me.name)
     must_be_open(proposal)
     if verb == "modify":
-        return _modified(begin, proposal, data, said, me)
+        return _modified(begin, proposal, compared, data, said, me)
     decision = Decision(ProposalStatus.APPROVED, said["notes"], answer=_answer_to(proposal.ask, said["answer"]))
-    confirmation = _confirmed(proposal, data)
+    confirmation = _confirmed(proposal, compared, data)
     return _decided(begin, id, decision, me, proposal.action_hash, confirmation)
 
 
@@ -189,9 +190,11 @@ def _answer_to(ask: Ask, said: str | None) -> str | None:
     return "yes" if said is None and ask.kind is Kind.QUESTION and not ask.choices else said
 
 
-def _modified(begin: Begin, proposal: Proposal, data: dict[str, Any], said: dict[str, Any], me: Principal) -> Outcome:
+def _modified(
+    begin: Begin, proposal: Proposal, compared: Compared, data: dict[str, Any], said: dict[str, Any], me: Principal
+) -> Outcome:
     with modified(proposal, said["file"], said["notes"]) as edit:
-        confirmation = _confirmed(proposal, data)
+        confirmation = _confirmed(proposal, compared, data)
         outcome = _decided(begin, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
         edit.is_done = outcome.problem is None
     return _with_kept(outcome, edit)
@@ -206,12 +209,12 @@ def _with_kept(outcome: Outcome, edit: Edit) -> Outcome:
     return outcome
 
 
-def _confirmed(proposal: Proposal, data: dict[str, Any]) -> str | None:
+def _confirmed(proposal: Proposal, compared: Compared, data: dict[str, Any]) -> str | None:
     """What the person typed; raises Failure where there is none, or no agreement."""
     if not proposal.ask.policy.destructive:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
-        data["diff"] = difference(proposal)
+        data["diff"] = difference(proposal, compared)
         _show("show", data, sys.stderr)
     problem = person.ask(proposal.id, proposal.ask.confirmation)
     if problem is not None:
@@ -265,7 +268,9 @@ async def _found(inbox: Inbox, id: str, me: Principal) -> Outcome:
     if proposal is None:
         raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
     history = [_entry(entry) for entry in await inbox.history(id)]
-    return Outcome(Ending.FINISHED, data={**whole(proposal, me), "diff": None, "history": history}, value=proposal)
+    compared = compared_with(proposal, me)
+    data = {**whole(proposal, me, compared), "diff": None, "history": history}
+    return Outcome(Ending.FINISHED, data=data, value=(proposal, compared))
 
 
 async def _listed(inbox: Inbox, me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:

@@ -8,7 +8,6 @@ edit ── look it over ──┬── nothing wrong ── decide ── the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import select
@@ -25,12 +24,14 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import MAX_MS
 from ..core.envelope import Problem, stopped_by
 from ..core.errors import Failure
-from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, problems_with_decision, refusal
+from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
 from ..core.texts import visible
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.commands import signal_name
 from ..enforce.editor import Edited, edit
+from ..servers.operators.reading import exact_arguments
+from ..servers.operators.shown import arguments_text
 from ..store import Store
 from ..store.home import private_file
 from .output import is_terminal, say_line, write_quietly
@@ -123,7 +124,7 @@ def _must_be_modifiable(proposal: Proposal) -> None:
 def _proposed_text(proposal: Proposal) -> str:
     if proposal.ask.file is not None:
         return proposal.ask.file.proposed
-    return json.dumps(dict(proposal.ask.arguments or {}), indent=2, ensure_ascii=False) + "\n"
+    return f"{arguments_text(proposal.ask.arguments or {})}\n"
 
 
 def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
@@ -134,7 +135,7 @@ def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
     else:
         arguments = _arguments(text)
         decision = Decision(ProposalStatus.MODIFIED, notes, arguments=arguments)
-        same = arguments == proposal.ask.arguments
+        same = canonical(arguments) == canonical(dict(proposal.ask.arguments or {}))
     if same:
         raise _Mistaken(f"this is what was proposed: `shotclock inbox approve {proposal.id}` takes it as it is")
     if problems := problems_with_decision(proposal, decision):
@@ -145,16 +146,10 @@ def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON")
-
     try:
-        said = json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise _Mistaken(f"this is no JSON: {error}") from None
-    if not isinstance(said, dict):
-        raise _Mistaken("the arguments are a JSON object: names and values in { }")
-    return said
+        return exact_arguments(text)
+    except ValueError as error:
+        raise _Mistaken(str(error)) from None
 
 
 # --- in the editor --------------------------------------------------------------------------------------------

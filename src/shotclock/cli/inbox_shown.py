@@ -3,7 +3,6 @@ control character, and nothing is taken for markup."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,16 +132,11 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
         console.print(Text(f"  for {', '.join(one_line(name, 80) for name in data['policy']['deciders'])} to decide"))
     if data["destructive"]:
         console.print(Text(f"  destructive: approving asks to type {one_line(data['confirmation'])}", style="bold red"))
+    console.print()
+    _print_text(console, data["shown"]["action"], is_marked=True)
     if data["justification"]:
-        console.print()
+        console.print(Text("\nthe agent says:", style="dim"))
         _print_text(console, data["justification"])
-    if data["operation"] is not None:
-        console.print()
-        console.print(Text.assemble("would run ", (one_line(data["operation"], 4_096), "bold")))
-    if data["arguments"] is not None:
-        _print_text(console, json.dumps(data["arguments"], indent=2, ensure_ascii=False))
-    if data["choices"]:
-        console.print(Text(f"\nchoices: {', '.join(one_line(choice) for choice in data['choices'])}"))
     if data["file"] is not None:
         console.print()
         _print_difference(console, data)
@@ -154,7 +148,20 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
         render_entry(entry, console)
 
 
+_SOURCES = {
+    "claim": "compared with what the agent says the file holds; nobody has looked",
+    "read": "compared with the file itself",
+    "nothing": "nobody says what is there now: all of it is shown as new",
+}
+
+
 def _print_difference(console: Console, data: Any) -> None:
+    file = data["shown"]["file"]
+    console.print(Text(_SOURCES[file["source"]], style="dim"))
+    if file["source"] == "claim" and data["diff"] and "\n@@ " in data["diff"].partition("\n@@ ")[2]:
+        console.print(Text("lines that the agent says are there already are left out", style="bold"))
+    if file["contradicts"]:
+        console.print(Text("the agent says that the file holds something else now", style="bold red"))
     if data["diff"] is None:
         console.print(Text(f"{one_line(data['file']['path'], 4_096)}: {TOO_DIFFERENT}; proposed is"))
         _print_text(console, data["file"]["proposed"])
@@ -168,28 +175,28 @@ def _print_difference(console: Console, data: Any) -> None:
 
 def _print_decision(console: Console, data: Any) -> None:
     decision = data["decision"]
-    console.print(Text(f"{data['status']} by {one_line(data['decided_by'], 80)} at {data['decided_at']}"))
+    via = f" via {one_line(data['decided_via'], 200)}" if data["decided_via"] else ""
+    console.print(Text(f"{data['status']} by {one_line(data['decided_by'], 80)}{via} at {data['decided_at']}"))
     if decision["answer"] is not None:
         _print_text(console, f"answer: {decision['answer']}")
     if decision["notes"]:
         _print_text(console, decision["notes"])
-    if decision["arguments"] is not None:
-        _print_text(console, json.dumps(decision["arguments"], indent=2, ensure_ascii=False))
-    if decision["file_text"] is not None:
-        _print_text(console, decision["file_text"])
+    if data["shown"]["modified"] is not None:
+        _print_text(console, data["shown"]["modified"], is_marked=True)
 
 
-def _print_text(console: Console, text: str) -> None:
-    for line in _shown_lines(text, console):
+def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:
+    for line in _shown_lines(text, console, is_marked=is_marked):
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _shown_lines(text: str, console: Console) -> Iterator[str]:
-    """Each with everything in it to be seen. `visible` leaves line ends and tabs alone."""
+def _shown_lines(text: str, console: Console, *, is_marked: bool = False) -> Iterator[str]:
+    """Each with everything in it to be seen, if it is not marked already. `visible` leaves line ends and tabs alone."""
     lines = text.split("\n") if text else []
     for line in lines[:LINES_SHOWN]:
         more = f"… {len(line) - LINE_SHOWN} more characters" if len(line) > LINE_SHOWN else ""
-        yield visible(line[:LINE_SHOWN]).expandtabs(8) + more
+        shown = line[:LINE_SHOWN] if is_marked else visible(line[:LINE_SHOWN])
+        yield shown.expandtabs(8) + more
     if len(lines) > LINES_SHOWN:
         console.print(Text(f"… {len(lines) - LINES_SHOWN} more lines: --json has them all", style="dim"))
 
@@ -212,10 +219,12 @@ def render_result(data: Any, console: Console) -> None:
 
 def render_entry(entry: dict[str, Any], console: Console) -> None:
     about = "" if entry["proposal"] is None else f"{entry['proposal']}  "
-    notes = entry["details"].get("notes") or entry["details"].get("name") or ""
+    details = entry["details"]
+    notes = details.get("notes") or details.get("name") or details.get("code") or details.get("job_id") or ""
+    via = f" via {one_line(details['via'], 200)}" if details.get("via") else ""
     text = Text.assemble(
         (f"{entry['at'][:19].replace('T', ' ')}  ", "dim"), about, (f"{entry['action']:<13} ", "bold"),
-        one_line(entry["by"], 80), ("  " + one_line(str(notes), 200) if notes else "", "dim"),
+        one_line(entry["by"], 80), via, ("  " + one_line(str(notes), 200) if notes else "", "dim"),
     )  # fmt: skip
     console.print(text, soft_wrap=True)
 

@@ -27,6 +27,7 @@ def understood(
     operation_timeout: str | None = None,
     operation_timeout_ms: str | None = None,
     require_token: bool = False,
+    elicitation: bool = False,
 ) -> tuple[Serve, Mistakes]:
     from ..servers.serving import options_of
 
@@ -35,6 +36,7 @@ def understood(
         operation_timeout=operation_timeout,
         operation_timeout_ms=operation_timeout_ms,
         require_token=require_token,
+        elicitation=elicitation,
     )
     return Serve(target, options), [{**mistake, "field": mistake["field"].replace("_", "-")} for mistake in mistakes]
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from .actions import action_text
 from .durations import MAX_MS
 
 JSON = Any  # whatever `json.loads` gives; a recursive alias would say no more to anybody who has to look inside
@@ -22,6 +23,8 @@ LIST_LIMIT = 100
 # What was written must be readable from a deeper stack as well: parsers give up at some depth.
 DEPTH_LIMIT = 64
 KEY_LIMIT = 200
+# How an action is made into what its hash is of. What was stored without a number has the first.
+ACTION_FORM = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class ProposedFile:
     proposed: str
     current: str | None = None
     """What the change is shown against. None: there is no such file yet, or nobody said."""
+    was_read: bool = False
+    """Whether we read `current` ourselves; otherwise it is what the asker says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,24 @@ class Ask:
     input_schema: dict[str, JSON] | None = None
     """Of `arguments`: for a form, and to find mistakes in a modification early."""
     policy: Policy = Policy()
+    surroundings: Mapping[str, JSON] | None = None
+    """What else decides what is done, and cannot be modified: directory, environment, program, how many tries."""
+    dispatched: bool = False
+    """We do it ourselves once it is approved. Otherwise whoever asked does it, and nothing here sees it."""
+    form: int = ACTION_FORM
+
+    @property
+    def text(self) -> str:
+        """All of what would be done, as everybody is shown it."""
+        return action_text(self)
 
     @property
     def action_hash(self) -> str:
         """Of what would be done. Not of the reasons given, nor of who may decide until when."""
+        return self._first_hash() if self.form == 1 else hashlib.sha256(self.text.encode()).hexdigest()
+
+    def _first_hash(self) -> str:
+        """As it was before there was a text: what was proposed then is still the same."""
         done: dict[str, JSON] = {"kind": self.kind}
         if self.kind is Kind.QUESTION:
             done |= {"title": self.title, "choices": list(self.choices)}
@@ -140,12 +159,16 @@ class Ask:
             "default": self.default,
             "input_schema": self.input_schema,
             "policy": policy,
+            "surroundings": None if self.surroundings is None else dict(self.surroundings),
+            "dispatched": self.dispatched,
+            "form": self.form,
         }
 
     @classmethod
     def of_json(cls, said: Mapping[str, JSON]) -> Ask:
         policy = said["policy"]
         return cls(**{
+            "form": 1,
             **said,
             "kind": Kind(said["kind"]),
             "file": None if said["file"] is None else ProposedFile(**said["file"]),
@@ -218,6 +241,8 @@ def problems_with(ask: Ask) -> Problems:
             _say(found, name, f"does not belong to a {ask.kind}")
     if ask.arguments is not None:
         _arguments(found, "arguments", ask.arguments)
+    if ask.surroundings is not None:
+        _arguments(found, "surroundings", ask.surroundings)
     if ask.file is not None:
         _text(found, "file.path", ask.file.path, PATH_LIMIT, needed=True)
         _file_text(found, "file.proposed", ask.file.proposed)
@@ -257,7 +282,7 @@ def problems_with_answer(ask: Ask, decision: Decision) -> Problems:
             _say(found, "arguments", "only a modified operation has new ones")
         else:
             _arguments(found, "arguments", decision.arguments)
-            found += _unfitting(ask.input_schema, decision.arguments)
+            found += _unfitting(ask.input_schema, decision.arguments, ask.arguments or {})
     if decision.file_text is not None:
         if not modified or ask.kind is not Kind.FILE:
             _say(found, "file_text", "only a modified file has a new one")
@@ -367,7 +392,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON]) -> Problems:
+def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON], asked: Mapping[str, JSON]) -> Problems:
     """What a person would have mistyped: a missing or unknown name, another type, none of the values.
 
     Not the whole of JSON Schema: the schema may come from whoever proposes, and one can be written that takes for
@@ -387,6 +412,8 @@ def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON])
             if schema.get("additionalProperties") is False:
                 _say(found, f"arguments.{name}", "there is no such argument")
             continue
+        if name in asked and type(asked[name]) is type(value) and asked[name] == value:
+            continue  # nobody changed it: a default does not have to fit
         wanted = known[name] if isinstance(known[name], Mapping) else {}
         names = wanted.get("type")
         types = [

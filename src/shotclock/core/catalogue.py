@@ -126,6 +126,8 @@ class Catalogue:
     """Whether its server has a tool to ask the operator for anything, beside the commands that ask by themselves."""
     debug: bool = False
     """Whether its answers carry the traceback of what a command raised."""
+    elicitation: bool = False
+    """Whether its server lets a client ask its own person for an approval."""
 
     @property
     def semantic_version(self) -> str | None:

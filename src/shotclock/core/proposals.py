@@ -30,6 +30,7 @@ from .asks import (
 )
 from .durations import MAX_MS
 from .errors import Failure
+from .holder import Holder
 from .walltime import LATEST_MS, WallTime
 
 __all__ = [
@@ -41,11 +42,14 @@ __all__ = [
     "Proposal",
     "ProposalStatus",
     "ProposedFile",
+    "Ran",
     "Room",
+    "Runner",
     "Summary",
     "canonical",
     "decided",
     "digest",
+    "ended",
     "expired",
     "extended",
     "may_decide",
@@ -65,6 +69,25 @@ NOTES_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Runner:
+    """Who runs what was approved: a process, or a job that outlives it."""
+
+    holder: Holder
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of what was approved."""
+
+    ok: bool
+    at: WallTime
+    code: str | None = None
+    """Of the error, where it failed."""
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a list shows of a proposal, and what is read for it: no long texts."""
 
@@ -76,7 +99,9 @@ class Summary:
     expires_at: WallTime
     decided_by: str | None
     decided_at: WallTime | None
+    decided_via: str | None
     used_at: WallTime | None
+    outcome: Ran | None
     kind: Kind
     title: str
     operation: str | None
@@ -104,8 +129,14 @@ class Proposal:
     decision: Decision | None = None
     decided_by: str | None = None
     decided_at: WallTime | None = None
+    decided_via: str | None = None
+    """Through what the decision came: the command line, HTTP, or a client that asked its own person."""
     used_at: WallTime | None = None
     """When the approved operation was dispatched: an approval lets one pass."""
+    runner: Runner | None = None
+    """Who dispatched it."""
+    outcome: Ran | None = None
+    """What became of it, once that is known."""
     reminded_at: WallTime | None = None
     seq: int = 0
     """Grows with every change of any proposal, so that a watcher knows what it has seen."""
@@ -133,7 +164,9 @@ class Proposal:
             self.expires_at,
             self.decided_by,
             self.decided_at,
+            self.decided_via,
             self.used_at,
+            self.outcome,
             **{**about, "kind": self.ask.kind, "deciders": self.ask.policy.deciders},
             notes=None if self.decision is None else self.decision.notes[:NOTES_SHOWN],
         )
@@ -171,6 +204,7 @@ def decided(
     by: str,
     now: WallTime,
     *,
+    via: str | None = None,
     action_hash: str | None = None,
     confirmation: str | None = None,
 ) -> Proposal:
@@ -187,7 +221,9 @@ def decided(
         if " ".join((confirmation or "").split()) != expected:
             message = f"this is destructive: confirm it by typing {expected!r}"
             raise Failure("CONFIRMATION_NEEDED", message, context={"confirmation": expected})
-    return replace(proposal, status=decision.status, decision=decision, decided_by=by, decided_at=now)
+    return replace(
+        proposal, status=decision.status, decision=decision, decided_by=by, decided_at=now, decided_via=via or None
+    )
 
 
 def expired(proposal: Proposal) -> Proposal:
@@ -212,7 +248,7 @@ def extended(proposal: Proposal, by_ms: int, by: str) -> Proposal:
     return replace(proposal, expires_at=expires_at, reminded_at=None)
 
 
-def used(proposal: Proposal, action_hash: str, now: WallTime) -> Proposal:
+def used(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
     """Raises Failure unless this is an approval of exactly that action, and nobody has used it."""
     if not proposal.status.allows:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, not approved")
@@ -220,7 +256,16 @@ def used(proposal: Proposal, action_hash: str, now: WallTime) -> Proposal:
         raise Failure("ACTION_CHANGED", f"{proposal.id} approves something else than what would be done")
     if proposal.used_at is not None:
         raise Failure("ALREADY_DECIDED", f"the approval {proposal.id} was used at {proposal.used_at}")
-    return replace(proposal, used_at=now)
+    return replace(proposal, used_at=now, runner=runner)
+
+
+def ended(proposal: Proposal, outcome: Ran) -> Proposal:
+    """Raises Failure unless it was used, and nobody has said yet what became of it."""
+    if proposal.used_at is None:
+        raise Failure("NOT_ALLOWED", f"nothing was run with {proposal.id}")
+    if proposal.outcome is not None:
+        raise Failure("ALREADY_DECIDED", f"what became of {proposal.id} is known")
+    return replace(proposal, outcome=outcome)
 
 
 def refusal(problems: Problems) -> Failure:

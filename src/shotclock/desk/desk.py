@@ -73,7 +73,9 @@ class Desk:
         self._inbox: Inbox | None = None
         self._approvals: Approvals | None = None
         if any(spec.approval is not None for spec in catalogue.commands):
-            self._approvals = runtime.gatekeeper = inbox.Approvals(catalogue, self.inbox, self._look_at)
+            self._approvals = runtime.gatekeeper = inbox.Approvals(
+                catalogue, self.inbox, self._look_at, None if program is None else program.place
+            )
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
             runtime.turnstile = jobs.Turnstile(catalogue, self.store, self._look_at)
 

@@ -28,6 +28,11 @@ class Program(NamedTuple):
     imports: tuple[str, ...] = ()
     """Modules that are imported under their own names."""
 
+    @property
+    def place(self) -> str | None:
+        """The file or the modules that it is in."""
+        return self.file or self.module or ", ".join(self.imports) or None
+
     @classmethod
     def running_here(cls) -> Program:
         main = sys.modules.get("__main__")

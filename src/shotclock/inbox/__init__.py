@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .answers import refused as refused
     from .approvals import Approvals as Approvals
     from .approvals import Passed as Passed
+    from .approvals import text_at as text_at
     from .audit import AuditFile as AuditFile
     from .audit import AuditProblem as AuditProblem
     from .budget import response_budget_ms as response_budget_ms
@@ -38,6 +39,7 @@ _MODULES = {
     "outcome_of": "answers",
     "refused": "answers",
     "response_budget_ms": "budget",
+    "text_at": "approvals",
 }
 __all__ = sorted(_MODULES)
 __getattr__ = names_of(__name__, _MODULES)

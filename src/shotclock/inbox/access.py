@@ -12,7 +12,7 @@ import os
 import pwd
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..core.durations import MAX_MS
@@ -38,6 +38,8 @@ class Role(StrEnum):
 class Principal:
     name: str
     role: Role
+    via: str = field(default="", compare=False)
+    """Through what they act, for the trail: the command line, HTTP, an MCP client."""
 
     @classmethod
     def local(cls) -> Principal:

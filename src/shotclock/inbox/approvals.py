@@ -26,7 +26,7 @@ from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
-from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, digest, result_of
+from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, canonical, digest, result_of
 from ..enforce.admission import Admission, Outcome
 from ..enforce.clock import monotonic_ns
 from .access import Principal
@@ -49,10 +49,18 @@ class Passed:
 class Approvals:
     """Raises Failure when it is made where the environment says nonsense about how long people are waited for."""
 
-    def __init__(self, catalogue: Catalogue, inbox: Callable[[], Inbox], check: Check | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        inbox: Callable[[], Inbox],
+        check: Check | None = None,
+        program: str | None = None,
+    ) -> None:
         """`check` looks at arguments without running anything, where that is possible: on the clock of the call, or
-        on a clock as long as the command's where that stands still for a person."""
+        on a clock as long as the command's where that stands still for a person. `program` is the file or the module
+        that the commands are in."""
         self._check = check
+        self._program = program
         self._app = catalogue.name
         self._specs = {spec.name: spec for spec in catalogue.commands if spec.approval is not None}
         self._inbox = inbox
@@ -95,10 +103,10 @@ class Approvals:
                 proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
-                return Passed(_approved(file, arguments, proposal), waited_ms)
+                return Passed(_approved(spec, arguments, proposal), waited_ms)
             if not proposal.status.allows:
                 return outcome_of(proposal, waited_ms, wait_ms)
-            approved = _approved(file, arguments, proposal)
+            approved = _approved(spec, arguments, proposal)
             if proposal.status is ProposalStatus.MODIFIED and (wrong := await self._wrong(spec, approved)) is not None:
                 return wrong
             if await inbox.use(proposal.id, ask.action_hash):
@@ -135,16 +143,18 @@ class Approvals:
 
     def _ask(self, spec: CommandSpec, arguments: Mapping[str, object], justification: str) -> Ask:
         assert spec.approval is not None
-        plain: dict[str, Any] = to_jsonable(dict(arguments))
-        title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in plain.items())
+        given: dict[str, Any] = to_jsonable(dict(arguments))
+        title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
         return Ask(
             Kind.OPERATION,
             _shortened(title),
             justification,
             operation=f"{self._app}/{spec.name}",
-            arguments=plain,
+            arguments={**_defaults(spec), **given},
             input_schema=spec.input_schema,
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
+            surroundings=self._surroundings(spec),
+            dispatched=True,
         )
 
     def _ask_for_file(
@@ -156,21 +166,59 @@ class Approvals:
             Kind.FILE,
             _shortened(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
             justification,
-            file=ProposedFile(file.path, str(arguments[file.proposed]), _text_at(file.path)),
+            file=ProposedFile(file.path, str(arguments[file.proposed]), text_at(file.path), was_read=True),
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
+            surroundings={
+                "command": f"{self._app}/{spec.name}",
+                "arguments": to_jsonable(
+                    {name: value for name, value in arguments.items() if name not in (file.proposed, file.decision)}
+                ),
+                **self._surroundings(spec),
+            },
+            dispatched=True,
         )
+
+    def _surroundings(self, spec: CommandSpec) -> dict[str, Any]:
+        """Where it runs, and which arguments nobody can be shown because only the program knows them."""
+        try:
+            found: dict[str, Any] = {"directory": os.getcwd()}
+        except OSError:  # it was removed under us
+            found = {"directory": None}
+        if self._program is not None:
+            found["program"] = self._program
+        properties = spec.input_schema.get("properties", {})
+        required = spec.input_schema.get("required", [])
+        unknown = sorted(name for name, said in properties.items() if name not in required and "default" not in said)
+        if unknown and spec.approved_file is None:
+            found["defaults known to the program alone"] = unknown
+        return found
+
+
+def _defaults(spec: CommandSpec) -> dict[str, Any]:
+    """What the command is run with where the caller says nothing."""
+    properties = spec.input_schema.get("properties", {})
+    return {name: said["default"] for name, said in properties.items() if "default" in said}
 
 
 def _is_asked_alike(there: Ask, ask: Ask) -> bool:
     """Whoever may propose may have proposed the same action before, under rules of its own: for anybody to decide,
     without the typed confirmation, against a current text that it made up."""
-    return (there.title, there.policy, there.file) == (ask.title, ask.policy, ask.file)
+    return (there.title, there.policy, there.file, there.text) == (ask.title, ask.policy, ask.file, ask.text)
 
 
-def _approved(file: ApprovedFile | None, arguments: Mapping[str, object], proposal: Proposal) -> Mapping[str, object]:
+def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal) -> Mapping[str, object]:
     """What the command is run with. As it was given, where nobody changed it: it may be more than JSON can say."""
+    file = spec.approved_file
     if file is None:
-        return dict(proposal.arguments or {}) if proposal.status is ProposalStatus.MODIFIED else arguments
+        if proposal.status is not ProposalStatus.MODIFIED:
+            return arguments
+        asked = dict(proposal.ask.arguments or {})
+        # A default that was shown and left alone stays the command's own: not every one would pass as an argument.
+        return {
+            name: value
+            for name, value in (proposal.arguments or {}).items()
+            if name in arguments or name not in asked or canonical(asked[name]) != canonical(value)
+        }
     assert proposal.ask.file is not None
     approved = {**arguments, file.proposed: proposal.file_text}
     if file.decision is not None:
@@ -184,7 +232,7 @@ def _shortened(title: str) -> str:
     return title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…"
 
 
-def _text_at(path: str) -> str | None:
+def text_at(path: str) -> str | None:
     """None where there is no such file. Raises Failure where nobody could be shown what would change."""
     try:
         # A pipe that nobody writes to must not keep us waiting.

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import Failure
-from ..core.proposals import Proposal, ProposalStatus, digest
+from ..core.proposals import Proposal, ProposalStatus, canonical, digest
+from ..core.walltime import WallTime
 from ..enforce.clock import pause
 from ..store import Store, StoreUnusable
 from ..store.audit import NOTHING_BEFORE, Entry
 from ..store.home import private_file, sync_directory
+from ..store.proposals import Kept
 
 FILE_NAME = "audit.jsonl"
 ENTRIES_AT_ONCE = 500
@@ -31,12 +33,23 @@ ENTRIES_AT_ONCE = 500
 # the next change catches up.
 LOCK_ATTEMPTS = 250
 LOCK_PAUSE_S = 0.02
+# Of a file of anchors: a hundred thousand of them.
+ANCHOR_LIMIT = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of the trail."""
+
+    seq: int
+    """How many entries there are."""
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
     place: str
-    """`file`, `store` or `proposal`: the line, the entry, or the proposal that does not fit its entries."""
+    """`file`, `store`, `proposal`, `token` or `anchor`: the line, the entry, or what does not fit its entries."""
     message: str
     seq: int | None = None
     line: int | None = None
@@ -74,7 +87,46 @@ class AuditFile:
         except OSError as error:
             problems.append(AuditProblem("file", f"{self.path} cannot be used: {error.strerror}"))
         self._check_proposals(problems)
+        self._check_tokens(problems)
         return problems
+
+    def check_anchor(self, anchor: Path) -> list[AuditProblem]:
+        """What the trail no longer has of what it had when it was anchored. Raises Failure for an unreadable file."""
+        problems: list[AuditProblem] = []
+        for number, line in enumerate(_anchored(anchor), 1):
+            try:
+                said = json.loads(line)
+                seq, hash = said["seq"], said["hash"]
+                found = self._store.audit.entries(seq - 1, 1) if seq else []
+            except (ValueError, TypeError, KeyError, RecursionError):
+                problems.append(AuditProblem("anchor", f"line {number} of {anchor} is no anchor", None, number))
+                continue
+            if seq and (not found or found[0].seq != seq):
+                message = f"entry {seq} was there when it was anchored (line {number}), and is gone"
+                problems.append(AuditProblem("anchor", message, seq, number))
+            elif seq and found[0].hash != hash:
+                message = f"entry {seq} is not the one that was anchored (line {number}): the trail was rewritten"
+                problems.append(AuditProblem("anchor", message, seq, number))
+        return problems
+
+    def anchor(self, anchor: Path, now: WallTime) -> Head:
+        """Append the head of the trail to a file that is kept elsewhere. Raises Failure where that cannot be."""
+        head = self.head()
+        line = canonical({"at": now.iso(), "seq": head.seq, "hash": head.hash}) + "\n"
+        try:
+            descriptor = os.open(anchor, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+            try:
+                os.write(descriptor, line.encode())
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Failure("FILE_UNWRITABLE", f"{anchor}: {error.strerror}") from None
+        return head
+
+    def head(self) -> Head:
+        return Head(*self._store.audit.head())
 
     # --- appending ------------------------------------------------------------------------------------------
 
@@ -177,13 +229,14 @@ class AuditFile:
         ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
         for id in sorted(ids):
             # Each with its entries, as they were in one instant: others go on deciding.
-            proposal, summary, entries = self._store.proposals.with_entries(id)
+            kept = self._store.proposals.with_entries(id)
+            proposal = kept.proposal
             told = _Told()
-            for entry in entries:
+            for entry in kept.entries:
                 told.hear(entry, problems)
-            if proposal is None or summary is None:
+            if proposal is None:
                 problems.append(AuditProblem("proposal", f"proposal {id} is gone from the store"))
-            elif not told.fits(proposal) or summary != proposal.summary:
+            elif not told.fits(kept, proposal):
                 message = f"proposal {id} is not what its entries say: it was changed"
                 problems.append(AuditProblem("proposal", message, proposal.seq))
         seq = 0
@@ -194,11 +247,39 @@ class AuditFile:
                     message = f"proposal {summary.id} is in the store without any entry"
                     problems.append(AuditProblem("proposal", message, seq))
 
+    def _check_tokens(self, problems: list[AuditProblem]) -> None:
+        """Whether the tokens are what their entries say. Those of before entries had a digest are known by name."""
+        digests = self._store.tokens.digests()  # first: what others issue from here on has no digest yet
+        told: dict[str, str | None] = {}
+        for entry in self._entries():
+            if entry.action in ("token-issued", "token-revoked"):
+                told[entry.details["token"]] = entry.details.get("row")
+        for id, digest_now in digests.items():
+            if id not in told:
+                problems.append(AuditProblem("token", f"token {id} is in the store without any entry"))
+            elif told[id] not in (None, digest_now) and self._store.tokens.digests().get(id) != told[id]:
+                problems.append(AuditProblem("token", f"token {id} is not what its entries say: it was changed"))
+        for id in sorted(told.keys() - self._store.tokens.digests().keys()):
+            problems.append(AuditProblem("token", f"token {id} is gone from the store"))
+
     def _entries(self) -> Iterator[Entry]:
         last = 0
         while entries := self._store.audit.entries(last, ENTRIES_AT_ONCE):
             yield from entries
             last = entries[-1].seq
+
+
+def _anchored(anchor: Path) -> list[str]:
+    try:
+        descriptor = os.open(anchor, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8") as file:
+            lines = file.read(ANCHOR_LIMIT).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        code = "FILE_NOT_FOUND" if isinstance(error, FileNotFoundError) else "FILE_UNREADABLE"
+        raise Failure(code, f"{anchor}: {getattr(error, 'strerror', None) or error}") from None
+    if not lines:
+        raise Failure("FILE_UNREADABLE", f"{anchor} holds no anchor: `shotclock inbox audit --anchor FILE` writes one")
+    return lines
 
 
 _ENDS = frozenset(status.value for status in ProposalStatus if not status.is_open)
@@ -213,6 +294,9 @@ class _Told:
         self.decision: str | None = None
         self.expires_at: str | None = None
         self.used = False
+        self.ask: str | None = None
+        self.row: str | None = None
+        """Of all that was kept of it after its last change. Entries of before there were such digests have none."""
 
     def hear(self, entry: Entry, problems: list[AuditProblem]) -> None:
         if entry.action in _ENDS:
@@ -223,14 +307,16 @@ class _Told:
             self.decision = entry.details.get("decision")
         elif entry.action == "proposed":
             self.action_hash = entry.details.get("action_hash")
+            self.ask = entry.details.get("ask")
         elif entry.action == "used":
             if self.used:
                 message = f"entry {entry.seq} uses the approval {entry.proposal} a second time"
                 problems.append(AuditProblem("store", message, entry.seq))
             self.used = True
         self.expires_at = entry.details.get("expires_at", self.expires_at)
+        self.row = entry.details.get("row")
 
-    def fits(self, proposal: Proposal) -> bool:
+    def fits(self, kept: Kept, proposal: Proposal) -> bool:
         decision = None if proposal.decision is None else digest(proposal.decision.as_json())
         return (
             self.status is proposal.status
@@ -238,6 +324,9 @@ class _Told:
             and self.decision == decision
             and self.expires_at == proposal.expires_at.iso()
             and self.used == (proposal.used_at is not None)
+            and kept.summary == proposal.summary
+            and self.ask in (None, kept.ask)
+            and self.row in (None, kept.row)
         )
 
 

@@ -8,6 +8,8 @@ file on the same thread, behind what is already in line, so that a burst of chan
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import secrets
 import threading
 from collections import deque
@@ -37,6 +39,7 @@ from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..store import Store
 from ..store.audit import Entry
+from ..store.home import private_directory, private_key
 from ..store.proposals import NewProposal
 from .access import Principal
 from .audit import AuditFile, AuditProblem
@@ -53,6 +56,9 @@ LONGEST_WAIT_MS = 3_600_000
 CHANGES_AT_ONCE = 100
 # What is proposed in one transaction, at most.
 PROPOSED_AT_ONCE = 100
+# Of the store's directory: what the digests of hidden values are made with. 64 bits of a digest are shown.
+KEY_FILE = "approvals.key"
+HIDDEN_DIGITS = 16
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 T = TypeVar("T")
@@ -80,6 +86,7 @@ class Inbox:
         self._asked: deque[tuple[NewProposal, Future[Proposal]]] = deque()
         self._filing = False
         self._closed = False
+        self._key: bytes | None = None
 
     async def close(self) -> None:
         """Whoever still waits gets the proposal as it was. The store stays open."""
@@ -158,6 +165,18 @@ class Inbox:
 
         return await self._do(work)
 
+    async def digest_of_hidden(self, text: str) -> str:
+        """Tell hidden values apart without showing them. Keyed, so that nobody finds a short one by trying."""
+
+        def work() -> str:
+            if self._key is None:
+                self._key = private_key(private_directory(self._store.home) / KEY_FILE)
+            return hmac.new(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[
+                :HIDDEN_DIGITS
+            ]
+
+        return await self._do(work)
+
     # --- for those who decide -------------------------------------------------------------------------------
 
     async def decide(
@@ -179,7 +198,13 @@ class Inbox:
             if problems := problems_with_decision(proposal, decision):
                 raise refusal(problems)
             return self._proposals.decide(
-                proposal_id, decision, by.name, _now(), action_hash=action_hash, confirmation=confirmation
+                proposal_id,
+                decision,
+                by.name,
+                _now(),
+                via=by.via or None,
+                action_hash=action_hash,
+                confirmation=confirmation,
             )
 
         return await self._change(work)

@@ -87,7 +87,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     runtime.tool = Tool(catalogue.semantic_version, catalogue.debug)
     runtime.turnstile = Turnstile(catalogue, lambda: store)
     inbox = Inbox(store)
-    runtime.gatekeeper = Approvals(catalogue, lambda: inbox)
+    runtime.gatekeeper = Approvals(catalogue, lambda: inbox, program=program.place)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
     admission = runtime.admit(job.command, Clocks(timeout_ms=timeout_ms))
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])

@@ -1,17 +1,19 @@
-"""The person at the client: asked by the client itself, where it can ask and where its answer may count.
+"""The person at the client: asked by the client itself, where the server allows it and its answer may count.
 
 A client of the 2026 revision gets `input_required` and repeats the call with the answer; an older one is asked while
 the call waits. Either way it is one more way to decide the proposal: whoever is first, there or in the inbox, decides.
 
-An agent must not approve what it asked for itself. So only two clients are asked: one that started this server as its
-own child (it runs as the same user, who may use the inbox anyway), and one that shows an operator's token.
+Nothing proves that a person answered: the client that asks is the one that relays the answer. So it is off unless the
+App or `serve` says `elicitation`; nothing destructive is ever asked there, nor anything too long to be shown whole; and
+the trail names the client. Of those clients only two are asked: one that started this server as its own child (it runs
+as the same user, who may use the inbox anyway), and one that shows an operator's token.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mcp.server.context import ServerRequestContext
@@ -19,12 +21,13 @@ from mcp_types import ClientCapabilities, ElicitationCapability
 
 from ..core.errors import Failure
 from ..core.proposals import Decision, Kind, Proposal, ProposalStatus
-from ..core.texts import visible
+from ..core.texts import one_line, visible
 from ..inbox import Inbox, Principal, Role
 
-# What a client shows of what would be done, and of the reasons; the inbox shows all of it.
+# What a client can be expected to show of what would be done: more is for the inbox. Of the reasons it is a beginning.
 SHOWN_LENGTH = 4_000
 WHY_LENGTH = 1_000
+NAME_LENGTH = 100
 # A client that is asked while a call waits may take as long as the call does; this is for one that never answers.
 LONGEST_ASK_S = 3_600.0
 _ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
@@ -34,13 +37,19 @@ def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Princi
     """Who decides if this client is asked; None where it cannot be, or where its answer would not count."""
     if not ctx.session.check_client_capability(_ELICITS):
         return None
+    client = ctx.session.client_params
+    name = "without a name" if client is None else one_line(client.client_info.name, NAME_LENGTH)
+    via = f"MCP client {name} (elicitation)"
     if ctx.request is None:
-        return Principal.local()
-    return caller if caller.role is Role.OPERATOR else None
+        return replace(Principal.local(), via=via)
+    return replace(caller, via=via) if caller.role is Role.OPERATOR else None
 
 
 def may_answer(proposal: Proposal, decider: Principal) -> bool:
-    return not proposal.ask.policy.deciders or decider.name in proposal.ask.policy.deciders
+    """Whether this is for the person at the client: theirs to decide, not destructive, and to be shown whole."""
+    policy = proposal.ask.policy
+    is_theirs = not policy.deciders or decider.name in policy.deciders
+    return is_theirs and not policy.destructive and len(_done(proposal)) <= SHOWN_LENGTH
 
 
 def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
@@ -49,14 +58,9 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
     What would be done comes before the reasons, which could be long enough to push it out of sight.
     """
     ask = proposal.ask
-    said = [visible(ask.title)]
-    if ask.operation is not None:
-        arguments = json.dumps(dict(ask.arguments or {}), indent=2, ensure_ascii=False)
-        said.append(_beginning(f"{ask.operation} {arguments}", SHOWN_LENGTH, proposal.id))
-    if ask.file is not None:
-        said.append(_beginning(f"{ask.file.path}:\n{ask.file.proposed}", SHOWN_LENGTH, proposal.id))
+    said = [_done(proposal)]
     if ask.justification:
-        said.append(_beginning(f"Why: {ask.justification}", WHY_LENGTH, proposal.id))
+        said.append(_beginning(f"The agent says: {ask.justification}", WHY_LENGTH, proposal.id))
     message = "\n\n".join(said)
     properties: dict[str, Any] = {}
     if ask.kind is Kind.QUESTION:
@@ -68,9 +72,13 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
         properties["decision"] = {"type": "string", "title": "Decision", "enum": ["approve", "reject"]}
         required = ["decision"]
     properties["notes"] = {"type": "string", "title": "Notes"}
-    if ask.policy.destructive:
-        properties["confirmation"] = {"type": "string", "title": f"Type {ask.confirmation!r} to approve this"}
     return message, {"type": "object", "properties": properties, "required": required}
+
+
+def _done(proposal: Proposal) -> str:
+    """All of what would be done, as it is shown everywhere; with a file, its whole new text."""
+    file = proposal.ask.file
+    return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
 
 
 def _beginning(text: str, limit: int, id: str) -> str:
@@ -130,16 +138,9 @@ async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox,
         decision = Decision(ProposalStatus.APPROVED, notes)
     else:  # put off
         return
-    confirmation = said.get("confirmation")
     try:
-        await inbox.decide(
-            proposal.id,
-            decision,
-            decider,
-            action_hash=proposal.action_hash,
-            confirmation=confirmation if isinstance(confirmation, str) else None,
-        )
+        await inbox.decide(proposal.id, decision, decider, action_hash=proposal.action_hash)
     except Failure:
-        # Somebody else was first, it has expired, the store is busy, or the confirmation is not what was asked for.
-        # Whichever it was, the answer to the call says how the proposal stands.
+        # Somebody else was first, it has expired, or the store is busy. Whichever it was, the answer to the call says
+        # how the proposal stands.
         return

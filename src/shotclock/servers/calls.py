@@ -115,7 +115,8 @@ class Gate:
         progress = ProgressReports(ctx.session.report_progress) if terms.wants_progress else None
         caller = principal_of(ctx.request)
         try:
-            decider = decider_at(ctx, caller) if self._may_ask(name) else None
+            may_ask = self._desk.catalogue.elicitation and self._may_ask(name)
+            decider = decider_at(ctx, caller) if may_ask else None
             if decider is None:
                 envelope = await self._envelope(name, params.get("arguments"), terms, progress, caller)
             else:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
@@ -56,6 +56,8 @@ class Options:
     operation_timeout_ms: int | None = None
     require_token: bool = False
     """Also from those who are on this machine."""
+    elicitation: bool = False
+    """Whether clients may ask their own person for approvals, also where the app does not say so."""
 
 
 class ServedApp(Protocol):
@@ -75,6 +77,7 @@ def options_of(
     operation_timeout: object = None,
     operation_timeout_ms: object = None,
     require_token: bool = False,
+    elicitation: bool = False,
 ) -> tuple[Options, list[dict[str, str]]]:
     """The options as people write them, and every mistake in them."""
     mistakes: list[dict[str, str]] = []
@@ -101,7 +104,7 @@ def options_of(
             limit_ms = int(written)
         else:
             mistakes.append({"field": "operation_timeout_ms", "message": f"{written!r} is no number of milliseconds"})
-    return Options(address, limit_ms, require_token), mistakes
+    return Options(address, limit_ms, require_token, elicitation), mistakes
 
 
 def _has_tokens() -> bool:
@@ -171,6 +174,7 @@ def serve_app(
     operation_timeout: object = None,
     operation_timeout_ms: object = None,
     require_token: bool = False,
+    elicitation: bool = False,
 ) -> None:
     """Serve an App from the program that made it. Its functions run elsewhere all the same.
 
@@ -181,6 +185,7 @@ def serve_app(
         operation_timeout=operation_timeout,
         operation_timeout_ms=operation_timeout_ms,
         require_token=require_token,
+        elicitation=elicitation,
     )
     if mistakes:
         message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
@@ -259,6 +264,7 @@ class _Serving:
                 catalogue = await self._unless_told(learning)
                 if catalogue is None:
                     return self._signals.exit_code
+                catalogue = replace(catalogue, elicitation=catalogue.elicitation or self._options.elicitation)
                 desk = Desk(catalogue, self._runtime, program=self._program)
                 async with desk:
                     for spec in catalogue.commands:

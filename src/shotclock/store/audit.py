@@ -7,7 +7,7 @@ Each entry carries the hash of the one before it, so none can be taken out, chan
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +56,29 @@ def append(
     details: Mapping[str, Any],
 ) -> int:
     """Its number. Only inside a writing transaction, which makes us alone with the end of the chain."""
-    last = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
-    seq, previous = (1, NOTHING_BEFORE) if last is None else (last[0] + 1, last[1])
+    seq, previous = _last(connection)
+    seq += 1
     entry = Entry(seq, now, action, proposal, by, dict(details), previous, "")
     connection.execute(
         f"INSERT INTO audit ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (seq, now.ms, action, proposal, c.text_in(by), c.json_in(entry.details), previous, digest(entry.content())),
     )
     return seq
+
+
+def next_seq(connection: sqlite3.Connection) -> int:
+    """The number of the next entry. Only inside a writing transaction."""
+    return _last(connection)[0] + 1
+
+
+def _last(connection: sqlite3.Connection) -> tuple[int, str]:
+    last = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+    return (0, NOTHING_BEFORE) if last is None else (last[0], last[1])
+
+
+def digest_of_row(row: Sequence[object]) -> str:
+    """Return the digest of all that is kept of something, as the entry of its last change has it."""
+    return digest([value.hex() if isinstance(value, bytes) else value for value in row])
 
 
 class Audit:
@@ -79,6 +94,11 @@ class Audit:
         """The history of one proposal."""
         with self._database.read() as connection:
             return entries_of(connection, proposal_id, limit)
+
+    def head(self) -> tuple[int, str]:
+        """The number and the hash of the last entry: whoever keeps them elsewhere can tell later what was there."""
+        with self._database.read() as connection:
+            return _last(connection)
 
     def unfiled(self, limit: int) -> list[Entry]:
         with self._database.read() as connection:

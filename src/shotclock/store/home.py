@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from .failures import StoreUnusable
 HOME_VARIABLE = "SHOTCLOCK_HOME"
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+KEY_BYTES = 32
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
@@ -62,6 +64,34 @@ def private_file(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def private_key(path: Path) -> bytes:
+    """Read the key of this file, or make it. Raises StoreUnusable.
+
+    Written beside its place and then linked to it, so that nobody can read half of it, and the first one stays.
+    """
+    try:
+        if not path.exists():
+            fresh = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            descriptor = private_file(fresh)
+            try:
+                os.write(descriptor, secrets.token_bytes(KEY_BYTES))
+                os.fsync(descriptor)
+                os.link(fresh, path)
+            except FileExistsError:
+                pass  # another process of this user was faster
+            finally:
+                os.close(descriptor)
+                os.unlink(fresh)
+            sync_directory(path.parent)
+        found = os.stat(path, follow_symlinks=False)
+        key = path.read_bytes()
+    except OSError as error:
+        raise StoreUnusable(f"the key cannot be used ({error.strerror or error})", path) from error
+    if len(key) != KEY_BYTES or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise StoreUnusable(f"the key should be {KEY_BYTES} bytes that only this user can read: remove it", path)
+    return key
 
 
 def sync_directory(path: Path) -> None:

@@ -16,15 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Failure
-from ..core.proposals import NOTES_SHOWN, Ask, Decision, Kind, Proposal, ProposalStatus, Room, Summary, digest
+from ..core.proposals import (
+    NOTES_SHOWN,
+    Ask,
+    Decision,
+    Kind,
+    Proposal,
+    ProposalStatus,
+    Ran,
+    Room,
+    Runner,
+    Summary,
+    digest,
+)
 from ..core.proposals import decided as as_decided
+from ..core.proposals import ended as as_ended
 from ..core.proposals import expired as as_expired
 from ..core.proposals import extended as as_extended
 from ..core.proposals import used as as_used
 from ..core.proposals import withdrawn as as_withdrawn
 from ..core.walltime import LATEST_MS, WallTime
 from . import columns as c
-from .audit import Entry, append, entries_of
+from .audit import Entry, append, digest_of_row, entries_of, next_seq
 from .database import Database
 
 # How many are expired or reminded of in one transaction.
@@ -34,11 +47,18 @@ THE_CLOCK = "(clock)"
 
 _COLUMNS = (
     "id, seq, status, asked_by, key, action_hash, created_at, expires_at, reminded_at, decided_by, decided_at, "
-    "used_at, decision, ask"
+    "used_at, decision, ask, decided_via, runner, outcome"
+)
+# All that is kept of one beside its number and its ask: what its last entry has the digest of. Never changed, because
+# entries of another time are compared with it.
+_ROW = (
+    "id, status, asked_by, key, action_hash, created_at, expires_at, remind_at, reminded_at, decided_by, decided_at, "
+    "decided_via, used_at, runner, outcome, about, notes, decision"
 )
 _WHOLE = f"SELECT {_COLUMNS} FROM proposals JOIN asks USING (id)"
 _SUMMARY = (
-    "SELECT id, proposals.seq, status, asked_by, created_at, expires_at, decided_by, decided_at, used_at, about, notes"
+    "SELECT id, proposals.seq, status, asked_by, created_at, expires_at, decided_by, decided_at, used_at, about, "
+    "notes, decided_via, outcome"
 )
 
 
@@ -57,6 +77,18 @@ class NewProposal:
 class Attached:
     proposal: Proposal
     was_made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All there is about one proposal, for whoever verifies it."""
+
+    proposal: Proposal | None
+    summary: Summary | None
+    row: str | None
+    ask: str | None
+    """Digests of both, as entries have them."""
+    entries: list[Entry]
 
 
 class Proposals:
@@ -93,14 +125,15 @@ class Proposals:
         by: str,
         now: WallTime,
         *,
+        via: str | None = None,
         action_hash: str | None = None,
         confirmation: str | None = None,
     ) -> Proposal:
         """Raises Failure unless it was open until now. Check the decision before: nothing here looks inside it."""
-        details = {"notes": decision.notes, "decision": digest(decision.as_json())}
+        details = {"notes": decision.notes, "decision": digest(decision.as_json()), **({"via": via} if via else {})}
 
         def step(proposal: Proposal) -> Proposal:
-            return as_decided(proposal, decision, by, now, action_hash=action_hash, confirmation=confirmation)
+            return as_decided(proposal, decision, by, now, via=via, action_hash=action_hash, confirmation=confirmation)
 
         return self._change(id, now, step, decision.status.value, by, lambda _: details)
 
@@ -113,10 +146,29 @@ class Proposals:
 
         return self._change(id, now, lambda proposal: as_extended(proposal, by_ms, by), "extended", by, details)
 
-    def use(self, id: str, action_hash: str, now: WallTime) -> Proposal:
+    def use(self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
         """Raises Failure unless it is an approval of that action which nobody has used."""
         details = {"action_hash": action_hash}
-        return self._change(id, now, lambda there: as_used(there, action_hash, now), "used", None, lambda _: details)
+
+        def step(proposal: Proposal) -> Proposal:
+            return as_used(proposal, action_hash, now, runner)
+
+        return self._change(id, now, step, "used", None, lambda _: details)
+
+    def go_on_as_job(self, id: str, job_id: str, now: WallTime) -> Proposal:
+        """Write down that what was approved is run by this job."""
+
+        def step(proposal: Proposal) -> Proposal:
+            assert proposal.runner is not None
+            return replace(proposal, runner=replace(proposal.runner, job_id=job_id))
+
+        return self._change(id, now, step, "started", None, lambda _: {"job_id": job_id})
+
+    def record_outcome(self, id: str, outcome: Ran) -> Proposal:
+        """Write down what became of what was approved. Raises Failure if nothing was run, or it is known already."""
+        action = "succeeded" if outcome.ok else "failed"
+        details = {} if outcome.ok else {"code": outcome.code}
+        return self._change(id, outcome.at, lambda there: as_ended(there, outcome), action, None, lambda _: details)
 
     def end_due(self, now: WallTime) -> bool:
         """Expire what is past its end, and remind of what soon will be. Whether anything changed."""
@@ -187,11 +239,18 @@ class Proposals:
         with self._database.read() as connection:
             return _get(connection, id)
 
-    def with_entries(self, id: str) -> tuple[Proposal | None, Summary | None, list[Entry]]:
+    def with_entries(self, id: str) -> Kept:
         """All that is kept of one, as it was in one instant."""
         with self._database.read() as connection:
             row = connection.execute(f"{_SUMMARY} FROM proposals WHERE id = ?", (c.text_in(id),)).fetchone()
-            return _get(connection, id), None if row is None else _summary(row), entries_of(connection, id)
+            ask = connection.execute("SELECT ask FROM asks WHERE id = ?", (c.text_in(id),)).fetchone()
+            return Kept(
+                _get(connection, id),
+                None if row is None else _summary(row),
+                _row_digest(connection, id) if row is not None else None,
+                None if ask is None else digest(ask[0]),
+                entries_of(connection, id),
+            )
 
     def since(self, after_seq: int, limit: int = 100) -> list[tuple[Summary, str]]:
         """Those that changed later, in the order of their last change, and what that was."""
@@ -339,12 +398,25 @@ def _attach_or_create(
         "action_hash": action_hash,
         "expires_at": expires_at.iso(),
         "key": new.key,
+        "ask": digest(text),
     }
-    seq = append(connection, now, "proposed", new.id, new.asked_by, details)
-    status = ProposalStatus.PENDING
+    status, seq = ProposalStatus.PENDING, next_seq(connection)
     made = Proposal(new.id, ask, new.asked_by, new.key, action_hash, status, now, expires_at, seq=seq)
     _insert(connection, made, text)
+    _append(connection, now, "proposed", new.id, new.asked_by, details)
     return Attached(made, was_made=True)
+
+
+def _append(
+    connection: sqlite3.Connection, now: WallTime, action: str, id: str, by: str, details: dict[str, Any]
+) -> None:
+    """The entry of a change that is in its row already, number included."""
+    append(connection, now, action, id, by, {**details, "row": _row_digest(connection, id)})
+
+
+def _row_digest(connection: sqlite3.Connection, id: str) -> str:
+    row = connection.execute(f"SELECT {_ROW} FROM proposals WHERE id = ?", (c.text_in(id),)).fetchone()
+    return digest_of_row(row)
 
 
 def _is_in_force(proposal: Proposal, now: WallTime) -> bool:
@@ -384,8 +456,9 @@ def _to_remind(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str,
 
 def _expire(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: WallTime) -> int:
     """A pending one. Its new `seq`."""
-    seq = append(connection, now, "expired", id, THE_CLOCK, {"expires_at": expires_at.iso()})
+    seq = next_seq(connection)
     connection.execute("UPDATE proposals SET seq = ?, status = 'expired', remind_at = NULL WHERE id = ?", (seq, id))
+    _append(connection, now, "expired", id, THE_CLOCK, {"expires_at": expires_at.iso()})
     return seq
 
 
@@ -394,10 +467,11 @@ def _expired(connection: sqlite3.Connection, proposal: Proposal, now: WallTime) 
 
 
 def _remind(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: WallTime) -> None:
-    seq = append(connection, now, "reminded", id, THE_CLOCK, {"expires_at": expires_at.iso()})
     connection.execute(
-        "UPDATE proposals SET seq = ?, remind_at = NULL, reminded_at = ? WHERE id = ?", (seq, now.ms, id)
+        "UPDATE proposals SET seq = ?, remind_at = NULL, reminded_at = ? WHERE id = ?",
+        (next_seq(connection), now.ms, id),
     )
+    _append(connection, now, "reminded", id, THE_CLOCK, {"expires_at": expires_at.iso()})
 
 
 def _insert(connection: sqlite3.Connection, made: Proposal, text: str) -> None:
@@ -423,10 +497,10 @@ def _insert(connection: sqlite3.Connection, made: Proposal, text: str) -> None:
 def _write(
     connection: sqlite3.Connection, changed: Proposal, now: WallTime, action: str, by: str, details: dict[str, Any]
 ) -> Proposal:
-    changed = replace(changed, seq=append(connection, now, action, changed.id, by, details))
+    changed = replace(changed, seq=next_seq(connection))
     connection.execute(
         "UPDATE proposals SET seq = ?, status = ?, expires_at = ?, remind_at = ?, reminded_at = ?, decided_by = ?, "
-        "decided_at = ?, used_at = ?, notes = ?, decision = ? WHERE id = ?",
+        "decided_at = ?, used_at = ?, notes = ?, decision = ?, decided_via = ?, runner = ?, outcome = ? WHERE id = ?",
         (
             changed.seq,
             changed.status.value,
@@ -438,10 +512,32 @@ def _write(
             c.maybe_time_in(changed.used_at),
             None if changed.decision is None else c.text_in(changed.decision.notes[:NOTES_SHOWN]),
             None if changed.decision is None else c.json_in(changed.decision.as_json()),
+            c.maybe_text_in(changed.decided_via),
+            None if changed.runner is None else c.json_in([c.holder_in(changed.runner.holder), changed.runner.job_id]),
+            _outcome_in(changed.outcome),
             changed.id,
         ),
     )
+    _append(connection, now, action, changed.id, by, details)
     return changed
+
+
+def _outcome_in(outcome: Ran | None) -> str | None:
+    return None if outcome is None else c.json_in([outcome.ok, outcome.at.ms, outcome.code, outcome.message])
+
+
+def _outcome_out(column: str | None) -> Ran | None:
+    if column is None:
+        return None
+    ok, at, code, message = c.json_out(column)
+    return Ran(ok, WallTime(at), code, message)
+
+
+def _runner_out(column: str | None) -> Runner | None:
+    if column is None:
+        return None
+    holder, job_id = c.json_out(column)
+    return Runner(c.holder_out(holder), job_id)
 
 
 def _last_seq(connection: sqlite3.Connection) -> int:
@@ -470,6 +566,9 @@ def _proposal(row: tuple[Any, ...]) -> Proposal:
         used_at=c.maybe_time_out(row[11]),
         decision=None if decision is None else Decision.of_json(c.json_out(decision)),
         ask=Ask.of_json(c.json_out(row[13])),
+        decided_via=c.maybe_text_out(row[14]),
+        runner=_runner_out(row[15]),
+        outcome=_outcome_out(row[16]),
     )
 
 
@@ -486,6 +585,8 @@ def _summary(row: tuple[Any, ...]) -> Summary:
         decided_at=c.maybe_time_out(row[7]),
         used_at=c.maybe_time_out(row[8]),
         notes=c.maybe_text_out(row[10]),
+        decided_via=c.maybe_text_out(row[11]),
+        outcome=_outcome_out(row[12]),
         kind=Kind(about["kind"]),
         title=about["title"],
         operation=about["operation"],

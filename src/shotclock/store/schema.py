@@ -243,4 +243,14 @@ _PARKED = ("ALTER TABLE runs ADD COLUMN parked_at INTEGER",)
 # Sessions of operators' browsers that were ended before their time. A session itself is signed, and nowhere kept.
 _ENDED_SESSIONS = ("CREATE TABLE ended_sessions (id TEXT NOT NULL PRIMARY KEY, expires_at INTEGER NOT NULL)",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS, _PARKED, _ENDED_SESSIONS)
+# Through what a decision came, who runs what it allowed, and what became of that.
+_OUTCOMES = (
+    "ALTER TABLE proposals ADD COLUMN decided_via TEXT",
+    "ALTER TABLE proposals ADD COLUMN runner TEXT",
+    "ALTER TABLE proposals ADD COLUMN outcome TEXT",
+)
+
+# Whose it is. None: of the user whose store this is.
+_OWNERS = ("ALTER TABLE jobs ADD COLUMN owner TEXT",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS, _PARKED, _ENDED_SESSIONS, _OUTCOMES, _OWNERS)

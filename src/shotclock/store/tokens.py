@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import Failure
 from ..core.walltime import WallTime
 from . import columns as c
-from .audit import append
+from .audit import append, digest_of_row
 from .database import Database
 
 _COLUMNS = "id, name, role, digest, created_at, expires_at, revoked_at"
@@ -57,6 +57,7 @@ class Tokens:
             )
             expires_at = None if token.expires_at is None else token.expires_at.iso()
             details = {"token": token.id, "name": token.name, "role": token.role, "expires_at": expires_at}
+            details["row"] = _row_digest(connection, token.id)
             append(connection, token.created_at, "token-issued", None, by, details)
 
     def get(self, id: str) -> Token | None:
@@ -73,7 +74,8 @@ class Tokens:
             found = [_token(row) for row in connection.execute(query, (given, given)).fetchall()]
             for token in found:
                 connection.execute("UPDATE tokens SET revoked_at = ? WHERE id = ?", (now.ms, token.id))
-                append(connection, now, "token-revoked", None, by, {"token": token.id, "name": token.name})
+                details = {"token": token.id, "name": token.name, "row": _row_digest(connection, token.id)}
+                append(connection, now, "token-revoked", None, by, details)
         return found
 
     def end_session(self, id: str, expires_at: WallTime, now: WallTime) -> None:
@@ -87,11 +89,21 @@ class Tokens:
             row = connection.execute("SELECT 1 FROM ended_sessions WHERE id = ?", (c.text_in(session_id),)).fetchone()
         return row is not None
 
+    def digests(self) -> dict[str, str]:
+        """Of all that is kept of each, by its id, as its last entry has it."""
+        with self._database.read() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens").fetchall()
+        return {row[0]: digest_of_row(row) for row in rows}
+
     def list(self) -> list[Token]:
         """The oldest first, with those that are revoked or expired."""
         with self._database.read() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")
             return [_token(row) for row in rows]
+
+
+def _row_digest(connection: sqlite3.Connection, id: str) -> str:
+    return digest_of_row(connection.execute(f"SELECT {_COLUMNS} FROM tokens WHERE id = ?", (id,)).fetchone())
 
 
 def _named(connection: sqlite3.Connection, name: str) -> list[Token]:

@@ -1,4 +1,7 @@
-"""A step with `approval`: it is shown to an operator as it would run, and runs only after a yes.
+"""A step with `approval`: it is shown to an operator as it would run, and runs only after a yes to exactly that.
+
+What is shown and hashed is everything that the file decides: its keys, what was interpolated into them, the variables
+and the directory. A secret is shown as `***` and bound by a digest of what it really is.
 
 The proposal is made under a key of the run and the step, so a process that goes on with the run finds it again. It is
 spent when the step begins; a run that is cut off before that has not begun the step.
@@ -6,8 +9,11 @@ spent when the step begins; a run that is cut off before that has not begun the 
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -17,7 +23,7 @@ from ..core.deadlines import Deadline
 from ..core.effects import Ending
 from ..core.envelope import Problem
 from ..core.errors import Failure
-from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
+from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus, canonical
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
 from ..enforce.clock import monotonic_ns
@@ -26,7 +32,8 @@ from ..enforce.hosted import current_scope
 from ..inbox import Inbox, Principal, outcome_of
 from ..providers.provider import StepResult, Waits
 from .kinds import duration_ms
-from .schema import STEP_TYPES, AnyStep, Approval
+from .schema import STEP_TYPES, AnyStep, Approval, WorkflowStep
+from .secrets import HIDDEN, Redaction, looks_secret
 from .states import StepState
 
 
@@ -35,32 +42,40 @@ def key_of(run_id: str, state: StepState) -> str:
     return f"{run_id}/{state.id}" + (f"#{state.visit}" if state.visit else "")
 
 
+class RenderedStep(NamedTuple):
+    """A step as it would run, with its templates replaced."""
+
+    settings: Mapping[str, Any]
+    """Its own keys."""
+    values: Mapping[str, str]
+    """The variables that hold what was interpolated into its shell command."""
+    env: Mapping[str, str]
+    """What the file asks for."""
+    folder: Path
+
+
 class StepGate:
-    def __init__(self, inbox: Inbox, key: str, waits: Waits, run_began_at: WallTime) -> None:
+    def __init__(self, inbox: Inbox, key: str, waits: Waits, redaction: Redaction, run_began_at: WallTime) -> None:
         self._inbox = inbox
         self._key = key
         self._run_began_at = run_began_at
         self._waits = waits
+        self._redaction = redaction
 
     async def passed(
-        self,
-        step_id: str,
-        step: AnyStep,
-        shown: Mapping[str, Any],
-        values: Mapping[str, str],
-        deadline: Deadline | None,
-    ) -> dict[str, Any] | StepResult:
-        """What the operator has changed about it, or how it ended before it began."""
+        self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int, deadline: Deadline | None
+    ) -> RenderedStep | StepResult:
+        """Return what to run, which the operator may have changed, or how it ended before it began."""
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
         admission = admit(f"step {step_id}", Clocks(timeout_ms=0), parent=deadline, parent_owner=owner)
-        ask = self._ask(step_id, step, {**shown, **({"values": dict(values)} if values else {})})
         try:
-            proposal = await self._inbox.propose(ask, Principal.local(), key=self._key, since=self._run_began_at)
+            ask = await self._ask(step_id, step, rendered, tries)
+            proposal = await self._propose(ask)
             with self._waits(self._key, proposal):
                 proposal = await self._inbox.wait_until(proposal, deadline)
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
-                return {}
+                return rendered
             if not proposal.status.allows:
                 outcome = outcome_of(proposal, 0, 0)
                 if proposal.is_open:  # the run's time is over
@@ -68,7 +83,7 @@ class StepGate:
                     message = f"nobody decided {proposal.id} before the run's time was over"
                     outcome = Outcome(Ending.NOT_STARTED, Problem("NO_TIME_LEFT", message, fired=fired), outcome.data)
                 return StepResult(answer(admission, outcome), None, f"approval/{proposal.status}")
-            changed = _changes(ask, proposal)
+            changed = _changes(ask, proposal, rendered.settings)
             if (wrong := _wrong(step, changed)) is not None:
                 problem = Problem("ARG_ERROR", f"what the operator made of it does not fit: {wrong}", "validation")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/modified")
@@ -77,18 +92,45 @@ class StepGate:
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/used")
         except Failure as failure:
             return StepResult(answer(admission, raised(failure)), None, "approval/failed")
-        return changed
+        return rendered._replace(settings={**rendered.settings, **changed})
 
-    def _ask(self, step_id: str, step: AnyStep, shown: Mapping[str, Any]) -> Ask:
+    async def _propose(self, ask: Ask) -> Proposal:
+        try:
+            return await self._inbox.propose(ask, Principal.local(), key=self._key, since=self._run_began_at)
+        except Failure as failure:
+            if failure.code != "KEY_REUSED":
+                raise
+            asked = failure.context.get("proposal_id")
+            message = f"what this step would do now is not what {asked} asks for: it has changed since it was proposed"
+            hint = "run the workflow again, which asks anew"
+            raise Failure("ACTION_CHANGED", message, context=failure.context, suggestion=hint) from None
+
+    async def _ask(self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int) -> Ask:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
         run_id = self._key.partition("/")[0]
         title = f"{step_id}: {step.description}" if step.description else f"Run step {step_id}"
+        settings = {name: value for name, value in rendered.settings.items() if value is not None}
+        hidden: list[str] = []
+        arguments = await self._shown(settings, "with", hidden)
+        surroundings: dict[str, Any] = {
+            "step type": step.type,
+            "directory": await self._shown(str(rendered.folder), "directory", hidden),
+            "environment": await self._shown(rendered.env, "environment", hidden),
+        }
+        if rendered.values:
+            surroundings["values"] = await self._shown(rendered.values, "values", hidden)
+        if tries > 1:
+            surroundings["tries"] = f"up to {tries}: one approval covers all of them"
+        if isinstance(step, WorkflowStep):
+            surroundings["file"] = await asyncio.to_thread(_digest_of_file, rendered)
+        if hidden:
+            surroundings["hidden values, by digest"] = hidden
         return Ask(
             Kind.OPERATION,
             " ".join(title.split())[:TITLE_LIMIT],
             f"Step {step_id} ({step.type}) of run {run_id} asks before it runs.",
             operation=f"run {run_id} step {step_id}",
-            arguments=dict(shown),
+            arguments=arguments,
             policy=Policy(
                 ttl_ms=max(1, duration_ms(written.ttl, "s")),
                 remind_ms=0 if written.remind is None else duration_ms(written.remind, "s"),
@@ -96,22 +138,66 @@ class StepGate:
                 deciders=tuple(written.deciders),
                 destructive=written.destructive,
             ),
+            surroundings=surroundings,
+            dispatched=True,
         )
 
+    async def _shown(self, value: Any, place: str, hidden: list[str]) -> Any:
+        """Return it without its secrets. Each text that had one is told in `hidden`, by a digest of all of it."""
+        if isinstance(value, Mapping):
+            shown: dict[str, Any] = {}
+            for name, each in value.items():
+                label = await self._shown(str(name), f"a name in {place}", hidden)
+                if label in shown:  # two that differ in what is hidden
+                    label = f"{label} ({len(shown)})"
+                if place == "environment" and looks_secret(name):  # however short it is
+                    shown[label] = HIDDEN
+                    hidden.append(f"{place}.{label}: {await self._inbox.digest_of_hidden(each)}")
+                else:
+                    shown[label] = await self._shown(each, f"{place}.{label}", hidden)
+            return shown
+        if isinstance(value, list):
+            return [await self._shown(each, f"{place}[{number}]", hidden) for number, each in enumerate(value)]
+        if isinstance(value, str) and (redacted := self._redaction.text(value)) != value:
+            hidden.append(f"{place}: {await self._inbox.digest_of_hidden(value)}")
+            return redacted
+        return value
 
-def _changes(ask: Ask, proposal: Proposal) -> dict[str, Any]:
-    """Only what differs: what was not shown as it is (a secret) is not overwritten by how it was shown."""
+
+def _digest_of_file(rendered: RenderedStep) -> str:
+    try:
+        content = (rendered.folder / str(rendered.settings["workflow"])).read_bytes()
+    except OSError as error:  # which fails the step a moment later
+        return f"cannot be read: {error.strerror}"
+    return f"sha256 {hashlib.sha256(content).hexdigest()}"
+
+
+def _changes(ask: Ask, proposal: Proposal, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return only what differs, and in it what was not shown (a secret) as it is, not as it was shown."""
     if proposal.status is not ProposalStatus.MODIFIED:
         return {}
     asked, decided = dict(ask.arguments or {}), dict(proposal.arguments or {})
-    return {name: value for name, value in decided.items() if name not in asked or asked[name] != value}
+    return {
+        name: _restored(value, asked.get(name), settings.get(name))
+        for name, value in decided.items()
+        if name not in asked or canonical(asked[name]) != canonical(value)
+    }
+
+
+def _restored(decided: Any, shown: Any, real: Any) -> Any:
+    if isinstance(decided, dict) and isinstance(shown, dict) and isinstance(real, dict):
+        return {name: _restored(each, shown.get(name), real.get(name)) for name, each in decided.items()}
+    if isinstance(decided, list) and isinstance(shown, list) and isinstance(real, list):
+        known = list(zip(shown, real, strict=True))
+        return [_restored(each, *(known[at] if at < len(known) else (None, None))) for at, each in enumerate(decided)]
+    return real if type(decided) is type(shown) and decided == shown else decided
 
 
 def _wrong(step: AnyStep, changed: Mapping[str, Any]) -> str | None:
     if not changed:
         return None
-    if "values" in changed:
-        return "values: what other steps said cannot be changed here; change what is done with it"
+    if masked := [name for name, value in changed.items() if HIDDEN in canonical(value)]:
+        return f"{', '.join(masked)}: a text with a hidden value can be left as it is, or replaced, but not edited"
     model = STEP_TYPES[step.type]
     try:
         model.model_validate({**step.model_dump(by_alias=True, exclude_unset=True), **changed})

@@ -26,7 +26,7 @@ from ..inbox import Inbox
 from ..providers.provider import Provider, StepCall, StepResult
 from . import templates
 from .attention import Attention
-from .gates import StepGate, key_of
+from .gates import RenderedStep, StepGate, key_of
 from .kinds import KINDS, duration_ms
 from .mentions import mentions
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
@@ -70,10 +70,6 @@ _RENDER = _in_worker("template", "templates", "render_all")
 _RENDER_VALUE = _in_worker("template", "templates", "render_value")
 _EVALUATE = _in_worker("condition", "templates", "evaluate")
 _MISFIT = _in_worker("schema", "fitting", "misfit")
-
-
-Settings = tuple[dict[str, Any], dict[str, str]]
-"""A step's own keys, rendered, and the variables that hold what was interpolated into its shell command."""
 
 
 class StepFailed(Exception):
@@ -232,9 +228,13 @@ class Steps:
     async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
-        approved: Settings | None = None
+        approved: RenderedStep | None = None
         if step.approval:
-            passed = await self._approved(step, state, scope)
+            gate = StepGate(
+                self._inbox(), key_of(self._run_id, state), self._attention.waits, self._redaction, self._run_began_at
+            )
+            rendered = await self._rendered_step(step, scope)
+            passed = await gate.passed(state.id, step, rendered, most, self._deadline)
             if isinstance(passed, StepResult):
                 return self._noted(step, state, passed)
             approved = passed
@@ -307,10 +307,9 @@ class Steps:
         return self._redaction.value(output)
 
     async def _try(
-        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: Settings | None
+        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: RenderedStep | None
     ) -> StepResult:
-        asked, folder = await self._surroundings(step, scope)
-        settings, values = approved or await self._settings(step, _with_env(scope, asked))
+        settings, values, asked, folder = approved or await self._rendered_step(step, scope)
         env = {**self._base_env, **asked} if asked else self._base_env
         key = f"{key_of(self._run_id, state)}.{state.attempts}"
         call = StepCall(
@@ -328,16 +327,10 @@ class Steps:
         )
         return await self._providers[step.type].run(call, self._runtime)
 
-    async def _approved(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Settings | StepResult:
-        """What to run it with, once an operator has said yes to exactly that; or how that came to nothing."""
-        asked, _ = await self._surroundings(step, scope)
+    async def _rendered_step(self, step: AnyStep, scope: dict[str, Any]) -> RenderedStep:
+        asked, folder = await self._surroundings(step, scope)
         settings, values = await self._settings(step, _with_env(scope, asked))
-        gate = StepGate(self._inbox(), key_of(self._run_id, state), self._attention.waits, self._run_began_at)
-        shown = self._redaction.value({key: value for key, value in settings.items() if value is not None})
-        passed = await gate.passed(state.id, step, shown, self._redaction.value(values), self._deadline)
-        if isinstance(passed, StepResult):
-            return passed
-        return {**settings, **passed}, values
+        return RenderedStep(settings, values, asked, folder)
 
     def _clocks(self, step: AnyStep) -> Clocks:
         unit, defaults = KINDS[step.type].unit, self._workflow.defaults
@@ -358,7 +351,8 @@ class Steps:
 
     # --- templates ----------------------------------------------------------------------------------------
 
-    async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> Settings:
+    async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
         written = {key: getattr(step, key) for key in _PROVIDERS_KEYS[step.type]}
         values: dict[str, str] = {}
         if isinstance(step, ToolStep):

@@ -11,10 +11,12 @@ from ...core.durations import DurationError, parse_duration_ms
 from ...core.errors import Failure
 from ...core.proposals import Ask, Decision, Kind, Policy, ProposalStatus, ProposedFile, refusal
 
-_ASK = frozenset(field.name for field in fields(Ask))
+# What only we say about a proposal: where it is done, that we do it ourselves, and what we have read.
+_OURS = frozenset(("surroundings", "dispatched", "form", "was_read"))
+_ASK = frozenset(field.name for field in fields(Ask)) - _OURS
 _POLICY = frozenset(field.name for field in fields(Policy)) | {"ttl", "remind"}
-_DECISION = frozenset(field.name for field in fields(Decision))
-_FILE = frozenset(field.name for field in fields(ProposedFile))
+_DECISION = frozenset(field.name for field in fields(Decision)) | {"arguments_text"}
+_FILE = frozenset(field.name for field in fields(ProposedFile)) - _OURS
 
 
 class _Mistakes:
@@ -133,8 +135,34 @@ def decision_of(said: dict[str, Any]) -> Decision:
         mistakes.say("arguments", "must be an object")
     if not isinstance(said.get("file_text"), str | None):
         mistakes.say("file_text", "must be text")
+    values = {name: value for name, value in said.items() if name != "arguments_text"}
+    if said.get("arguments_text") is not None:  # exact, where a program would round what it reads as numbers
+        try:
+            values["arguments"] = exact_arguments(said["arguments_text"])
+        except ValueError as error:
+            mistakes.say("arguments", str(error))
     mistakes.refuse()
-    return Decision(**{**said, "status": ProposalStatus(status)})
+    return Decision(**{**values, "status": ProposalStatus(status)})
+
+
+def exact_arguments(text: object) -> dict[str, Any]:
+    """Parse edited arguments. Raises ValueError that says what is wrong with them."""
+    if not isinstance(text, str):
+        raise ValueError("must be text")
+    try:
+        said = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"this is no JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise ValueError("the arguments are a JSON object: names and values in { }")
+    return said
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it names one thing twice")
+    return found
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -36,7 +37,7 @@ from .answers import enveloped, refusal
 from .events import Streams
 from .reading import ask_of, decision_of, mistake, number_of, object_of
 from .sessions import LASTS_MS
-from .shown import summary, whole
+from .shown import compared_with, form, modified_text, summary, whole
 
 # How long a body may take to arrive. A client that sends it byte by byte would run this out.
 BODY_WITHIN_S = 15.0
@@ -209,7 +210,8 @@ class Operators:
         principal = principal_of(request)
 
         async def work() -> dict[str, Any]:
-            return {"proposal": whole(await self._seen(request), principal)}
+            proposal = await self._seen(request)
+            return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
 
         return await enveloped("inbox show", work())
 
@@ -270,7 +272,7 @@ class Operators:
             proposal = await self._inbox().decide(
                 request.path_params["id"],
                 decision_of(said),
-                principal,
+                replace(principal, via="HTTP"),
                 action_hash=action_hash,
                 confirmation=confirmation,
             )
@@ -287,7 +289,14 @@ class Operators:
             said.pop("action_hash", None)
             said.pop("confirmation", None)
             decision: Decision = decision_of(said)
-            return {"errors": problems_with_decision(await self._seen(request), decision)}
+            proposal = await self._seen(request)
+            errors = problems_with_decision(proposal, decision)
+            is_deep = any(error["field"] == "arguments" for error in errors)  # or otherwise nothing to be shown
+            return {
+                "errors": errors,
+                "modified": None if is_deep else modified_text(proposal.ask, decision),
+                "form": [] if is_deep else form(proposal.ask, decision.arguments or {}),
+            }
 
         return await enveloped("inbox check decision", work())
 
@@ -298,7 +307,7 @@ class Operators:
             principal.must_be_operator()
             by_ms = number_of((await _body(request)).get("by_ms"), "by_ms", 1, 2**53)
             proposal = await self._inbox().extend(request.path_params["id"], by_ms, principal)
-            return {"proposal": whole(proposal, principal)}
+            return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
 
         return await enveloped("inbox extend", work(), mutates=True)
 

@@ -19,18 +19,15 @@ import binascii
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.errors import Failure
 from ...core.walltime import WallTime
-from ...store.home import private_directory, private_file, sync_directory
+from ...store.home import private_directory, private_key
 
 KEY_FILE = "operators.key"
-KEY_BYTES = 32
 LASTS_MS = 30 * 24 * 60 * 60 * 1000
 
 
@@ -82,33 +79,8 @@ class Sessions:
 
     def _key(self) -> bytes:
         if self._kept is None:
-            self._kept = _read_or_make(private_directory(self._home()) / KEY_FILE)
+            self._kept = private_key(private_directory(self._home()) / KEY_FILE)
         return self._kept
-
-
-def _read_or_make(path: Path) -> bytes:
-    """Written beside its place and then linked to it, so that nobody can read half of it, and the first one stays."""
-    try:
-        if not path.exists():
-            fresh = path.with_name(f"{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
-            descriptor = private_file(fresh)
-            try:
-                os.write(descriptor, secrets.token_bytes(KEY_BYTES))
-                os.fsync(descriptor)
-                os.link(fresh, path)
-            except FileExistsError:
-                pass  # another server of this user was faster
-            finally:
-                os.close(descriptor)
-                os.unlink(fresh)
-            sync_directory(path.parent)
-        found = os.stat(path, follow_symlinks=False)
-        key = path.read_bytes()
-    except OSError as error:
-        raise Failure("STORE_UNUSABLE", f"{path}: {error.strerror or error}") from error
-    if len(key) != KEY_BYTES or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise Failure("STORE_UNUSABLE", f"{path} should be {KEY_BYTES} bytes that only this user can read: remove it")
-    return key
 
 
 class Link:

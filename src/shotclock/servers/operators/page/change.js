@@ -1,7 +1,8 @@
-// What would change, for a person to read: a file line by line, arguments by name, and what an operator made of them.
+// What would change, for a person to read, line by line: in a file, or in the text of an action. All of it is marked
+// text from the server.
 
 import { compareLines, compareWords, linesOf } from "/page/difference.js";
-import { el, visible } from "/page/elements.js";
+import { el, marked } from "/page/elements.js";
 
 // Unchanged lines kept around a change; longer stretches are folded.
 const CONTEXT = 3;
@@ -9,23 +10,24 @@ const CONTEXT = 3;
 const ROWS_AT_ONCE = 1_500;
 const LINE_SHOWN = 1_000;
 
-/** A unified view of two texts. `before` null: there was nothing. */
-export function fileChange(path, before, after, { label = "" } = {}) {
+/** A unified view of two texts. `before` null: there was nothing. `claimed`: what is the same is so by the agent's word,
+ * and is folded away only where it is more than can be shown at once. */
+export function textChange(path, before, after, { label = "", claimed = false } = {}) {
   const made = before === null ? allNew(after) : compareLines(before, after);
   const gone = made.rows.filter((row) => row.kind === "gone").length;
   const fresh = made.rows.filter((row) => row.kind === "new").length;
   const head = el("div", { class: "diff-head" },
-    el("bdi", { class: "name" }, visible(path)),
+    el("bdi", { class: "name" }, marked(path)),
     label && el("span", { class: "muted" }, label),
     el("span", { class: "spread" }),
-    before === null ? el("span", { class: "added" }, `new file, ${fresh} ${fresh === 1 ? "line" : "lines"}`)
+    before === null ? el("span", { class: "added" }, `new, ${fresh} ${fresh === 1 ? "line" : "lines"}`)
       : [el("span", { class: "added" }, `+${fresh}`), el("span", { class: "removed" }, `−${gone}`)]);
   const notes = [];
   if (before !== null && !gone && !fresh && before === after) notes.push("Nothing would change: the texts are the same.");
   if (made.exhausted) notes.push("The texts are too different to compare all of them line by line; what could not be compared is shown as removed and added.");
   if (made.endings[0] !== made.endings[1]) notes.push(made.endings[1] ? "A line end is added at the end of the file." : "The line end at the end of the file is removed.");
   const body = el("div", { class: "diff", role: "group", "aria-label": `Change of ${path}`, tabindex: "0" });
-  fill(body, folded(made.rows));
+  fill(body, claimed && made.rows.length <= ROWS_AT_ONCE ? made.rows : folded(made.rows, claimed ? "lines that the agent says are there already" : "unchanged lines"));
   return el("div", { class: "change" }, head, notes.map((note) => el("p", { class: "diff-note" }, note)), body);
 }
 
@@ -35,7 +37,7 @@ function allNew(text) {
 }
 
 /** Long unchanged stretches become one row that can be opened. */
-function folded(rows) {
+function folded(rows, what) {
   const shown = [];
   for (let i = 0; i < rows.length;) {
     if (rows[i].kind !== "same") { shown.push(rows[i++]); continue; }
@@ -43,7 +45,7 @@ function folded(rows) {
     while (end < rows.length && rows[end].kind === "same") end++;
     const head = i === 0 ? 0 : CONTEXT, tail = end === rows.length ? 0 : CONTEXT;
     if (end - i > head + tail + 1) {
-      shown.push(...rows.slice(i, i + head), { kind: "fold", rows: rows.slice(i + head, end - tail) }, ...rows.slice(end - tail, end));
+      shown.push(...rows.slice(i, i + head), { kind: "fold", what, rows: rows.slice(i + head, end - tail) }, ...rows.slice(end - tail, end));
     } else shown.push(...rows.slice(i, end));
     i = end;
   }
@@ -62,7 +64,7 @@ function fill(body, rows) {
 }
 
 function foldOf(fold) {
-  const button = el("button", { type: "button", class: "fold" }, `⋯ ${fold.rows.length} unchanged lines`);
+  const button = el("button", { type: "button", class: "fold" }, `⋯ ${fold.rows.length} ${fold.what}`);
   button.addEventListener("click", () => {
     const held = el("div");
     fill(held, fold.rows);
@@ -76,7 +78,7 @@ const SIGNS = { same: " ", gone: "−", new: "+" };
 function rowOf(row) {
   const code = el("span", { class: "code" });
   const parts = row.partner && words(row);
-  if (parts) for (const [text, changed] of parts) code.append(changed ? el("mark", {}, visible(text)) : visible(text));
+  if (parts) for (const [text, changed] of parts) code.append(changed ? el("mark", {}, marked(text)) : marked(text));
   else put(code, row.text);
   return el("div", { class: `dl ${row.kind}` },
     el("span", { class: "no", "aria-hidden": "true" }, row.was || ""),
@@ -91,49 +93,33 @@ function words(row) {
 }
 
 function put(code, text) {
-  code.append(visible(text.slice(0, LINE_SHOWN)));
+  code.append(marked(text.slice(0, LINE_SHOWN)));
   if (text.length <= LINE_SHOWN) return;
   const more = el("button", { type: "button", class: "more" }, `show ${text.length - LINE_SHOWN} more characters`);
-  more.addEventListener("click", () => more.replaceWith(visible(text.slice(LINE_SHOWN))));
+  more.addEventListener("click", () => more.replaceWith(marked(text.slice(LINE_SHOWN))));
   code.append(more);
 }
 
-// --- arguments --------------------------------------------------------------------------------------
+// --- whose word it is -------------------------------------------------------------------------------
 
-export const asText = (value) => JSON.stringify(value, null, 2) ?? "";
+const SOURCES = {
+  claim: "Compared with what the agent says the file holds. Nobody has looked.",
+  read: "Compared with the file itself, which the server has read.",
+  nothing: "Nobody says what is there now: all of it is shown as new.",
+};
 
-/** Names and values as they would be used; with `changed`, what became of each. */
-export function argumentsShown(before, after = null) {
-  const names = [...new Set([...Object.keys(before || {}), ...Object.keys(after || {})])];
-  if (!names.length) return el("p", { class: "muted" }, "No arguments.");
-  return el("dl", { class: "arguments" }, names.map((name) => {
-    const was = Object.hasOwn(before || {}, name), is = after === null ? was : Object.hasOwn(after, name);
-    const same = after === null || (was && is && asText(before[name]) === asText(after[name]));
-    return el("div", { class: same ? "argument" : "argument changed" },
-      el("dt", {}, el("bdi", { class: "name" }, visible(name))),
-      same ? el("dd", {}, valueOf(before[name]))
-        : el("dd", {},
-          was ? el("del", {}, el("span", { class: "sr" }, "was: "), valueOf(before[name])) : el("span", { class: "muted" }, "not set"),
-          el("span", { class: "arrow", "aria-hidden": "true" }, " → "),
-          is ? el("ins", {}, el("span", { class: "sr" }, "is now: "), valueOf(after[name])) : el("span", { class: "muted" }, "taken away")));
-  }));
+/** A proposed file against what it would replace: `file` is the server's `shown.file`. */
+export function fileChange(file, after = file.proposed) {
+  return el("div", {},
+    el("p", { class: `source ${file.source}` }, SOURCES[file.source]),
+    file.contradicts ? el("p", { class: "contradicts" }, el("strong", {}, "The agent says that the file holds something else now.")) : null,
+    textChange(file.path, file.before, after, { claimed: file.source === "claim" }));
 }
 
-function valueOf(value) {
-  if (typeof value === "string") {
-    if (value === "") return el("span", { class: "muted" }, "empty text");
-    return el(value.includes("\n") || value.length > 200 ? "pre" : "span", { class: "text" }, longText(value));
-  }
-  const short = JSON.stringify(value, null, 1).replace(/\s*\n\s*/g, " ");
-  if (short.length <= 80) return el("code", {}, visible(short));
-  if (value !== null && typeof value === "object") return el("pre", { class: "text" }, longText(asText(value)));
-  return el("code", {}, String(value));
-}
-
-function longText(text) {
-  const held = document.createDocumentFragment();
-  const code = el("span");
-  put(code, text);
-  held.append(...code.childNodes);
+/** All of what would be done, exactly as the server says it and the approval is bound to it. */
+export function actionShown(text) {
+  const held = el("pre", { class: "action", tabindex: "0" });
+  const lines = text.split("\n");
+  lines.forEach((line, i) => { put(held, line); if (i < lines.length - 1) held.append("\n"); });
   return held;
 }

@@ -1,8 +1,5 @@
 // Building the document. Text from proposals only ever becomes text: there is no way to markup in here.
 
-// What would be invisible, or make text look like something else: shown by its number instead.
-const ODD = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200c\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\uffff]|\r(?!\n)|(?<![\p{Extended_Pictographic}\ufe0f])\u200d|[\u{e0000}-\u{e0fff}]|[\ud800-\udfff]/gu;
-
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -15,19 +12,25 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Somebody else's text, as it is, with what cannot be seen made visible. */
-export function visible(text) {
+// The server's marks for what cannot be seen, or looks like something else: core/texts.py.
+const MARK = /<U\+([0-9A-F]{4,6})>/g;
+
+/** Somebody else's text as the server has marked it, with the marks to be told from the text. */
+export function marked(text) {
   const held = document.createDocumentFragment();
   let at = 0;
-  for (const match of String(text).matchAll(ODD)) {
+  for (const match of text.matchAll(MARK)) {
     if (match.index > at) held.append(text.slice(at, match.index));
-    const number = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-    held.append(el("span", { class: "odd", title: "a character that cannot be seen" }, `U+${number}`));
+    held.append(el("span", { class: "odd", title: "a character that cannot be seen, or looks like another" }, `U+${match[1]}`));
     at = match.index + match[0].length;
   }
-  if (at < text.length) held.append(String(text).slice(at));
+  if (at < text.length) held.append(text.slice(at));
   return held;
 }
+
+/** What went wrong, in words that may quote somebody: everything unusual in it is marked here. */
+export const complaint = (text) =>
+  marked(String(text).replace(/[^\n\x20-\x7e\u00a1-\u017f\u2013-\u201d\u2026]/gu, (odd) => `<U+${odd.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}>`));
 
 export const pill = (status) => el("span", { class: `pill ${status}` }, status);
 

@@ -1,7 +1,7 @@
 // The page: the list of what waits, the history, which proposal is open, and the keys.
 
 import { Events, ask, keepProof, onProof } from "/page/api.js";
-import { countdown, el, moment, now, pill, setClock, tick, visible } from "/page/elements.js";
+import { complaint, countdown, el, marked, moment, now, pill, setClock, tick } from "/page/elements.js";
 import { ProposalView } from "/page/proposal.js";
 
 const $ = (id) => document.getElementById(id);
@@ -192,16 +192,16 @@ function rowOf(p) {
   }
   if (row.dataset.seen !== seen) {
     const link = row.querySelector("a") || row.appendChild(el("a", { href: `#/${p.id}` }));
-    const what = p.operation || p.path || "";
+    const what = p.shown.about || "";
     link.replaceChildren(
       el("span", { class: "mark", "aria-hidden": "true" }, MARKS[p.kind] || "·"),
       el("span", { class: "what" },
-        el("bdi", { class: "row-title" }, visible(p.title)),
+        el("bdi", { class: "row-title" }, marked(p.shown.title)),
         el("span", { class: "row-more" },
           p.destructive && p.status === "pending" ? el("span", { class: "danger-mark" }, "destructive") : null,
-          el("bdi", {}, visible(p.asked_by)), what && what !== p.title ? [" · ", el("bdi", { class: "name" }, visible(what))] : null)),
+          el("bdi", {}, marked(p.shown.asked_by)), what && what !== p.shown.title ? [" · ", el("bdi", { class: "name" }, marked(what))] : null)),
       el("span", { class: "when" },
-        p.status === "pending" ? countdown(p) : [pill(p.status), el("span", { class: "row-more" }, p.decided_by ? [el("bdi", {}, p.decided_by === me.name ? "you" : visible(p.decided_by)), " · "] : null, moment(p.decided_at || p.expires_at))]),
+        p.status === "pending" ? countdown(p) : [pill(p.status), el("span", { class: "row-more" }, p.decided_by ? [el("bdi", {}, p.decided_by === me.name ? "you" : marked(p.shown.decided_by)), " · "] : null, moment(p.decided_at || p.expires_at))]),
       el("span", { class: "sr" }, ` ${p.kind}, ${p.status}`));
     row.dataset.seen = seen;
     row.dataset.id = p.id;
@@ -260,7 +260,7 @@ async function follow() {
   } catch (refusal) {
     if (wanted !== state.wanted) return;
     state.asked = null;
-    view.clear(el("div", { class: "blank" }, el("h2", {}, "It cannot be shown"), el("p", {}, visible(refusal.message)), el("p", {}, el("a", { href: "#/" }, "Back to what waits"))));
+    view.clear(el("div", { class: "blank" }, el("h2", {}, "It cannot be shown"), el("p", {}, complaint(refusal.message)), el("p", {}, el("a", { href: "#/" }, "Back to what waits"))));
     refused(refusal);
   }
 }

@@ -1,9 +1,9 @@
 // One proposal: what is asked and why, what would change, and the bar below it with which a person decides.
 
 import { Refusal, ask } from "/page/api.js";
-import { argumentsShown, fileChange } from "/page/change.js";
+import { actionShown, fileChange, textChange } from "/page/change.js";
 import { argumentsEditor, fileEditor } from "/page/editor.js";
-import { countdown, el, moment, pill, visible } from "/page/elements.js";
+import { complaint, countdown, el, marked, moment, pill } from "/page/elements.js";
 
 const EXTENSIONS = [["15 minutes", 900_000], ["1 hour", 3_600_000], ["1 day", 86_400_000]];
 // What counts as "it is over" when somebody else was faster.
@@ -63,13 +63,13 @@ export class ProposalView {
     const back = el("button", { type: "button", class: "quiet back", onclick: this.onBack }, "‹ All");
     const parts = [
       back,
-      el("div", { class: "title" }, el("h2", { id: "proposal-title" }, el("bdi", {}, visible(p.title))), p.status === "pending" ? null : pill(p.status)),
+      el("div", { class: "title" }, el("h2", { id: "proposal-title" }, el("bdi", {}, marked(p.shown.title))), p.status === "pending" ? null : pill(p.status)),
       p.policy.destructive && p.status === "pending" ? el("p", { class: "destructive" }, el("strong", {}, "Destructive."), " What this does cannot be undone. Approving asks you to type its name.") : null,
       el("div", { class: "facts" },
-        fact("asked by", el("bdi", {}, visible(p.asked_by))),
+        fact("asked by", el("bdi", {}, marked(p.shown.asked_by))),
         p.status === "pending" ? fact("expires", countdown(p, { words: true })) : null,
         fact("asked", moment(p.created_at)),
-        p.policy.deciders.length ? fact("for", visible(p.policy.deciders.join(", "))) : null,
+        p.policy.deciders.length ? fact("for", marked(p.shown.deciders.join(", "))) : null,
         p.used_at ? fact("carried out", moment(p.used_at)) : null,
         fact("id", el("code", {}, p.id))),
     ];
@@ -80,11 +80,11 @@ export class ProposalView {
     const p = this.#proposal;
     const parts = [];
     if (p.status !== "pending") parts.push(this.#outcome());
-    if (p.justification) parts.push(el("section", {}, el("h3", {}, "Why"), el("div", { class: "why" }, visible(p.justification))));
+    if (p.justification) parts.push(el("section", {}, el("h3", {}, "The agent says"), el("div", { class: "why" }, marked(p.shown.justification))));
     else if (p.kind !== "question") parts.push(el("p", { class: "muted" }, "No reason was given."));
-    if (p.kind === "file") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would change" : "What was proposed"), fileChange(p.file.path, p.file.current, p.file.proposed)));
-    if (p.kind === "operation") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would be done" : "What was proposed"), el("p", { class: "operation name" }, el("bdi", {}, visible(p.operation))), argumentsShown(p.arguments)));
-    if (p.kind === "question" && p.choices.length && p.status !== "pending") parts.push(el("section", {}, el("h3", {}, "Choices"), el("ul", {}, p.choices.map((one) => el("li", {}, visible(one))))));
+    if (p.kind !== "question") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would be done" : "What was proposed"), actionShown(p.shown.action)));
+    if (p.kind === "file") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would change" : "What was to change"), fileChange(p.shown.file)));
+    if (p.kind === "question" && p.choices.length && p.status !== "pending") parts.push(el("section", {}, el("h3", {}, "Choices"), el("ul", {}, p.shown.choices.map((one) => el("li", {}, marked(one))))));
     this.body.replaceChildren(...parts);
   }
 
@@ -96,12 +96,12 @@ export class ProposalView {
     }[p.status];
     const mine = p.decided_by === this.me.name;
     const box = el("section", { class: `outcome ${p.status}` },
-      el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : visible(p.decided_by)), " · ", moment(p.decided_at)] : null),
-      d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, visible(typeof d.answer === "string" ? d.answer : JSON.stringify(d.answer)))) : null,
-      d && d.notes ? el("blockquote", {}, visible(d.notes)) : null);
+      el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : marked(p.shown.decided_by)), p.decided_via ? [" via ", el("bdi", {}, marked(p.shown.decided_via))] : null, " · ", moment(p.decided_at)] : null),
+      d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, marked(p.shown.answer))) : null,
+      d && d.notes ? el("blockquote", {}, marked(p.shown.notes)) : null);
     if (d && p.status === "modified") {
       box.append(el("h3", {}, "What the operator changed"),
-        p.kind === "file" ? fileChange(p.file.path, p.file.proposed, d.file_text) : argumentsShown(p.arguments, d.arguments));
+        p.kind === "file" ? textChange(p.shown.file.path, p.shown.file.proposed, p.shown.modified) : textChange(p.shown.about, p.shown.action, p.shown.modified));
     }
     if (!draft.sent && (draft.notes || draft.file_text != null || draft.answer)) {
       const kept = el("textarea", { readonly: true, rows: "3", class: "kept", "aria-label": "Your notes, not sent" });
@@ -142,7 +142,7 @@ export class ProposalView {
     if (p.status !== "pending") { this.bar.replaceChildren(); this.bar.hidden = true; return; }
     this.bar.hidden = false;
     if (!p.may_decide) {
-      this.bar.replaceChildren(el("p", { class: "muted" }, p.policy.deciders.length ? ["Only ", el("bdi", {}, visible(p.policy.deciders.join(", "))), " may decide this."] : "You may look, but not decide."));
+      this.bar.replaceChildren(el("p", { class: "muted" }, p.policy.deciders.length ? ["Only ", el("bdi", {}, marked(p.shown.deciders.join(", "))), " may decide this."] : "You may look, but not decide."));
       return;
     }
     const asked = p.kind === "question" ? "approve" : null; // its answers are the actions
@@ -177,24 +177,24 @@ export class ProposalView {
     const parts = [];
     let answer = null, confirmation = null;
     if (mode === "modify") {
-      this.#editor = (p.kind === "file" ? fileEditor : argumentsEditor)(p, draft, () => { error.textContent = ""; this.#check(); });
+      this.#editor = (p.kind === "file" ? fileEditor : argumentsEditor)(p, draft, () => { error.textContent = ""; return this.#check(); });
       this.body.replaceChildren(el("section", {}, el("h3", {}, p.kind === "file" ? "Edit, then approve" : "Change the arguments, then approve"), this.#editor.node));
       this.root.firstChild.scrollTop = 0;
     }
     if (mode === "approve" && p.kind === "question") {
       if (p.choices.length) {
         parts.push(el("div", { class: "answers", role: "group", "aria-label": "Answer" }, p.choices.map((one, i) =>
-          el("button", { type: "submit", class: one === p.default ? "choice suggested" : "choice", "data-focus": p.default == null ? i === 0 : one === p.default, onclick: () => { draft.answer = one; } }, el("bdi", {}, visible(one))))));
+          el("button", { type: "submit", class: one === p.default ? "choice suggested" : "choice", "data-focus": p.default == null ? i === 0 : one === p.default, onclick: () => { draft.answer = one; } }, el("bdi", {}, marked(p.shown.choices[i]))))));
       } else {
-        answer = el("textarea", { rows: "2", "aria-label": "Answer", "data-focus": true, placeholder: p.default == null ? "Answer" : `Answer (unanswered it counts as: ${String(p.default).slice(0, 200)})` });
+        answer = el("textarea", { rows: "2", "aria-label": "Answer", "data-focus": true, placeholder: p.default == null ? "Answer" : `Answer (unanswered it counts as: ${p.shown.default.slice(0, 200)})` });
         answer.value = draft.answer ?? "";
         answer.addEventListener("input", () => { draft.answer = answer.value; });
         parts.push(answer);
       }
     }
     if (mode !== "reject" && p.policy.destructive) {
-      confirmation = el("input", { autocomplete: "off", autocapitalize: "none", spellcheck: "false", "data-focus": true, "aria-label": `Type ${p.confirmation} to confirm` });
-      parts.push(el("label", { class: "confirm" }, el("span", {}, "Type ", el("code", {}, visible(p.confirmation)), " to confirm"), confirmation));
+      confirmation = el("input", { autocomplete: "off", autocapitalize: "none", spellcheck: "false", "data-focus": true, "aria-label": `Type ${p.shown.confirmation} to confirm` });
+      parts.push(el("label", { class: "confirm" }, el("span", {}, "Type ", el("code", {}, marked(p.shown.confirmation)), " to confirm"), confirmation));
     }
     const notes = el("textarea", { rows: mode === "reject" ? "2" : "1", "aria-label": "Notes", placeholder: mode === "reject" ? "Why not? The agent reads this." : "Notes for the agent (optional)", "data-focus": mode !== "modify" && !answer && !confirmation && !(p.choices.length && mode === "approve") });
     notes.value = draft.notes;
@@ -229,11 +229,18 @@ export class ProposalView {
 
   async #check() {
     const p = this.#proposal, editor = this.#editor;
-    if (!editor) return;
+    if (!editor) return null;
+    let part;
+    try { part = editor.read(); } catch (mistake) { editor.show(mistake.errors || []); return null; }
     try {
-      const { errors } = await ask("POST", `/${p.id}/check`, { status: "modified", action_hash: p.action_hash, ...editor.read() });
-      if (editor === this.#editor) editor.show(errors);
-    } catch { /* it is checked again when it is sent */ }
+      const checked = await ask("POST", `/${p.id}/check`, { status: "modified", action_hash: p.action_hash, ...part });
+      if (editor !== this.#editor) return null;
+      editor.show(checked.errors);
+      return checked;
+    } catch (refusal) {
+      if (editor === this.#editor && refusal.errors?.length) editor.show(refusal.errors);
+      return null; // it is checked again when it is sent
+    }
   }
 
   async #send(action, body) {
@@ -272,7 +279,7 @@ export class ProposalView {
     if (await this.onRefused(refusal) || this.#proposal?.id !== p.id) return;
     const place = this.bar.querySelector("[data-place=form]") || this.bar.appendChild(el("p", { class: "error", role: "alert" }));
     const lost = refusal.code === "NO_ANSWER" ? " It may or may not have arrived: this page will show which, once the server is back. Your notes are kept." : "";
-    place.replaceChildren(visible((namedErrors(refusal.errors) || refusal.message) + lost));
+    place.replaceChildren(complaint((namedErrors(refusal.errors) || refusal.message) + lost));
     this.#editor?.show(refusal.errors);
     this.bar.querySelector("[data-focus]")?.focus();
   }
