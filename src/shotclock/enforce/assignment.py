@@ -60,7 +60,7 @@ class Report:
     stdout: Captured = made(factory=Captured)
     stderr: Captured = made(factory=Captured)
     unstartable: tuple[str, int] | None = None
-    """Which step of starting failed ("exec", "cwd", "fork"), and its errno."""
+    """Which step of starting failed ("machine", "exec", "cwd", "fork"), and its errno."""
     unwritten: int = 0
     """The errno for which output that was to be passed on was lost."""
     ended_ns: int = 0

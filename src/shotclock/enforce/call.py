@@ -22,7 +22,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation
-from . import commands, spans, telemetry, wire, worker
+from . import commands, kernel, spans, telemetry, wire, worker
 from .admission import (
     OURSELVES,
     Admission,
@@ -264,7 +264,7 @@ class Runtime:
         admission = self._admit(name, None, clocks, current_scope.get())
         folder = None if cwd is None else os.fspath(cwd)
         try:
-            outcome = self._closed_refusal()
+            outcome = self._refuse_all()
             problems = commands.problems_with(argv, env or {}, folder)
             if problems:
                 outcome = invalid(problems)
@@ -305,7 +305,7 @@ class Runtime:
         Silence and the soft clock are the caller's to notice, who reads what it says.
         """
         folder = None if cwd is None else os.fspath(cwd)
-        if (closed := self._closed_refusal()) is not None:
+        if (closed := self._refuse_all()) is not None:
             assert isinstance(closed.problem, Problem)
             raise Failure(closed.problem.code, closed.problem.message)
         if problems := commands.problems_with(argv, env or {}, folder):
@@ -393,12 +393,15 @@ class Runtime:
             message = f"{len(self._orphans)} abandoned calls are still running, which is the limit"
             context: dict[str, object] = {"orphans": self._orphan_list(20)}
             return Outcome(Ending.NOT_STARTED, Problem("ORPHANS_EXHAUSTED", message, "validation", context=context))
-        return self._closed_refusal()
+        return self._refuse_all()
 
-    def _closed_refusal(self) -> Outcome | None:
+    def _refuse_all(self) -> Outcome | None:
+        """Return why no call can be taken now, whatever it asks for."""
         if self._closed or self._home is None:
             why = "the runtime is closed" if self._closed else "the runtime was not entered: use `async with`"
             return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", why, "validation"))
+        if (unfit := kernel.find_unfitness()) is not None:
+            return Outcome(Ending.NOT_STARTED, Problem("MACHINE_UNFIT", unfit, "validation"))
         return None
 
     # --- running ------------------------------------------------------------------------------------------

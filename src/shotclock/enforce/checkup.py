@@ -170,8 +170,8 @@ def _python() -> Check:
 def _stopping(commands_by: object) -> Check:
     if not kernel.LINUX:
         return Check("stopping", "warn", "process group only: a process that changes session is not caught")
-    if not os.path.isdir("/proc/self"):
-        return Check("stopping", "fail", "/proc is not mounted: the processes to kill cannot be found")
+    if (unfit := kernel.find_unfitness()) is not None:
+        return Check("stopping", "fail", unfit)
     if not kernel.become_subreaper():
         return Check("stopping", "fail", "the kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)")
     how = (
@@ -183,6 +183,8 @@ def _stopping(commands_by: object) -> Check:
 
 
 def _proc_walk() -> Check:
+    if (unfit := kernel.find_unfitness()) is not None:
+        return Check("proc_walk", "fail", unfit)
     began = monotonic_ns()
     kernel.descendants(os.getpid())
     took_ms = (monotonic_ns() - began) / NS_PER_MS
@@ -231,7 +233,7 @@ def _is_alive(pid: int) -> bool:
 
 def _judge_self_test(tested: SelfTest) -> Check:
     if not tested.started:
-        return Check("self_test", "fail", "the tree did not start")
+        return Check("self_test", "fail", kernel.find_unfitness() or "the tree did not start")
     what = "a tree with a setsid daemon, deaf to SIGTERM"
     if tested.survivors:
         left = ", ".join(str(survivor["pid"]) for survivor in tested.survivors)

@@ -13,7 +13,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
 from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE
-from . import clock
+from . import clock, kernel
 from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, Admission, Outcome
 from .assignment import Assignment, Output, Report
 from .capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
@@ -180,6 +180,8 @@ def signal_name(number: int) -> str:
 
 def _unstartable(task: Assignment, step: str, number: int) -> Problem:
     why = os.strerror(number)
+    if step == "machine":
+        return Problem("MACHINE_UNFIT", kernel.find_unfitness() or "/proc could not be read", phase="validation")
     if step == "cwd":
         return Problem("CWD_UNUSABLE", f"cannot enter {task.cwd!r}: {why}", phase="validation")
     if step == "fork" or number in _NO_MORE:

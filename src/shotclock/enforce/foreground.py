@@ -83,6 +83,8 @@ def run(task: Assignment, signals: Signals) -> Report:
 
     Nothing survives this call, except what the report lists as survivors or was asked to be left.
     """
+    if kernel.find_unfitness() is not None:
+        return Report(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that even if the supervisor is killed, its orphans come to us
     control, theirs = socket.socketpair()
     try:

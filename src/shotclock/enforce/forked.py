@@ -28,7 +28,7 @@ from . import kernel
 from .admission import Admission, Outcome
 from .cgroups import Cgroup
 from .clock import monotonic_ns
-from .killing import kill_below
+from .killing import kill_below, signal_process
 from .supervisor import LONGEST_WAIT_MS
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
         answer_in = -1
         received = _await_answer(pid, answer, wake, heard, until_ns)
     finally:
-        left = _end_everything(wake) if pid > 0 else []
+        left = _end_everything(pid, wake) if pid > 0 else []
         signal.set_wakeup_fd(previous_fd)
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -205,7 +205,7 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end_everything(wake: int) -> list[int]:
+def _end_everything(child: int, wake: int) -> list[int]:
     poller = select.poll()
     poller.register(wake, select.POLLIN)
 
@@ -215,6 +215,8 @@ def _end_everything(wake: int) -> list[int]:
             os.read(wake, 4096)
 
     below = kernel.descendants(os.getpid())
+    if not below:  # it has ended, or there is no /proc to find it in: `doctor` is asked just then
+        signal_process(child, signal.SIGKILL)
     left = kill_below(kernel.collect_dead, pause)
     for pid in below:  # a supervisor among them can no longer tidy up itself
         if (cgroup := Cgroup.left_by(pid)) is not None:

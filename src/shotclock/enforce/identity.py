@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from ..core.errors import Failure
 from ..core.holder import Holder
+from . import kernel
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -38,6 +40,8 @@ def is_alive(holder: Holder) -> bool:
 
 @lru_cache(maxsize=1)  # keyed by pid: a fork is somebody else
 def _this_process(pid: int) -> Holder:
+    if (unfit := kernel.find_unfitness()) is not None:
+        raise Failure("MACHINE_UNFIT", unfit)
     host = os.uname().nodename
     started = _seen(pid)
     if started is None:
@@ -47,7 +51,7 @@ def _this_process(pid: int) -> Holder:
 
 def _seen(pid: int) -> int | None:
     """When the process started; None for a zombie. FileNotFoundError or ProcessLookupError if there is none."""
-    if not os.path.isdir("/proc/self"):
+    if not kernel.LINUX:
         return _seen_without_proc(pid)
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name is in parentheses and may itself contain anything. fields[n] is field n + 3 of proc(5).
@@ -56,7 +60,7 @@ def _seen(pid: int) -> int | None:
 
 
 def _seen_without_proc(pid: int) -> int | None:
-    import psutil  # macOS and the BSDs
+    import psutil
 
     try:
         process = psutil.Process(pid)

@@ -27,6 +27,24 @@ def _prctl(option: int, value: int) -> bool:
     return _libc is not None and _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
 
 
+def find_unfitness() -> str | None:
+    """Return why work could not be stopped on this machine. Nothing may be started then.
+
+    What is to be killed is found in /proc. One of another PID namespace would name other processes than ours.
+    """
+    if not LINUX:
+        return None
+    try:
+        own = os.readlink("/proc/self")
+    except OSError:
+        return "/proc is not mounted or cannot be read, so processes could not be found to be stopped"
+    if own != str(os.getpid()):
+        return (
+            "/proc shows another PID namespace, so the wrong processes would be stopped: mount it anew (mount -t proc)"
+        )
+    return None
+
+
 def become_subreaper() -> bool:
     """Adopt every orphaned descendant from now on. The trait is not inherited by fork."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -68,8 +86,15 @@ def collect_dead() -> bool:
             return True
 
 
+UNKNOWN_PID = 0
+"""Stands for processes that are there, since waitpid says so, and that cannot be named."""
+
+
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, parents before children, zombies included. A snapshot, stale at once."""
+    """Every process below `root`, parents before children, zombies included. A snapshot, stale at once; empty where
+    the machine is unfit."""
+    if find_unfitness() is not None:
+        return []
     found: list[int] = []
     queue = [root]
     by_parent: dict[int, list[int]] | None = None
@@ -86,6 +111,8 @@ def descendants(root: int) -> list[int]:
 
 def children_of(pid: int) -> list[int]:
     """Its direct children, zombies included."""
+    if find_unfitness() is not None:
+        return []
     listed = _children_listed(pid)
     return _parents_scanned().get(pid, []) if listed is None else listed
 
@@ -130,14 +157,14 @@ def _has_children_files() -> bool:
 
 def _parents_scanned() -> dict[int, list[int]]:
     by_parent: dict[int, list[int]] = {}
-    if os.path.isdir("/proc/self"):
+    if LINUX:
         for name in os.listdir("/proc"):
             if name.isdecimal():
                 stat = _stat(int(name))
                 if stat is not None:
                     by_parent.setdefault(stat[1], []).append(int(name))
         return by_parent
-    import psutil  # no /proc at all: macOS and the BSDs
+    import psutil
 
     for process in psutil.process_iter(["pid", "ppid"]):
         by_parent.setdefault(process.info["ppid"], []).append(process.info["pid"])
@@ -178,6 +205,8 @@ def is_halted(pid: int) -> bool:
 
 def describe(pid: int) -> dict[str, object]:
     """Pid and command line, for warnings that name names."""
+    if pid == UNKNOWN_PID:
+        return {"pid": pid, "command": "not known: /proc cannot be read"}
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()

@@ -48,7 +48,9 @@ def kill_below(
         if reap():
             return []
         if monotonic_ns() >= give_up_ns:
-            return [pid for pid in targets if not kernel.is_zombie(pid)]
+            left = [pid for pid in targets if not kernel.is_zombie(pid)]
+            # A /proc that went away under us lists nothing, which does not mean that nothing is there.
+            return left if left or kernel.find_unfitness() is None else [kernel.UNKNOWN_PID]
         if sweeps == SWEEPS_ALONE:
             escalate()
         elif all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause

@@ -1,0 +1,112 @@
+"""A machine on which nothing could be stopped: no /proc, or one of another PID namespace. Nothing runs there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import SHOTCLOCK
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
+
+NO_PROC = [
+    "unshare",
+    *([] if os.geteuid() == 0 else ["-r"]),
+    "-m",
+    "sh",
+    "-c",
+    'mount -t tmpfs none /proc && exec "$@"',
+    "sh",
+]
+OTHER_PROC = ["unshare", *([] if os.geteuid() == 0 else ["-r"]), "-p", "--fork"]
+KINDS = {"no /proc": NO_PROC, "/proc of another namespace": OTHER_PROC}
+
+APP = """
+import subprocess
+from pathlib import Path
+from shotclock import App
+app = App("tool", default_timeout="5s")
+
+@app.command
+def spawn(marker: Path) -> str:
+    marker.touch()
+    subprocess.Popen(["setsid", "sleep", "63"])
+    return "spawned"
+
+@app.command
+async def aspawn(marker: Path) -> str:
+    marker.touch()
+    return "spawned"
+
+app()
+"""
+
+
+def can(words: list[str]) -> bool:
+    try:
+        return subprocess.run([*words, "true"], stderr=subprocess.DEVNULL, timeout=10).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.fixture(params=KINDS)
+def unfit(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    words = KINDS[request.param]
+    if not can(words):
+        pytest.skip("namespaces are not ours to make here")
+    environment = {**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home")}
+
+    def run(*argv: str) -> tuple[int, dict[str, Any], bytes]:
+        ran = subprocess.run(
+            [*words, *argv], cwd=tmp_path, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=60
+        )
+        assert b"Traceback" not in ran.stderr
+        lines = [line for line in (ran.stdout + b"\n" + ran.stderr).splitlines() if line.startswith(b'{"ok":')]
+        [envelope] = [json.loads(line) for line in lines]
+        return ran.returncode, envelope, ran.stderr
+
+    return run
+
+
+def refused(code: int, envelope: dict[str, Any]) -> None:
+    assert (code, envelope["error"]["code"], envelope["meta"]["exit_code"]) == (4, "MACHINE_UNFIT", 4)
+    assert (envelope["meta"]["ending"], envelope["meta"]["side_effects"]) == ("not_started", "none")
+    assert "/proc" in envelope["error"]["message"]
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--idle", "9s"]], ids=["inherited", "json", "relayed"])
+def test_exec_refuses_before_anything_runs(way: list[str], unfit: Any, tmp_path: Path):
+    code, envelope, _ = unfit(*SHOTCLOCK, "exec", *way, "--timeout", "1s", "--", "touch", str(tmp_path / "ran"))
+    refused(code, envelope)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("command", ["spawn", "aspawn"])
+def test_an_app_refuses_before_anything_runs(command: str, unfit: Any, tmp_path: Path):
+    (tmp_path / "tool.py").write_text(APP)
+    code, envelope, _ = unfit(sys.executable, "tool.py", command, str(tmp_path / "ran"))
+    refused(code, envelope)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_is_refused_before_its_first_step(unfit: Any, tmp_path: Path):
+    (tmp_path / "flow.yaml").write_text("steps:\n  a: {exec: touch ran}\n")
+    code, envelope, _ = unfit(*SHOTCLOCK, "run", "flow.yaml")
+    refused(code, envelope)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_doctor_says_what_is_missing(unfit: Any):
+    code, envelope, _ = unfit(*SHOTCLOCK, "doctor")
+    assert (code, envelope["error"]["code"]) == (4, "MACHINE_UNFIT")
+    failed = {check["name"]: check["detail"] for check in envelope["data"]["checks"] if check["status"] == "fail"}
+    assert "/proc" in failed["stopping"] and "/proc" in failed["self_test"]
+
+
+def test_what_needs_no_process_still_answers(unfit: Any):
+    code, envelope, _ = unfit(*SHOTCLOCK, "errors", "MACHINE_UNFIT")
+    assert (code, envelope["ok"]) == (0, True)
