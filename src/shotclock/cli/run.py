@@ -275,6 +275,8 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
 def _closing(envelope: Envelope, data: dict[str, Any]) -> str:
     kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
+    if envelope.ok and data["failed"]:
+        counts = counts.replace(" failed", " failed and may")
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
     if envelope.code == "INCOMPLETE":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -28,6 +29,17 @@ def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
     if ok and ending is Ending.FINISHED:
         return SideEffects.COMPLETE
     return SideEffects.UNKNOWN
+
+
+def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEffects:
+    """What several pieces of work did together: no more is claimed than of the worst known of them."""
+    seen = set(parts)
+    for worse in (SideEffects.UNKNOWN, SideEffects.PARTIAL):
+        if worse in seen:
+            return worse
+    if SideEffects.COMPLETE not in seen:
+        return SideEffects.NONE
+    return SideEffects.COMPLETE if ended_well else SideEffects.PARTIAL
 
 
 def may_retry(*, registered: bool, effects: SideEffects, mutates: bool, idempotent: bool) -> bool:

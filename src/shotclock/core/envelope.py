@@ -179,9 +179,11 @@ def build_envelope(
     meta: dict[str, object],
     warnings: list[Warning_] | None = None,
     value: object = None,
+    effects: SideEffects | None = None,
 ) -> Envelope:
     """Derive everything that can be derived, so that no caller can make an envelope that contradicts itself."""
-    effects = problem.side_effects if problem is not None else None
+    if effects is None and problem is not None:
+        effects = problem.side_effects
     if effects is None:
         effects = side_effects_of(ending=ending, ok=problem is None, mutates=mutates)
     meta = {

@@ -14,7 +14,7 @@ from .. import __version__
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
 from ..core.durations import format_duration
-from ..core.effects import Ending
+from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
 from ..core.records import changed, record, value
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
@@ -101,6 +101,8 @@ class Outcome:
     """The call that it is the outcome of, once it is answered."""
     answered_ns: int = 0
     wall_ns: int = 0
+    side_effects: SideEffects | None = None
+    """Where more is known than what follows from how it ended: of a run, what its steps say."""
 
 
 @value
@@ -294,4 +296,5 @@ def _render(outcome: Outcome) -> Envelope:
         mutates=admission.mutates,
         idempotent=admission.idempotent,
         meta=meta,
+        effects=outcome.side_effects,
     )

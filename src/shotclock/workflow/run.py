@@ -59,7 +59,7 @@ from .secrets import (
     visible,
     without_secrets,
 )
-from .states import Reason, Status, StepState
+from .states import Reason, Status, StepState, effects_of, lists_of
 from .steps import StepFailed, Steps
 from .tracing import tell_of_skipped, traced
 
@@ -431,6 +431,7 @@ async def _carry_out(
         return envelope
     outcome = _outcome(request, admission, running, outputs, ended_by, begun)
     outcome.warnings = tuple(redaction.value(note) for note in running.notes)
+    outcome.side_effects = effects_of(running.states.values())
     envelope = answer(admission, outcome)
     try:
         try:
@@ -560,19 +561,15 @@ def _cancelled(run_id: str, store: Store) -> Envelope:
     admission = admit(f"run {run.name}", Clocks(timeout_ms=0), caller=TraceContext(run.trace_id))
     data = {"run_id": run_id, "name": run.name, **_lists(known), "partial": True}
     problem = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
-    store.runs.end(run_id, answer(admission, Outcome(Ending.CANCELLED, problem, data)).to_dict(), _now())
+    outcome = Outcome(Ending.CANCELLED, problem, data, side_effects=effects_of(known.values()))
+    store.runs.end(run_id, answer(admission, outcome).to_dict(), _now())
     ended = store.runs.get(run_id)
     assert ended is not None
     return _told(ended)
 
 
 def _lists(states: Mapping[str, StepState]) -> dict[str, object]:
-    return {
-        "steps": {name: state.shown() for name, state in states.items()},
-        "completed": [name for name, state in states.items() if state.status is Status.SUCCEEDED],
-        "failed": [name for name, state in states.items() if state.status.is_bad and not state.continues],
-        "skipped": [name for name, state in states.items() if state.status is Status.SKIPPED],
-    }
+    return {"steps": {name: state.shown() for name, state in states.items()}, **lists_of(states)}
 
 
 async def _outputs(workflow: WorkflowFile, steps: Steps, running: Running) -> dict[str, Any]:

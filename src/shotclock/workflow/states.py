@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from ..core.effects import SideEffects, effects_of_all
 from ..core.envelope import Warning_
 
 
@@ -60,6 +62,8 @@ class StepState:
     output: Any = None
     error: dict[str, Any] | None = None
     ending: str | None = None
+    side_effects: SideEffects | None = None
+    """None of one that has not begun, or that nobody knows more of than its status."""
     warnings: list[Warning_] = field(default_factory=list)
     continues: bool = False
     """Its failure does not stop those who wait for it."""
@@ -73,6 +77,16 @@ class StepState:
     @property
     def has_passed(self) -> bool:
         return self.status is Status.SUCCEEDED or (self.continues and self.status.is_bad)
+
+    @property
+    def effects(self) -> SideEffects:
+        """What it may have changed, as far as is known."""
+        if self.side_effects is not None:
+            return self.side_effects
+        is_untouched = self.status in (Status.PENDING, Status.SKIPPED) or (
+            self.status is Status.FAILED and not self.attempts
+        )
+        return SideEffects.NONE if is_untouched else SideEffects.UNKNOWN
 
     def fresh(self) -> StepState:
         """The same step before it has run. How often it sent the run back is not forgotten."""
@@ -100,6 +114,8 @@ class StepState:
         reason = record.get("reason")
         known = {name: value for name, value in record.items() if name in _FIELDS}
         known |= {"status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
+        if known.get("side_effects") is not None:
+            known["side_effects"] = SideEffects(known["side_effects"])
         return cls(**known)
 
 
@@ -108,3 +124,26 @@ _SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "visi
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}
+
+
+def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:
+    """Every step in exactly one list. `pending` is only there where the run is not over."""
+    lists: dict[str, list[str]] = {"completed": [], "failed": [], "skipped": [], "pending": []}
+    for name, state in states.items():
+        if state.status.is_bad:
+            lists["failed"].append(name)
+        else:
+            lists[_LISTS.get(state.status, "pending")].append(name)
+    if not lists["pending"]:
+        del lists["pending"]
+    return lists
+
+
+_LISTS = {Status.SUCCEEDED: "completed", Status.SKIPPED: "skipped"}
+
+
+def effects_of(states: Iterable[StepState]) -> SideEffects:
+    """Of all these steps together."""
+    states = list(states)
+    is_well = all(state.status in (Status.SUCCEEDED, Status.SKIPPED) for state in states)
+    return effects_of_all((state.effects for state in states), ended_well=is_well)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
+from ..core.effects import SideEffects
 from ..core.envelope import Envelope, warning
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
@@ -33,7 +34,7 @@ from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
 from .secrets import Redaction, References, UnsetVariable, looks_secret, unset_message
 from .shell import Unsafe, with_references
-from .states import Reason, Status, StepState
+from .states import Reason, Status, StepState, effects_of
 
 # How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
 TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
@@ -206,6 +207,7 @@ class Steps:
         state.attempts = sum(part.attempts for part in parts)
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = notes[:MOST_WARNINGS]
+        state.side_effects = effects_of(parts)
         bad = [number for number, part in enumerate(parts) if part.status.is_bad]
         try:
             state.output = self._handed_on(outputs)
@@ -240,6 +242,7 @@ class Steps:
             approved = passed
         while True:
             state.attempts += 1
+            state.side_effects = None  # of the try before
             try:
                 result = await self._try(name, step, state, scope, approved)
             except StepFailed:  # what it is to be tried with could not be made, so it was not
@@ -275,6 +278,7 @@ class Steps:
             if isinstance(result.output, str) and not _is_too_large(result.output):
                 state.output = self._redaction.value(result.output.removesuffix("\n"))
         state.ending = envelope.ending
+        state.side_effects = SideEffects(str(envelope.meta["side_effects"]))
         notes = [*envelope.warnings, _kept_as_text(kept)] if kept else envelope.warnings
         if written_timeout(step) is None:  # that it has less than its kind may take is nobody's surprise
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
