@@ -97,7 +97,7 @@ def test_no_more_items_at_a_time_than_steps(run: Run, tmp_path: Path) -> None:
 def test_which_items_failed_is_said(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'exit {{ item }}', for_each: [0, 3, 0, 4]}}")
     error = step(envelope, "a")["error"]
-    assert error["message"].startswith("item 1 and 1 more of 4: ") and error["context"]["items_failed"] == [1, 3]
+    assert error["message"].startswith("item 2 of 4 (3) and 1 more: ") and error["context"]["items_failed"] == [1, 3]
 
 
 def test_what_items_left_running_is_told_of_their_step(run: Run) -> None:
@@ -108,3 +108,45 @@ def test_what_items_left_running_is_told_of_their_step(run: Run) -> None:
 def test_templates_among_the_items_are_rendered(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'echo {{ item.n }}', for_each: [{n: '{{ run.name }}'}, {n: 2}]}}")
     assert step(envelope, "a")["output"] == ["flow", "2"]
+
+
+def most_at_once(log: str) -> int:
+    """Of lines + and -, how many had begun and not ended at most."""
+    under_way = most = 0
+    for mark in log.split():
+        under_way += 1 if mark == "+" else -1
+        most = max(most, under_way)
+    return most
+
+
+WORK = "echo + >> log; sleep 0.15; echo - >> log"
+
+
+def test_max_parallelism_bounds_steps_items_and_files_inside_together(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(f"steps: {{a: {{exec: '{WORK}'}}, b: {{exec: '{WORK}', for_each: [1, 2]}}}}")
+    envelope = run(
+        f"""
+        max_parallelism: 2
+        steps:
+          one: {{exec: '{WORK}', for_each: [1, 2, 3, 4]}}
+          two: {{exec: '{WORK}', for_each: [1, 2, 3, 4]}}
+          plain: {{exec: '{WORK}'}}
+          inner: {{type: workflow, workflow: inner.yaml, for_each: [1, 2]}}
+        """
+    )
+    assert envelope.ok, envelope.error
+    log = (tmp_path / "log").read_text()
+    assert most_at_once(log) == 2 and log.split().count("+") == 4 + 4 + 1 + 2 * 3
+
+
+def test_with_one_place_parts_go_on_one_after_the_other_and_nobody_waits_for_ever(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(f"steps: {{b: {{exec: '{WORK}', for_each: [1, 2]}}}}")
+    (tmp_path / "outer.yaml").write_text("steps: {a: {type: workflow, workflow: inner.yaml, for_each: [1, 2]}}")
+    envelope = run("max_parallelism: 1\nsteps: {a: {type: workflow, workflow: outer.yaml}, b: {exec: 'true'}}")
+    assert envelope.ok, envelope.error
+    assert most_at_once((tmp_path / "log").read_text()) == 1
+
+
+def test_a_single_step_with_items_uses_all_places(run: Run, tmp_path: Path) -> None:
+    envelope = run(f"max_parallelism: 3\nsteps: {{a: {{exec: '{WORK}', for_each: [1, 2, 3, 4, 5, 6]}}}}")
+    assert envelope.ok and most_at_once((tmp_path / "log").read_text()) == 3

@@ -107,16 +107,38 @@ def test_there_is_no_plan_of_what_cannot_be_planned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("written", "code"), [("5s", 2), ("5000", 2), ("10m", 0), ("600000", 0), ("0", 0), ("PT5S", 2)]
+    ("written", "fits"), [("5s", False), ("5000", False), ("10m", True), ("600000", True), ("0", True), ("PT5S", False)]
 )
 def test_the_callers_limit_is_a_duration_or_milliseconds(
-    written: str, code: int, flow: Path, shotclock: Any, validate_envelope: Any
+    written: str, fits: bool, flow: Path, shotclock: Any, validate_envelope: Any
 ) -> None:
     flow.write_text(GOOD)
     ran = shotclock("check", flow, "--run-timeout", written)
+    found = validate_envelope(ran.json())["data"]["findings"]
+    assert ran.code == 0 and not any(finding["severity"] == "error" for finding in found)
+    assert ("budget/longer-than-run" not in [finding["rule"] for finding in found]) == fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("run", "--timeout"), ("check", "--run-timeout"), ("plan", "--run-timeout")])
+def test_a_small_number_without_a_unit_is_refused(
+    command: tuple[str, str], flow: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    flow.write_text(GOOD)
+    ran = shotclock(command[0], flow, command[1], "5")
+    (error,) = validate_envelope(ran.json())["error"]["errors"]
+    assert ran.code == 2 and error["field"] == command[1].lstrip("-") and "write 5s" in error["message"]
+
+
+@pytest.mark.slow
+def test_a_caller_with_less_time_than_the_file_asks_for_runs_it_inside_of_that(
+    flow: Path, shotclock: Any, validate_envelope: Any, tmp_path: Path
+) -> None:
+    flow.write_text("steps: {a: {exec: echo done, timeout: 300}, b: {exec: sleep 60, depends_on: a, timeout: 300}}")
+    ran = shotclock("run", flow, "--timeout", "2000", env={"SHOTCLOCK_HOME": str(tmp_path / "home")})
     envelope = validate_envelope(ran.json())
-    assert ran.code == code
-    assert (envelope["error"] or {}).get("code") == ("WORKFLOW_INVALID" if code else None)
+    assert (ran.code, envelope["error"]["code"], envelope["meta"]["timeout_ms"]) == (10, "TIMEOUT", 2000)
+    assert envelope["data"]["completed"] == ["a"] and envelope["data"]["failed"] == ["b"]
 
 
 @pytest.mark.slow

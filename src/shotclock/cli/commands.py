@@ -151,7 +151,7 @@ def run(
     flow
         The file.
     timeout
-        Of the whole run (5m, or a number of milliseconds); the file's own if it is shorter.
+        Of the whole run (5m; 1000 or more without a unit is milliseconds); the file's own if it is shorter.
     input
         A value for one of its inputs; may be given several times.
     run_id
@@ -212,7 +212,7 @@ def check(
     flow
         The file.
     run_timeout
-        As if the run had this long (5m, or a number of milliseconds).
+        As if the run had this long (5m; 1000 or more without a unit is milliseconds).
     """
     from .flow import check
 
@@ -236,7 +236,7 @@ def plan(
     flow
         The file.
     run_timeout
-        As if the run had this long (5m, or a number of milliseconds).
+        As if the run had this long (5m; 1000 or more without a unit is milliseconds).
     """
     from .flow import plan
 
@@ -256,7 +256,9 @@ def _run_timeout(written: str | None, field: str = "run-timeout") -> int | None:
     if written is None:
         return None
     try:
-        return parse_duration_ms(written, bare="ms")
+        # Scripts write 300000; `timeout: 5` in a file is seconds, so a small number may be meant either way.
+        is_plain = written.strip().isascii() and written.strip().isdecimal() and len(written.strip()) > 3
+        return parse_duration_ms(written, bare="ms" if is_plain else None)
     except DurationError as error:
         raise _Mistaken([{"field": field, "message": str(error)}]) from None
 

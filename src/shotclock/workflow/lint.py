@@ -55,10 +55,18 @@ REFUSALS_LIMIT = 10
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
     """Errors first as they stand in the file, then warnings; then the same of the files that it runs.
 
-    `timeout_ms` is the caller's own limit on the run.
+    `timeout_ms` is the caller's own limit on the run. What does not fit only because of it is a warning: a file is not
+    wrong because somebody has less time than it asks for.
     """
-    nesting = _Nesting(unattended)
-    return nesting.findings(loaded, timeout_ms, (_identity(loaded.source),))
+    above = (_identity(loaded.source),)
+    found = _Nesting(unattended).findings(loaded, None, above)
+    if not timeout_ms:
+        return found
+    wrong = {(finding.rule, finding.file, finding.path) for finding in found if finding.is_error}
+    return [
+        replace(finding, is_error=finding.is_error and (finding.rule, finding.file, finding.path) in wrong)
+        for finding in _Nesting(unattended).findings(loaded, timeout_ms, above)
+    ]
 
 
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:

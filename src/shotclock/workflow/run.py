@@ -47,6 +47,7 @@ from .gates import key_of
 from .inner import identity, inner_workflow
 from .loading import load_file
 from .mentions import env_texts
+from .places import Places
 from .plan import retry_of, run_timeout_ms
 from .running import OnChange, Running
 from .schema import WorkflowFile
@@ -111,6 +112,7 @@ class _Around:
     on_change: OnChange | None
     inbox: Callable[[], Inbox]
     attention: Attention
+    places: Places
     begun: dict[str, int] = field(default_factory=dict)
 
     async def run(self, inner: Inner) -> Envelope:
@@ -382,8 +384,9 @@ async def _carry_out(
             else:
                 runtime, kinds = around.runtime, dict(around.providers)
                 inbox, attention = around.inbox, around.attention
+            places = Places(request.workflow.max_parallelism, None if around is None else around.places)
             inside = _Around(
-                request.run_id, files, runtime, kinds, store, everything, company.on_change, inbox, attention
+                request.run_id, files, runtime, kinds, store, everything, company.on_change, inbox, attention, places
             )
             kinds["workflow"] = WorkflowProvider(inside.run)
             steps = Steps(
@@ -399,6 +402,7 @@ async def _carry_out(
                 run_began_at=begun.at,
                 attention=attention,
                 inbox=inbox,
+                places=places,
             )
             running = Running(
                 request.workflow,
@@ -409,6 +413,7 @@ async def _carry_out(
                 on_skip=tell_of_skipped,
                 known=known,
                 began_ns=begun.at_ns,
+                places=places,
             )
             ended_by: str | Exception | None
             outputs: dict[str, Any] = {}

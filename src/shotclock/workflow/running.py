@@ -17,6 +17,7 @@ from ..core.errors import Failure
 from ..core.graph import needs
 from ..enforce.clock import monotonic_ns
 from .kinds import KINDS
+from .places import Place, Places
 from .plan import graph_of, step_timeout_ms
 from .schema import AnyStep, Reaction, WorkflowFile
 from .states import Reason, Status, StepState
@@ -46,8 +47,11 @@ class Running:
         on_skip: OnChange | None = None,
         known: Mapping[str, StepState] | None = None,
         began_ns: int | None = None,
+        places: Places | None = None,
     ) -> None:
-        """`record` returns when it is written down, and raises if it cannot be. `on_skip` hears of those that are never
+        """`places` are shared with the items of steps and the runs inside this one.
+
+        `record` returns when it is written down, and raises if it cannot be. `on_skip` hears of those that are never
         executed. `known` is what an earlier process wrote down of this very run, `began_ns` when that began."""
         self._workflow = workflow
         self._execute = execute
@@ -72,11 +76,11 @@ class Running:
         self._met = dict.fromkeys(self._graph, 0)
         """How many of the groups that it waits for, counted from the first, are known to have been met."""
         self._started_ns = monotonic_ns() if began_ns is None else began_ns
-        self._places = workflow.max_parallelism
-        self._ready: deque[str] = deque()
-        """What starts as soon as there is a place for it."""
-        self._placeless: list[str] = []
-        """What starts and needs no place."""
+        self._places = places or Places(workflow.max_parallelism)
+        self._asked: dict[str, Place] = {}
+        """The place that a step has or waits for."""
+        self._ready: list[str] = []
+        """What starts now: it has its place, or needs none."""
         self._starting: list[str] = []
         """What starts when that is written down."""
         self._under_way: set[str] = set()
@@ -106,7 +110,7 @@ class Running:
                 self._consider(name)
             self._follow_up()
             while self._under_way and not self._is_stopping:
-                self._take_places()
+                self._take_ready()
                 await self._write()
                 self._begin()
                 await self._news.wait()  # bounded by the clocks of the steps
@@ -115,6 +119,8 @@ class Running:
             self._is_stopping = True
             await self._write_what_can_be()  # before anybody is waited for, who may need all of his grace
             await self._stop_tasks()
+            for name in list(self._asked):
+                self._give_back(name)
             if not self.is_parked:
                 self._settle_rest()
             await self._write_what_can_be()
@@ -191,17 +197,24 @@ class Running:
     def _start(self, name: str) -> None:
         self._starts += 1
         self._under_way.add(name)
-        needs_place = KINDS[self.states[name].type].needs_place
-        (self._ready if needs_place else self._placeless).append(name)
+        if KINDS[self.states[name].type].needs_place:
+            self._asked[name] = self._places.ask(lambda: self._is_ready(name))
+        else:
+            self._ready.append(name)
+
+    def _is_ready(self, name: str) -> None:
+        self._ready.append(name)
+        self._news.set()
+
+    def _give_back(self, name: str) -> None:
+        if (place := self._asked.pop(name, None)) is not None:
+            place.give_back()
 
     # --- running ------------------------------------------------------------------------------------------
 
-    def _take_places(self) -> None:
+    def _take_ready(self) -> None:
         """Those that start now, which is not true before it is written down."""
-        self._starting, self._placeless = self._placeless, []
-        while self._ready and self._places > 0:
-            self._places -= 1
-            self._starting.append(self._ready.popleft())
+        self._starting, self._ready = self._ready, []
         now_ms = (monotonic_ns() - self._started_ns) // NS_PER_MS
         for name in self._starting:
             state = self.states[name]
@@ -224,9 +237,9 @@ class Running:
                 del self._tasks[name]
                 return
             _cancel(state)
+        finally:
+            self._give_back(name)
         state.duration_ms = (monotonic_ns() - began_ns) // NS_PER_MS
-        if KINDS[state.type].needs_place:
-            self._places += 1
         del self._tasks[name]
         self._under_way.discard(name)
         self._unwritten.append(state)

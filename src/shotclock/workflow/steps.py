@@ -19,6 +19,7 @@ from ..core.effects import SideEffects
 from ..core.envelope import Envelope, warning
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
+from ..core.texts import one_line
 from ..core.values import Read, as_plain, as_text, is_true, read_json, read_printed
 from ..core.walltime import WallTime
 from ..enforce.call import Runtime
@@ -30,6 +31,7 @@ from .attention import Attention
 from .gates import RenderedStep, StepGate, key_of
 from .kinds import KINDS, duration_ms
 from .mentions import mentions
+from .places import Places
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
 from .secrets import Redaction, References, UnsetVariable, looks_secret, unset_message
@@ -42,6 +44,8 @@ TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
 ITEMS_AT_ONCE = 8
 # Of the items of one step: warnings that are kept, and numbers of items that failed.
 MOST_WARNINGS = 50
+# Characters of an item that failed in what is said about it.
+ITEM_SHOWN = 40
 # How many a step may have.
 MOST_ITEMS = 10_000
 # Frames of a traceback of our own.
@@ -109,12 +113,14 @@ class Steps:
         run_began_at: WallTime,
         attention: Attention,
         inbox: Callable[[], Inbox],
+        places: Places,
     ) -> None:
         """`environment` is everything there is, `base_env` what children see without asking."""
         self._run_id = run_id
         self._run_began_at = run_began_at
         self._attention = attention
         self._inbox = inbox
+        self._places = places
         self._workflow = workflow
         self._runtime = runtime
         self._providers = providers
@@ -186,14 +192,15 @@ class Steps:
         items: list[Any],
         source: str | None,
     ) -> Status:
-        places = asyncio.Semaphore(min(ITEMS_AT_ONCE, self._workflow.max_parallelism))
+        around = self._places if KINDS[step.type].needs_place else None
+        places = Places(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), around)
         parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
 
         async def one(number: int, item: Any) -> None:
             here = {**scope, "item": item, "index": number}
             if source is not None:  # the one output that is meant is this item's
                 here["outputs"] = ChainMap({source: item}, scope["outputs"])
-            async with places:
+            async with places.one():
                 try:
                     parts[number].status = await self._tries(name, step, parts[number], here)
                 except StepFailed as failed:
@@ -219,7 +226,8 @@ class Steps:
         error = first.error or {}
         known = error.get("context")
         context = {**(known if isinstance(known, dict) else {}), "items_failed": bad[:MOST_WARNINGS]}
-        which = f"item {bad[0]}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "") + f" of {len(items)}"
+        shown = one_line(str(self._redaction.value(as_text(items[bad[0]]))), ITEM_SHOWN)
+        which = f"item {bad[0] + 1} of {len(items)} ({shown})" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
         state.error = {**error, "message": f"{which}: {error.get('message', '')}", "context": context}
         state.ending = first.ending
         state.is_cut_short = any(part.is_cut_short for part in parts)
