@@ -13,7 +13,7 @@ from shotclock.core.effects import Ending
 from shotclock.core.envelope import Envelope, Problem
 from shotclock.core.operation import HandlerReference
 from shotclock.core.trace import TraceContext
-from shotclock.enforce.admission import Outcome, admit, answer
+from shotclock.enforce.admission import OURSELVES, Outcome, admit, answer
 from shotclock.servers.calls import Gate, shown
 from shotclock.servers.progress import INTERVAL_S, ProgressReports
 from shotclock.servers.serving import backstop_warnings, thread_warnings
@@ -34,6 +34,7 @@ class StubbornDesk:
     def __init__(self, *specs: CommandSpec) -> None:
         self.catalogue = Catalogue("stubborn", "1", commands=specs)
         self.runtime = SimpleNamespace(trace=TraceContext("f" * 32), inherited=None)
+        self.tool = OURSELVES
         self.let_go = asyncio.Event()
         self.asked: dict[str, Any] = {}
 

@@ -28,7 +28,7 @@ from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..desk import Desk
@@ -92,8 +92,22 @@ class Gate:
         }
         self._proposing = Proposing(desk) if self._ours - {JOB_TOOL} else None
         self._left: set[asyncio.Task[Envelope]] = set()
+        self._stopped_by: str | None = None
+        # One for each call that may wait for a person or a job: a future that all of them share would be looked through
+        # by each that ends.
+        self._stops: set[asyncio.Future[str]] = set()
         self._idle: asyncio.Event | None = None
         self.counts = CallCounts()
+
+    def stop(self, signal_name: str) -> None:
+        """Answer those who wait for what is not done here: a person, or a job. What they wait for goes on.
+
+        Calls that run here are stopped, and answered, by the runtime.
+        """
+        self._stopped_by = signal_name
+        for stop in self._stops:
+            if not stop.done():
+                stop.set_result(signal_name)
 
     async def until_idle(self) -> None:
         if self.counts.in_flight:
@@ -218,6 +232,7 @@ class Gate:
             return answer(self._admit(name, terms), invalid(mistakes))
         started_ns = monotonic_ns()
         parent = None if terms.remaining_ms is None else Deadline.after_ms(started_ns, terms.remaining_ms)
+        stop: asyncio.Future[str] | None = None
         if name in self._ours and name != JOB_TOOL:
             assert self._proposing is not None
             waits_ms = self._budget_ms(arguments.get("wait_ms", self._proposing.budget_ms), terms)
@@ -237,7 +252,9 @@ class Gate:
         else:
             assert spec is not None
             outlives = spec.interruption is not None
-            budget_ms = self._budget_ms(terms.budget_ms, terms) if outlives or spec.approval is not None else None
+            waits = outlives or spec.approval is not None
+            budget_ms = self._budget_ms(terms.budget_ms, terms) if waits else None
+            stop = asyncio.get_running_loop().create_future() if waits else None
             if not outlives and terms.budget_ms is None and budget_ms is not None:
                 budget_ms = self._budget_ms(LONGEST_MS, terms)  # the response budget says how long, within these
             work = self._desk.call(
@@ -248,10 +265,11 @@ class Gate:
                 idempotency_key=terms.idempotency_key,
                 parent=parent,
                 on_progress=None if progress is None else progress.heard,
+                stop=stop,
                 caller=caller,
                 justification=justification,
             )
-        return await self._backed(name, work, started_ns)
+        return await self._backed(name, work, started_ns, stop)
 
     def _budget_ms(self, asked_ms: int | None, terms: Terms) -> int:
         """How long the caller of something that may outlive it waits: as it asked, and in time before the backstop and
@@ -264,16 +282,28 @@ class Gate:
 
     # --- the backstop -------------------------------------------------------------------------------------
 
-    async def _backed(self, name: str, work: Coroutine[Any, Any, Envelope], started_ns: int) -> Envelope:
+    async def _backed(
+        self, name: str, work: Coroutine[Any, Any, Envelope], started_ns: int, stop: asyncio.Future[str] | None
+    ) -> Envelope:
         """The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
-        backstop waits for it."""
+        backstop waits for it. `stop` is what the work itself listens to; one of our own tools is cancelled instead."""
         task = asyncio.get_running_loop().create_task(work)
         limit_s = self._limit_ms / 1000 or None
+        if stop is None and name in self._ours:
+            stop = asyncio.get_running_loop().create_future()
+            stop.add_done_callback(lambda _: task.cancel())
+        if stop is not None:
+            self._stops.add(stop)
+            if self._stopped_by is not None:
+                stop.set_result(self._stopped_by)
         try:
             await asyncio.wait((task,), timeout=limit_s)
         except asyncio.CancelledError:
             self._leave(task)
             raise
+        finally:
+            if stop is not None:
+                self._stops.discard(stop)
         if task.done():
             return self._result_of(name, task)
         self.counts.backstop += 1
@@ -294,6 +324,8 @@ class Gate:
         task.cancel()
 
     def _result_of(self, name: str, task: asyncio.Task[Envelope]) -> Envelope:
+        if task.cancelled() and self._stopped_by is not None:
+            return self._refused(name, stopped_by(self._stopped_by))
         if task.cancelled():
             return self._refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
         error = task.exception()

@@ -122,7 +122,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def leave(self) -> None:
-        self._operators.end_streams()
+        self._operators.end_waits()
         self.should_exit = True
 
 

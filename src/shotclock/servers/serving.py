@@ -322,6 +322,7 @@ class _Serving:
         await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
         if not serving.done():
+            server.gate.stop(self._signals.name)
             await self._runtime.close()  # first: whoever waits is answered that it was stopped
             await _bounded(server.gate.until_idle(), LAST_ANSWERS_S)
 
@@ -341,6 +342,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.heard = asyncio.Event()
+        self.name = ""
         self.exit_code = 0
 
     def __enter__(self) -> Self:
@@ -355,7 +357,7 @@ class Signals:
     def _hear(self, number: int) -> None:
         if self.heard.is_set():
             os._exit(128 + number)  # everything we started dies with us
-        self.exit_code = 128 + number
+        self.name, self.exit_code = signal.Signals(number).name, 128 + number
         self.heard.set()
 
 

@@ -47,6 +47,7 @@ def read_terms(meta: Mapping[str, Any] | None) -> Terms:
         limits[name] = limit = meta.get(name)
         if limit is not None and not _is_duration(limit):
             mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
+            limits[name] = None
     key = meta.get(IDEMPOTENCY_KEY)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
         message = f"must be a string of 1 to {LONGEST_KEY} characters"

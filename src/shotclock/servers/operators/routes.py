@@ -80,11 +80,15 @@ class Operators:
         self._pages = Pages()
         self._streams = Streams(inbox)
         self._budget_ms = response_budget_ms()
+        self._waits: set[asyncio.Future[Proposal]] = set()
         self.door: Door | None = None
         """Set by whoever puts the door before us."""
 
-    def end_streams(self) -> None:
+    def end_waits(self) -> None:
+        """Let go of those who read events, and answer those who wait for a decision: the server is about to leave."""
         self._streams.end()
+        for waiting in self._waits:
+            waiting.cancel()
 
     def routes(self) -> list[Route]:
         api = "/api/inbox"
@@ -232,9 +236,22 @@ class Operators:
 
         async def work() -> dict[str, Any]:
             proposal = await self._seen(request)
-            return result_of(await self._inbox().wait(proposal.id, wait_ms))
+            return result_of(await self._decided(proposal, wait_ms))
 
         return await enveloped("inbox check", work(), wait_ms=wait_ms)
+
+    async def _decided(self, proposal: Proposal, wait_ms: int) -> Proposal:
+        """The proposal once it is decided, or as it was where the wait, or the server, ends before that."""
+        if not proposal.is_open:
+            return proposal
+        waiting = asyncio.ensure_future(self._inbox().wait(proposal.id, wait_ms))
+        self._waits.add(waiting)
+        try:
+            await asyncio.wait((waiting,))  # bounded by the wait
+        finally:
+            self._waits.discard(waiting)
+            waiting.cancel()
+        return proposal if waiting.cancelled() else waiting.result()
 
     def _wait_ms(self, said: object) -> int:
         return min(self._budget_ms, number_of(said, "wait_ms", 0, 2**53))
@@ -254,7 +271,7 @@ class Operators:
 
         async def work() -> dict[str, Any]:
             proposal = await self._inbox().propose(ask_of(said), principal, key=key)
-            return result_of(await self._inbox().wait(proposal.id, wait_ms) if proposal.is_open else proposal)
+            return result_of(await self._decided(proposal, wait_ms))
 
         return await enveloped("inbox propose", work(), mutates=True, idempotent=True, wait_ms=wait_ms)
 
