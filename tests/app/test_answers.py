@@ -1,6 +1,7 @@
 """What an answer says of the failure, of itself and of its clock is true on every surface, also when nothing ran."""
 
 import asyncio
+import json
 import os
 import subprocess
 import time
@@ -126,6 +127,45 @@ def test_a_message_of_megabytes_is_cut_and_says_so(surface: Any):
     for envelope in run(surface([("raises", {"which": "long"}), ("raises-async", {"which": "long"})])):
         assert len(envelope["error"]["message"]) < 5_000
         assert "more characters" in envelope["error"]["message"]
+
+
+# --- values that JSON does not have (18) ----------------------------------------------------------
+
+CHANGED = {
+    "name": {"result": "/tmp/\ufffd.txt"},
+    "half": {"a": ["\ufffd"]},
+    "names": {"\ufffd": 1, "\ufffd\ufffd": 2},
+    "nan": ["nan", "inf"],
+    "bytes": {"b": "_w=="},
+    "whole": {"ü": "😀", "n": 1.5},
+}
+
+
+def assert_told(which: str, envelope: Any) -> None:
+    assert envelope["data"] == CHANGED[which]
+    codes = [warning["code"] for warning in envelope["warnings"]]
+    assert codes == ([] if which == "whole" else ["RESULT_CHANGED"]), (which, envelope)
+    if codes:
+        assert envelope["warnings"][0]["context"]["changes"]
+
+
+@pytest.mark.parametrize("surface", [by_library, by_mcp])
+def test_a_result_that_json_cannot_hold_is_changed_with_a_warning(surface: Any):
+    calls = [(name, {"which": which}) for name in ("returns", "returns-async") for which in CHANGED]
+    *results, failed = run(surface([*calls, ("says", {"text": "ff"})]), 100)
+    for (_, arguments), envelope in zip(calls, results, strict=True):
+        assert_told(arguments["which"], envelope)
+    assert failed["error"]["message"] == "no \ufffd"
+
+
+def test_what_the_command_line_prints_is_json_for_every_reader(program: Tool):
+    for which in CHANGED:
+        ran = program("returns", which)
+        envelope = ran.json()
+        json.dumps(envelope, ensure_ascii=False).encode()
+        assert b"NaN" not in ran.stdout and b"Infinity" not in ran.stdout
+        assert_told(which, envelope)
+    assert program.envelope("says", "ff", code=5)["error"]["message"] == "no \ufffd"
 
 
 # --- about itself (16) ----------------------------------------------------------------------------

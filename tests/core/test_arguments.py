@@ -15,7 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from shotclock.core.arguments import NotSerializable, signature_of, to_jsonable
+from shotclock.core.arguments import NotSerializable, signature_of, to_jsonable, to_valid_json
+from shotclock.core.effects import Ending
+from shotclock.core.envelope import Problem, build_envelope, whole_text
 
 
 def order(name: str, count: int, *, price: float, tags: list[int] = [], note: str = "none") -> None:  # noqa: B006
@@ -252,24 +254,19 @@ def test_what_cannot_be_written_is_refused_with_its_type_and_the_reason(value: o
         to_jsonable(value)
 
 
-@given(
-    st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.floats()
-        | st.text(st.characters(exclude_categories=()))
-        | st.binary()
-        | st.dates()
-        | st.decimals(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.tuples(inner)
-            | st.dictionaries(st.text() | st.integers() | st.floats(), inner, max_size=3)
-        ),
-        max_leaves=6,
-    )
+ANY_CHARACTER = st.text(st.characters(exclude_categories=()))
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_CHARACTER | st.binary() | st.dates() | st.decimals(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner)
+        | st.dictionaries(ANY_CHARACTER | st.integers() | st.floats(), inner, max_size=3)
+    ),
+    max_leaves=6,
 )
+
+
+@given(ANYTHING)
 @example(math.nan)
 @example([math.inf, -math.inf])
 @example({"x": {math.nan: math.nan}})
@@ -281,3 +278,54 @@ def test_whatever_is_accepted_can_be_written_as_strict_json(value: object):
     except NotSerializable:
         return
     json.dumps(written, allow_nan=False)
+
+
+def strictly_read(text: str) -> Any:
+    """As the readers that take nothing but JSON in UTF-8: no NaN, no half characters."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    read = json.loads(text, parse_constant=refuse)
+    json.dumps(read, ensure_ascii=False).encode()
+    return read
+
+
+@given(ANYTHING)
+@example(dict([("\udcff", 1), ("\udcfe", {"\ufffd": 2})]))
+@example([b"\xff", math.nan, "\ud800"])
+@example("😀")
+def test_a_result_is_json_that_every_reader_takes_and_says_where_it_was_changed(value: object):
+    try:
+        written, changes = to_valid_json(value)
+    except NotSerializable:
+        return
+    assert strictly_read(json.dumps(written, allow_nan=False)) == written
+    unchanged = to_jsonable(value) if not changes else None
+    assert changes or written == unchanged
+    if not changes and isinstance(value, str | int | float):
+        assert written == value
+
+
+def test_no_name_of_a_field_is_lost_because_it_cannot_be_read():
+    written, changes = to_valid_json(dict([("\udcff", 1), ("\udcfe", 2), ("\ufffd", 3)]))
+    assert sorted(written.values()) == [1, 2, 3] and changes
+
+
+@pytest.mark.parametrize("value", [endless(), deep(), {"a": [object()]}], ids=type)
+def test_a_result_that_cannot_be_written_is_refused_as_before(value: object):
+    with pytest.raises(NotSerializable):
+        to_valid_json(value)
+
+
+@given(ANY_CHARACTER, ANY_CHARACTER)
+@example("\ud83d", "\ude00")
+def test_an_envelope_is_written_so_that_every_reader_takes_it(data: str, message: str):
+    whole = [st_text for st_text in (data, message) if st_text == whole_text(st_text)]
+    problem = Problem("COMMAND_FAILED", message or "x", context={"said": data})
+    envelope = build_envelope(
+        data={data: [data]}, problem=problem, ending=Ending.FINISHED, mutates=True, idempotent=False, meta={}
+    )
+    read = strictly_read(envelope.to_json())
+    assert read == envelope.to_dict(), "and what is shown elsewhere is the same"
+    assert (read["warnings"] == []) is (len(whole) == 2 or data == whole_text(data))

@@ -8,7 +8,9 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
+
+from .envelope import whole_text
 
 # pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 
@@ -89,23 +91,128 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 # What Python writes out in decimal is limited; this is safely below it (4,300 digits).
 _LONGEST_INTEGER_BITS = 14_000
 _PLAIN = frozenset({type(None), bool, int, str})
+# Of what was changed in a result: enough to find the place.
+MOST_CHANGES = 10
 
 
 def to_jsonable(value: object) -> Any:
-    """The value as JSON holds it; raises NotSerializable with a reason."""
+    """The value as JSON holds it; raises NotSerializable with a reason. Half characters stay what they are."""
     if type(value) in _PLAIN and (type(value) is not int or value.bit_length() <= _LONGEST_INTEGER_BITS):
         return value
+    plain = _plain(value)
+    return plain if _is_json(plain) else _with_named_numbers(plain)
+
+
+def to_valid_json(value: object) -> tuple[Any, list[str]]:
+    """The value as every reader of JSON takes it, and what had to be changed in it for that: half characters, numbers
+    that are none, and bytes. Raises NotSerializable with a reason."""
+    if value is None or value is True or value is False or (type(value) is str and value.isascii()):
+        return value, []
+    changes: list[str] = []
+    try:
+        plain = to_jsonable(value)
+    except NotSerializable:
+        try:
+            whole = _with_whole_keys(value)
+        except RecursionError:
+            whole = value
+        if whole is value:
+            raise
+        value, plain = whole, to_jsonable(whole)
+        changes.append("names of fields: half characters became U+FFFD")
+    if not changes and type(plain) is type(value) and plain == value and is_whole(plain):  # as nearly always
+        return plain, []
+    try:
+        _note_changes(_plain(value), _plain(value, "hex"), "", changes)
+    except RecursionError:
+        raise NotSerializable(f"a {type(value).__name__} cannot be put into JSON: it is nested too deep") from None
+    return made_whole(plain), changes
+
+
+def is_whole(plain: Any) -> bool:
+    """Whether plain data has no half characters, which no UTF-8 can carry."""
+    try:
+        json.dumps(plain, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def made_whole(plain: Any) -> Any:
+    """Plain data with the sign for what cannot be read in the place of each half character."""
+    if isinstance(plain, str):
+        return whole_text(plain)
+    if isinstance(plain, list):
+        return [made_whole(item) for item in plain]
+    if isinstance(plain, dict):
+        return dict(zip(_whole_keys(plain), map(made_whole, plain.values()), strict=True))
+    return plain
+
+
+def _with_whole_keys(value: Any) -> Any:
+    """Names with half a character in them would be refused. Only in the containers of Python itself."""
+    if type(value) is dict:
+        items = [_with_whole_keys(item) for item in value.values()]
+        keys = _whole_keys(value)
+        same = keys == list(value) and all(a is b for a, b in zip(items, value.values(), strict=True))
+        return value if same else dict(zip(keys, items, strict=True))
+    if type(value) in (list, tuple):
+        items = [_with_whole_keys(item) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else items
+    return value
+
+
+def _whole_keys(value: dict[Any, Any]) -> list[Any]:
+    """Two names that differ only in what cannot be read are still two."""
+    keys: dict[Any, None] = {}
+    for key in value:
+        whole = whole_text(key) if isinstance(key, str) else key
+        while whole != key and (whole in keys or whole in value):
+            whole += "\ufffd"
+        keys[whole] = None
+    return list(keys)
+
+
+def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> None:
+    """`otherwise` is the same with bytes written in another way: where the two differ there are bytes."""
+    if len(changes) >= MOST_CHANGES:
+        return
+    if isinstance(plain, dict):
+        for (key, item), (other_key, other) in zip(plain.items(), otherwise.items(), strict=False):
+            _note_text(key, other_key, f"{path}.{key}", changes)
+            _note_changes(item, other, f"{path}.{key}", changes)
+    elif isinstance(plain, list):
+        for place, (item, other) in enumerate(zip(plain, otherwise, strict=False)):
+            _note_changes(item, other, f"{path}[{place}]", changes)
+    elif isinstance(plain, float) and not math.isfinite(plain):
+        changes.append(f"{path[:200].lstrip('.') or 'the result'}: {plain} became a text")
+    elif isinstance(plain, str):
+        _note_text(plain, otherwise, path, changes)
+
+
+def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> None:
+    path = whole_text(path[:200]).lstrip(".") or "the result"
+    if plain != otherwise:
+        changes.append(f"{path}: bytes became base64")
+    elif whole_text(plain) is not plain:
+        changes.append(f"{path}: half characters became U+FFFD")
+
+
+def _plain(value: object, bytes_mode: Literal["base64", "hex"] = "base64") -> Any:
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
-        plain = to_jsonable_python(value, bytes_mode="base64")
+        return to_jsonable_python(value, bytes_mode=bytes_mode)
     except (PydanticSerializationError, ValueError, RecursionError, TypeError) as error:
         raise NotSerializable(f"a {type(value).__name__} cannot be put into JSON: {error}") from None
+
+
+def _is_json(plain: Any) -> bool:
     try:
         json.dumps(plain, allow_nan=False)
     except (ValueError, RecursionError):
-        return _with_named_numbers(plain)
-    return plain
+        return False
+    return True
 
 
 def _with_named_numbers(plain: Any) -> Any:

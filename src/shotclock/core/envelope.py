@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 from .clocks import Fired
 from .effects import Ending, SideEffects, may_retry, side_effects_of
 from .errors import ErrorEntry, error_entry, warning_summary
 from .records import value
-from .texts import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 SCHEMA_VERSION = "1.0"
+# What an exception says may be of any length, and whoever reads the answer has to read it.
+LONGEST_MESSAGE = 4_000
+_MOST_FRAMES = 40
+# Where the message of an exception is a whole file, its traceback is as long.
+_LONGEST_TRACEBACK = 32_000
+_HALF = "[\ud800-\udfff]"
 
 Warning_ = dict[str, object]
 
@@ -121,8 +127,17 @@ class Envelope:
         }
 
     def to_json(self) -> str:
-        """One line. Lone surrogates, which no UTF-8 writer accepts, are escaped like everything not ASCII."""
-        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        """One line that every reader of JSON takes: whatever was put into it, half characters are no text, and are
+        replaced with a warning."""
+        text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        if "\\ud" in text:  # half of a pair, or one of two halves
+            from .arguments import is_whole, made_whole
+
+            if not is_whole(self.to_dict()):
+                self.data, self._error, self._meta = made_whole([self.data, self.error, self.meta])
+                self.warnings = [*made_whole(self.warnings), warning("RESULT_CHANGED")]
+                return self.to_json()
+        return text
 
     def __repr__(self) -> str:
         return f"Envelope({self.to_dict()!r})"
@@ -206,10 +221,36 @@ def build_envelope(
     return Envelope(data, error, warnings or [], meta, value, fired)
 
 
+def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:
+    """Cut a text to its beginning, and say how much is left out."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
+
+
+def whole_text(text: str) -> str:
+    """The text with the sign for what cannot be read in the place of each half character, which no UTF-8 can carry. The
+    same object where there is none."""
+    if text.isascii() or not re.search(_HALF, text):
+        return text
+    paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # two halves may be one
+    return re.sub(_HALF, "\ufffd", paired)
+
+
+def described(error: BaseException) -> tuple[str, str, str]:
+    """Return type, message and traceback of an exception, each short enough to be sent and shown."""
+    import traceback
+
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    lines = "".join(traceback.format_exception(error, limit=_MOST_FRAMES))
+    return type(error).__name__, shortened(text), shortened(lines, _LONGEST_TRACEBACK)
+
+
 def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects: SideEffects) -> dict[str, object]:
     detail: dict[str, object] = {
         "code": problem.code,
-        "message": shortened(problem.message),
+        "message": whole_text(shortened(problem.message)),
         "retryable": retryable,
         # Whatever it is said to be: with effects, something ran.
         "phase": problem.phase if effects is SideEffects.NONE or problem.phase != "validation" else "execution",

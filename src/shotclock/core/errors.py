@@ -11,12 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from .effects import SideEffects
 from .records import value
-from .texts import shortened
 
 _CODE = re.compile(r"[A-Z][A-Z0-9_]+")
-_MOST_FRAMES = 40
-# Where the message of an exception is a whole file, its traceback is as long.
-_LONGEST_TRACEBACK = 32_000
 
 
 @value
@@ -238,6 +234,7 @@ _WARNINGS: dict[str, str] = {
     "NOT_WRITTEN_DOWN": "The store did not take what became of the run; only this answer says it.",
     "LOOP_CAP": "A step sent the run back too often; it goes on without.",
     "REPLAYED": "This call was answered before; nothing ran again.",
+    "RESULT_CHANGED": "JSON cannot hold all of the result; what was changed for it is listed.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
 }
 
@@ -259,18 +256,6 @@ RAISED_CODES = tuple(dict.fromkeys(code for _, code in _RAISED))
 def code_of(error: BaseException) -> str:
     """Return the code of an exception that a handler let pass. What is not in the table is a bug of the handler's."""
     return next((code for kind, code in _RAISED if isinstance(error, kind)), "INTERNAL_ERROR")
-
-
-def described(error: BaseException) -> tuple[str, str, str]:
-    """Return type, message and traceback of an exception, each short enough to be sent and shown."""
-    import traceback
-
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its message cannot be shown)"
-    lines = "".join(traceback.format_exception(error, limit=_MOST_FRAMES))
-    return type(error).__name__, shortened(text), shortened(lines, _LONGEST_TRACEBACK)
 
 
 class Failure(Exception):

@@ -56,15 +56,6 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-# What an exception says may be of any length, and whoever reads the answer has to read it.
-LONGEST_MESSAGE = 4_000
-
-
-def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:
-    """Cut a text to its beginning, and say how much is left out."""
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
-
-
 def _marked(found: re.Match[str]) -> str:
     character = found[0]
     return _mark(character) if character < "\x80" or _is_odd(character) else character

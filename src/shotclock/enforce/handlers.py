@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.arguments import NotSerializable, signature_of, to_jsonable
+from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.effects import Ending
-from ..core.envelope import Problem, as_data
-from ..core.errors import Failure, code_of, described
+from ..core.envelope import Problem, described
+from ..core.errors import Failure, code_of
 from ..core.operation import Operation
 from .admission import Outcome, invalid
 from .context import Context
-from .outcomes import failure_outcome, handler_failure, raised_outcome
+from .outcomes import failure_outcome, handler_failure, raised_outcome, returned_outcome
 
 
 def bind(
@@ -31,7 +31,7 @@ def bind(
 
 def returned(value: object) -> Outcome:
     try:
-        return Outcome(Ending.FINISHED, value=value, data=as_data(to_jsonable(value)))
+        return returned_outcome(value, *to_valid_json(value))
     except NotSerializable as error:
         return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", str(error)), value=value)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from ..core.arguments import NotSerializable, to_jsonable
+from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, as_data
+from ..core.envelope import Envelope, Problem, as_data, warning
 from ..core.errors import Failure, error_entry
 from ..core.records import changed
 from . import values
@@ -25,7 +25,7 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
     """What the worker said, as an outcome. The table of everything a function can do to its caller."""
     match kind:
         case "returned":
-            pickled, data = payload
+            pickled, data, changes = payload
             try:
                 value = values.opened(pickled)
             except Exception as error:
@@ -33,7 +33,7 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
                     message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
                     return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", message))
                 value = data
-            return Outcome(Ending.FINISHED, value=value, data=as_data(value if data is None else data))
+            return returned_outcome(value, value if data is None else data, changes)
         case "invalid":
             return invalid(payload)
         case "unimportable":
@@ -53,6 +53,11 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             with contextlib.suppress(Exception):
                 outcome.value = values.opened(pickled) if pickled else None
             return outcome
+
+
+def returned_outcome(value: object, plain: Any, changes: list[str]) -> Outcome:
+    warnings = (warning("RESULT_CHANGED", changes=changes),) if changes else ()
+    return Outcome(Ending.FINISHED, value=value, data=as_data(plain), warnings=warnings)
 
 
 def unopenable(name: str, error: Exception) -> Envelope:
@@ -92,7 +97,7 @@ def handler_failure(failure: Failure) -> Outcome:
 def _as_plain(said: Any) -> Any:
     """An envelope that cannot be written would be no answer."""
     try:
-        return to_jsonable(said)
+        return to_valid_json(said)[0]
     except NotSerializable:
         return {name: repr(value) for name, value in said.items()} if isinstance(said, dict) else repr(said)
 

@@ -20,11 +20,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 
-from ..core.arguments import NotSerializable, signature_of, to_jsonable
+from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
-from ..core.envelope import Envelope
-from ..core.errors import Failure, code_of, described
+from ..core.envelope import Envelope, described
+from ..core.errors import Failure, code_of
 from ..core.records import as_dict
 from ..core.trace import TraceContext, span_id_of
 from . import kernel, spans, values, wire
@@ -473,9 +473,9 @@ def bind(
 
 def reply_to_result(result: object) -> Reply:
     try:
-        data, pickled = to_jsonable(result), pickle.dumps(result)
-        same = type(data) is type(result) and data == result and values.is_plain(pickled)
-        return "returned", (pickled, None if same else data)
+        (data, changes), pickled = to_valid_json(result), pickle.dumps(result)
+        same = not changes and type(data) is type(result) and data == result and values.is_plain(pickled)
+        return "returned", (pickled, None if same else data, changes)
     except Stopped:
         raise
     except NotSerializable as error:
@@ -490,7 +490,7 @@ def reply_to_result(result: object) -> Reply:
 def reply_to_error(error: BaseException) -> Reply:
     if isinstance(error, Failure):
         with contextlib.suppress(Exception):
-            error.data, error.context = to_jsonable(error.data), to_jsonable(error.context)
+            error.data, error.context = to_valid_json(error.data)[0], to_valid_json(error.context)[0]
             return "failed", pickle.dumps(error)
     return "raised", _describe(error)
 

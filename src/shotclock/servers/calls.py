@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 import re
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -401,8 +400,6 @@ def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
 def shown(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
     """The envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
     text, plain = envelope.to_json(), envelope.to_dict()
-    if "\\ud" in text:
-        text, plain = _without_lone_surrogates(text)
     if _is_too_deep(text):
         message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
         envelope = Envelope(None, _error_of(message), envelope.warnings, {**envelope.meta, "exit_code": 1})
@@ -427,12 +424,6 @@ def _is_pending(envelope: Envelope) -> bool:
     """Not finished is not failed: the work goes on, or a person has not answered yet. Nor is it a failure of the tool
     that the person said no."""
     return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
-
-
-def _without_lone_surrogates(text: str) -> tuple[str, dict[str, Any]]:
-    """Half a character is no text that UTF-8 could carry; readers drop the whole message for it."""
-    whole = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace").decode()
-    return whole, json.loads(whole)
 
 
 def _is_too_deep(text: str) -> bool:

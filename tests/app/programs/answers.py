@@ -26,6 +26,16 @@ ERRORS: dict[str, BaseException] = {
 }
 
 
+RESULTS: dict[str, Any] = {
+    "name": Path("/tmp/\udcff.txt"),
+    "half": {"a": ["\ud800"]},
+    "names": dict([("\udcff", 1), ("\udcfe", 2)]),
+    "nan": [float("nan"), float("inf")],
+    "bytes": {"b": b"\xff"},
+    "whole": {"ü": "😀", "n": 1.5},
+}
+
+
 def hang(value: int) -> int:
     time.sleep(60 if value == 1 else 0)
     return value
@@ -47,6 +57,21 @@ async def raises_async(which: str) -> None:
 @app.command
 def changes(which: str) -> None:
     raise ERRORS[which]
+
+
+@app.command(mutates=False)
+def returns(which: str) -> Any:
+    return RESULTS[which]
+
+
+@app.command(mutates=False)
+async def returns_async(which: str) -> Any:
+    return RESULTS[which]
+
+
+@app.command(mutates=False)
+def says(text: str) -> None:
+    raise Failure("NOT_FOUND", f"no {bytes.fromhex(text).decode(errors='surrogateescape')}")
 
 
 @app.command(timeout="2m")
