@@ -185,7 +185,7 @@ def test_what_goes_wrong_is_an_envelope_and_no_protocol_error(mode: str, validat
 
 
 STRANGE = {
-    "surrogate": {"text": "half a character: ?, a whole one: \U0001f600"},
+    "surrogate": {"text": "half a character: \ufffd, a whole one: \U0001f600"},
     "numbers": [2**70, 1e308, "nan", "inf"],
     "null": None,
     "empty": {},

@@ -46,6 +46,7 @@ def read_terms(meta: Mapping[str, Any] | None) -> Terms:
     for name in (TIMEOUT, BUDGET):
         limits[name] = limit = meta.get(name)
         if limit is not None and not _is_duration(limit):
+            limits[name] = None
             mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
             limits[name] = None
     key = meta.get(IDEMPOTENCY_KEY)
