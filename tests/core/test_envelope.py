@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.arguments import made_whole
 from shotclock.core.clocks import ClockKind, Fired
 from shotclock.core.effects import Ending, SideEffects
-from shotclock.core.envelope import Envelope, Problem, as_data, build_envelope, warning
+from shotclock.core.envelope import Envelope, Problem, as_data, build_envelope, made_whole, warning
 from shotclock.core.errors import error_entries, error_entry, warning_entries
 
 CODES = [entry.code for entry in error_entries()]

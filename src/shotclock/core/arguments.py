@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from .envelope import whole_text
+from .envelope import is_whole, made_whole, whole_keys, whole_text
 
 # pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 
@@ -129,48 +129,17 @@ def to_valid_json(value: object) -> tuple[Any, list[str]]:
     return made_whole(plain), changes
 
 
-def is_whole(plain: Any) -> bool:
-    """Whether plain data has no half characters, which no UTF-8 can carry."""
-    try:
-        json.dumps(plain, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def made_whole(plain: Any) -> Any:
-    """Plain data with the sign for what cannot be read in the place of each half character."""
-    if isinstance(plain, str):
-        return whole_text(plain)
-    if isinstance(plain, list):
-        return [made_whole(item) for item in plain]
-    if isinstance(plain, dict):
-        return dict(zip(_whole_keys(plain), map(made_whole, plain.values()), strict=True))
-    return plain
-
-
 def _with_whole_keys(value: Any) -> Any:
     """Names with half a character in them would be refused. Only in the containers of Python itself."""
     if type(value) is dict:
         items = [_with_whole_keys(item) for item in value.values()]
-        keys = _whole_keys(value)
+        keys = whole_keys(value)
         same = keys == list(value) and all(a is b for a, b in zip(items, value.values(), strict=True))
         return value if same else dict(zip(keys, items, strict=True))
     if type(value) in (list, tuple):
         items = [_with_whole_keys(item) for item in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else items
     return value
-
-
-def _whole_keys(value: dict[Any, Any]) -> list[Any]:
-    """Two names that differ only in what cannot be read are still two."""
-    keys: dict[Any, None] = {}
-    for key in value:
-        whole = whole_text(key) if isinstance(key, str) else key
-        while whole != key and (whole in keys or whole in value):
-            whole += "\ufffd"
-        keys[whole] = None
-    return list(keys)
 
 
 def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> None:

@@ -131,8 +131,6 @@ class Envelope:
         replaced with a warning."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         if "\\ud" in text:  # half of a pair, or one of two halves
-            from .arguments import is_whole, made_whole
-
             if not is_whole(self.to_dict()):
                 self.data, self._error, self._meta = made_whole([self.data, self.error, self.meta])
                 self.warnings = [*made_whole(self.warnings), warning("RESULT_CHANGED")]
@@ -233,6 +231,37 @@ def whole_text(text: str) -> str:
         return text
     paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # two halves may be one
     return re.sub(_HALF, "\ufffd", paired)
+
+
+def is_whole(plain: Any) -> bool:
+    """Whether plain data has no half characters, which no UTF-8 can carry."""
+    try:
+        json.dumps(plain, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def made_whole(plain: Any) -> Any:
+    """Plain data with the sign for what cannot be read in the place of each half character."""
+    if isinstance(plain, str):
+        return whole_text(plain)
+    if isinstance(plain, list):
+        return [made_whole(item) for item in plain]
+    if isinstance(plain, dict):
+        return dict(zip(whole_keys(plain), map(made_whole, plain.values()), strict=True))
+    return plain
+
+
+def whole_keys(value: dict[Any, Any]) -> list[Any]:
+    """Two names that differ only in what cannot be read are still two."""
+    keys: dict[Any, None] = {}
+    for key in value:
+        whole = whole_text(key) if isinstance(key, str) else key
+        while whole != key and (whole in keys or whole in value):
+            whole += "\ufffd"
+        keys[whole] = None
+    return list(keys)
 
 
 def described(error: BaseException) -> tuple[str, str, str]:
