@@ -130,11 +130,10 @@ class Envelope:
         """One line that every reader of JSON takes: whatever was put into it, half characters are no text, and are
         replaced with a warning."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-        if "\\ud" in text:  # half of a pair, or one of two halves
-            if not is_whole(self.to_dict()):
-                self.data, self._error, self._meta = made_whole([self.data, self.error, self.meta])
-                self.warnings = [*made_whole(self.warnings), warning("RESULT_CHANGED")]
-                return self.to_json()
+        if "\\ud" in text and not is_whole(self.to_dict()):  # half of a pair, and not one of two halves
+            self.data, self._error, self._meta = made_whole([self.data, self.error, self.meta])
+            self.warnings = [*made_whole(self.warnings), warning("RESULT_CHANGED")]
+            return self.to_json()
         return text
 
     def __repr__(self) -> str:
