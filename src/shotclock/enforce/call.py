@@ -34,6 +34,7 @@ from .admission import (
     invalid,
     no_time_left,
 )
+from .assignment import Assignment, Report
 from .capture import DEFAULT_OUTPUT_LIMIT
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Listener, Progress, Scope
@@ -236,9 +237,11 @@ class Runtime:
                     outcome = await self._execute_in_turn(known, arguments or {}, admission, depth, attendant)
                 else:
                     outcome = await self._execute(known, arguments or {}, admission, depth, attendant)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
-            self._tell_observers(answer(admission, Outcome(ending, Problem("CANCELLED", "cancelled by the caller"))))
+            left = answer(admission, Outcome(ending, Problem("CANCELLED", "cancelled by the caller")))
+            self._tell_observers(left)
+            cancelled.envelope = left  # type: ignore[attr-defined]
             raise
         except Exception as error:  # ours: the surface still gets its envelope
             outcome = raised(error)
@@ -259,10 +262,12 @@ class Runtime:
     ) -> Envelope:
         """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`.
 
+        A cancellation is passed on once the command is gone, with the answer in its `envelope`.
         `env` is laid over `base_env`, which is our own environment if not given.
         """
         admission = self._admit(name, None, clocks, current_scope.get())
         folder = None if cwd is None else os.fspath(cwd)
+        task: Assignment | None = None
         try:
             outcome = self._refuse_all()
             problems = commands.problems_with(argv, env or {}, folder)
@@ -276,9 +281,14 @@ class Runtime:
                 )
                 report = await self._at_home(partial(self._crew.commands.run, task))
                 outcome = commands.judge(admission, task, report)
-        except asyncio.CancelledError:
-            problem = Problem("CANCELLED", "cancelled by the caller")
-            self._tell_observers(answer(admission, Outcome(Ending.KILLED, problem)))
+        except asyncio.CancelledError as cancelled:
+            outcome = Outcome(Ending.KILLED, Problem("CANCELLED", "cancelled by the caller"))
+            report = getattr(cancelled, "report", None)
+            if isinstance(report, Report) and task is not None and report.stopped is not None:
+                outcome = commands.judge(admission, task, report)  # what it had said until then is kept
+            left = answer(admission, outcome)
+            self._tell_observers(left)
+            cancelled.envelope = left  # type: ignore[attr-defined]
             raise
         except (OSError, wire.Broken) as error:
             outcome = Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no supervisor could be started: {error}"))

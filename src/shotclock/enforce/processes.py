@@ -181,12 +181,15 @@ class Supervisors:
         alarms = self._watch(running, task)
         try:
             return await asyncio.shield(running.ended)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             running.order("stop", "cancelled")
             # What has not started is called off by that, and there is nothing to wait for.
             there = running.started or running.pid
             stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if there else CALL_OFF_S
             await shielded(asyncio.wait([running.ended], timeout=stop_s))
+            if running.ended.done() and running.ended.exception() is None:
+                # Not an exception of its own: `asyncio.timeout` knows a cancellation by its very class.
+                cancelled.report = running.ended.result()  # type: ignore[attr-defined]
             raise
         finally:
             for alarm in alarms:

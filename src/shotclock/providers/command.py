@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..core.envelope import Envelope
 from ..enforce.call import Runtime
-from .provider import StepCall, StepResult
+from .provider import StepCall, StepResult, envelope_left_by, hand_over
 
 SHELL = ["/bin/sh"]
 # Not every sh knows it. On the script's own first line, so that the shell's messages count lines as the file does.
@@ -38,7 +39,17 @@ class CommandProvider:
                 argv = [*shell, "-o", "pipefail", "-c", script]
             else:
                 argv = [*shell, "-c", PIPEFAIL + script]
-            envelope = await runtime.run(argv, call.clocks, env=env, base_env=around, cwd=call.folder, name=call.name)
+            try:
+                envelope = await runtime.run(
+                    argv, call.clocks, env=env, base_env=around, cwd=call.folder, name=call.name
+                )
+            except asyncio.CancelledError as cancelled:
+                if (left := envelope_left_by(cancelled)) is not None:
+                    hand_over(cancelled, self._result(left))
+                raise
+        return self._result(envelope)
+
+    def _result(self, envelope: Envelope) -> StepResult:
         data = envelope.data if isinstance(envelope.data, dict) else {}
         return StepResult(envelope, data.get("stdout", ""), self._rule(envelope))
 

@@ -29,7 +29,7 @@ from ..enforce.handlers import raised
 from ..enforce.outcomes import timeout_problem
 from ..enforce.processes import shielded
 from ..enforce.values import users_code_kept_out
-from .provider import StepCall, StepResult, admitted
+from .provider import StepCall, StepResult, admitted, cancelled_outcome, envelope_left_by, hand_over
 
 # How many Apps (with different environments, each is another) are kept up when nobody calls them just now.
 KEPT = 8
@@ -80,7 +80,12 @@ class FunctionProvider:
                 outcome = raised(error)
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(answer(admission, outcome), None, "function/import_error")
-            envelope = await desk.call(call.settings["command"], call.settings["arguments"], _left(admission))
+            try:
+                envelope = await desk.call(call.settings["command"], call.settings["arguments"], _left(admission))
+            except asyncio.CancelledError as cancelled:
+                left = envelope_left_by(cancelled) or answer(admission, cancelled_outcome(Ending.KILLED))
+                hand_over(cancelled, _result(call, left))
+                raise
         finally:
             served.calls -= 1
             if len(self._served) > KEPT:

@@ -7,6 +7,7 @@ nothing, and one whose process is killed leaves nothing that looks like a checko
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from ..enforce.hosted import current_scope
 from ..enforce.outcomes import stalled_problem
 from .git_place import InTheWay, Place
 from .git_repository import InvalidRepository, Repository, ref_problem
-from .provider import StepCall, StepResult
+from .provider import StepCall, StepResult, cancelled_outcome, hand_over
 
 # Of what git said: enough to read what is wrong.
 MESSAGE_LENGTH = 500
@@ -101,6 +102,10 @@ class GitProvider:
         token = current_scope.set(replace(around, span=admission))
         try:
             outcome, rule = await _carried_out(git, asked, admission)
+        except asyncio.CancelledError as cancelled:
+            envelope = answer(admission, cancelled_outcome(Ending.KILLED))
+            hand_over(cancelled, StepResult(envelope, None, "git-checkout/cancelled"))
+            raise
         finally:
             current_scope.reset(token)
         outcome.warnings += tuple(git.warnings)

@@ -29,7 +29,7 @@ from ..enforce.processes import shielded
 from .http_request import InvalidRequest, Request, is_secret, shown, unfetchable
 from .http_response import BodyTooLarge, Response, Unwritable, retry_after_ms
 from .names import Names
-from .provider import StepCall, StepResult
+from .provider import StepCall, StepResult, hand_over
 
 if TYPE_CHECKING:
     import httpx2
@@ -78,7 +78,13 @@ class HttpProvider:
             return StepResult(answer(admission, no_time_left(admission)), None, exchange.timeout_rule)
         depth = -1 if scope is None else scope.depth
         inner = Scope(admission.bound.bell, depth, admission.name, admission)
-        outcome, rule = await self._bounded(exchange, self._fetch(exchange, call, inner, self._names_of(runtime)))
+        fetching = self._fetch(exchange, call, inner, self._names_of(runtime))
+        try:
+            outcome, rule = await self._bounded(exchange, fetching)
+        except asyncio.CancelledError as cancelled:
+            left = answer(admission, exchange.cancelled())
+            hand_over(cancelled, StepResult(left, exchange.response.output, "http_client/cancelled"))
+            raise
         return StepResult(answer(admission, outcome), exchange.response.output, rule)
 
     async def close(self) -> None:
@@ -271,6 +277,9 @@ class Exchange:
         )
         return Outcome(Ending.FINISHED, problem, data), "http_client/status"
 
+    def cancelled(self) -> Outcome:
+        return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the request was cancelled"), self.response.data())
+
     def _failed(self, error: BaseException) -> tuple[Outcome, str]:
         import h11
         import httpcore2
@@ -292,9 +301,7 @@ class Exchange:
             problem = self._with_effects(Problem("FETCH_FAILED", message))
             return Outcome(Ending.FINISHED, problem, data), "http_client/fetch_error"
         if isinstance(error, asyncio.CancelledError):
-            return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the request was cancelled"), data), (
-                "http_client/cancelled"
-            )
+            return self.cancelled(), "http_client/cancelled"
         return raised(error), "http_client/failed"
 
     def _with_effects(self, problem: Problem) -> Problem:

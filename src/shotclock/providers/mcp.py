@@ -29,7 +29,7 @@ from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
 from ..enforce.opened import Opened
 from ..enforce.processes import shielded
-from .provider import StepCall, StepResult, admitted
+from .provider import StepCall, StepResult, admitted, cancelled_outcome, hand_over
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -160,10 +160,17 @@ class _Call:
         call, settings = self._call, self._call.settings
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
         opening = self._runtime.open(self._admission, argv, env=call.env, base_env={}, cwd=call.folder)
-        async with opening as server:
-            problem = await self._held(self._talk.over_pipes(server))
-            if problem is not None:
-                await server.close(politely=False)
+        server: Opened | None = None
+        try:
+            async with opening as server:
+                problem = await self._held(self._talk.over_pipes(server))
+                if problem is not None:
+                    await server.close(politely=False)
+        except asyncio.CancelledError as cancelled:
+            if server is not None and server.report is not None:
+                left = self._with_report(cancelled_outcome(Ending.KILLED), server)
+                hand_over(cancelled, StepResult(answer(self._admission, left), None, "mcp/cancelled"))
+            raise
         outcome, output = self._judged(problem, Ending.KILLED)
         return self._with_report(outcome, server), output
 

@@ -21,7 +21,7 @@ from ..enforce.context import Scope
 from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..enforce.processes import shielded
-from .provider import StepCall, StepResult, admitted
+from .provider import StepCall, StepResult, admitted, hand_over
 
 # What stopping a nested run may take beyond the grace of its steps: kills, their verification and the record.
 STOP_LIMIT_S = 10.0
@@ -99,12 +99,15 @@ class WorkflowProvider:
         running = asyncio.ensure_future(self._run(inner))
         try:
             return await asyncio.shield(running)  # bounded by the deadline that its steps are inside of
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if not running.done():
                 stop.set_result("the run around it")
                 grace_s = (call.clocks.grace_ms or 0) / 1000
                 await shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + grace_s))
                 running.cancel()
+            if running.done() and not running.cancelled() and running.exception() is None:
+                envelope = running.result()
+                hand_over(cancelled, StepResult(envelope, _output(envelope), _rule(envelope)))
             raise
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core.clocks import Clocks
-from ..core.envelope import Envelope
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
 from ..core.proposals import Proposal
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, admit
+from ..enforce.admission import Admission, Outcome, admit
 from ..enforce.call import Runtime
 from ..enforce.hosted import current_scope
 
@@ -58,6 +60,26 @@ class StepResult:
     """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
 
 
+def hand_over(cancelled: asyncio.CancelledError, result: StepResult) -> None:
+    """What came of a step until it was cancelled goes along with the cancellation."""
+    cancelled.step_result = result  # type: ignore[attr-defined]
+
+
+def handed_over(cancelled: asyncio.CancelledError) -> StepResult | None:
+    result = getattr(cancelled, "step_result", None)
+    return result if isinstance(result, StepResult) else None
+
+
+def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
+    """The answer of the call that was cancelled, where the runtime could still give one."""
+    envelope = getattr(cancelled, "envelope", None)
+    return envelope if isinstance(envelope, Envelope) else None
+
+
+def cancelled_outcome(ending: Ending) -> Outcome:
+    return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
+
+
 def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Admission:
     """The step's clocks, running, inside the deadline of its run: for work that a provider does on the loop itself."""
     scope = current_scope.get()
@@ -73,7 +95,8 @@ def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Admis
 
 class Provider(Protocol):
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        """Bounded by the call's clocks. Raises only what a cancellation raises."""
+        """Bounded by the call's clocks. Raises only what a cancellation raises, with what there is to say of the step
+        handed over by it (`hand_over`)."""
         ...
 
     async def close(self) -> None:

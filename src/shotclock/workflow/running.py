@@ -330,8 +330,12 @@ class Running:
 
 
 def _cancel(state: StepState) -> None:
+    """With what was learned about it while it was stopped."""
+    context = (state.error or {}).get("context") if (state.error or {}).get("code") == "CANCELLED" else None
     state.status = Status.CANCELLED
-    state.error = state.error or {"code": "CANCELLED", "message": "the run was stopped", "retryable": False}
+    state.error = {"code": "CANCELLED", "message": "the run was stopped", "retryable": False, "phase": "execution"}
+    if context:
+        state.error["context"] = context
 
 
 class _View(Mapping[str, Any]):

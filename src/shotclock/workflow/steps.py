@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
-from ..core.effects import SideEffects
+from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, warning
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
@@ -25,7 +25,7 @@ from ..core.walltime import WallTime
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
 from ..inbox import Inbox
-from ..providers.provider import Provider, StepCall, StepResult
+from ..providers.provider import Provider, StepCall, StepResult, handed_over
 from . import templates
 from .attention import Attention
 from .gates import RenderedStep, StepGate, key_of
@@ -207,9 +207,18 @@ class Steps:
                     parts[number].status = Status.FAILED
                     parts[number].error = failed.error_after(parts[number].attempts)
 
-        async with asyncio.TaskGroup() as group:
-            for number, item in enumerate(items):
-                group.create_task(one(number, item))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, item in enumerate(items):
+                    group.create_task(one(number, item))
+        except asyncio.CancelledError:  # what they had said until then is kept, as that of one would be
+            stopped = next((part for part in parts if part.ending and not part.status.is_final), None)
+            with contextlib.suppress(ValueError):
+                state.output = self._handed_on([part.output for part in parts])
+            state.attempts = sum(part.attempts for part in parts)
+            if stopped is not None:
+                state.error, state.ending = stopped.error, stopped.ending
+            raise
         outputs = [part.output for part in parts]
         state.attempts = sum(part.attempts for part in parts)
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
@@ -337,7 +346,13 @@ class Steps:
             asked,
             self._redaction.holds,
         )
-        return await self._providers[step.type].run(call, self._runtime)
+        try:
+            return await self._providers[step.type].run(call, self._runtime)
+        except asyncio.CancelledError as cancelled:
+            state.ending, state.error = Ending.CANCELLED.value, None
+            if (left := handed_over(cancelled)) is not None:
+                self._noted(step, state, left)
+            raise
 
     async def _rendered_step(self, step: AnyStep, scope: dict[str, Any]) -> RenderedStep:
         asked, folder = await self._surroundings(step, scope)

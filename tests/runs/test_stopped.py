@@ -1,0 +1,128 @@
+"""Runs that are stopped: what their steps had said is kept, and what they declared as clean-up runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+from tests.runs.conftest import statuses, step
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+Run = Callable[..., Envelope]
+WITHIN_S = 30.0
+
+
+class Program:
+    """`shotclock run` in a folder of the test's own, to be sent signals."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        (folder / "flow.yaml").write_text(textwrap.dedent(text))
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--run-id", "r"],
+            cwd=folder,
+            env={**os.environ, "SHOTCLOCK_HOME": str(folder / "home")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def wait_for(self, name: str) -> None:
+        give_up_at = time.monotonic() + WITHIN_S
+        while not (self.folder / name).exists():
+            assert time.monotonic() < give_up_at and self.process.poll() is None, f"{name} is not there"
+            time.sleep(0.02)
+
+    def ended(self) -> tuple[int, Any]:
+        out, _ = self.process.communicate(timeout=WITHIN_S)
+        return self.process.returncode, json.loads(out) if out else None
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Any:
+    programs: list[Program] = []
+
+    def start(text: str) -> Program:
+        programs.append(Program(tmp_path, text))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        if program.process.poll() is None:
+            program.process.kill()
+        program.process.communicate(timeout=WITHIN_S)
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_step_said_before_a_signal_stopped_it_is_kept(
+    started: Any, number: int, validate_envelope: Callable[[Any], Any]
+) -> None:
+    program = started("steps: {talks: {exec: 'echo half; echo complaint >&2; touch up; sleep 60', grace: 100ms}}")
+    program.wait_for("up")
+    program.process.send_signal(number)
+    code, envelope = program.ended()
+    validate_envelope(envelope)
+    assert code == 128 + number and envelope["error"]["code"] == "CANCELLED"
+    talks = envelope["data"]["steps"]["talks"]
+    assert (talks["status"], talks["output"], talks["ending"]) == ("cancelled", "half", "killed"), talks
+    assert talks["error"]["code"] == "CANCELLED" and talks["error"]["context"]["rule"] == "command/cancelled"
+    assert "complaint" in talks["error"]["context"]["stderr"]
+
+
+def test_what_steps_of_every_kind_said_before_fail_fast_stopped_them_is_kept(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(
+        "steps:\n  done: {exec: echo inner}\n  talks: {exec: 'echo deep; touch up3; sleep 60', grace: 0}\n"
+    )
+    (tmp_path / "st.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom shotclock import App\napp = App('st', default_timeout='1m')\n"
+        "@app.command(mutates=False)\ndef hang(file: str) -> None:\n    Path(file).touch()\n    time.sleep(60)\n"
+    )
+    envelope = run(f"""
+        fail_fast: true
+        steps:
+          one: {{exec: 'echo one; touch up1; sleep 60', grace: 0}}
+          each:
+            exec: 'echo "item {{{{ item }}}}"; touch up2{{{{ item }}}}; [ {{{{ item }}}} = a ] || sleep 60'
+            for_each: [a, b]
+            grace: 0
+          inside: {{type: workflow, workflow: inner.yaml}}
+          calls:
+            type: function
+            target: "{tmp_path}/st.py:app"
+            command: hang
+            arguments: {{file: "{tmp_path}/up4"}}
+            grace: 0
+          breaks:
+            exec: |
+              for name in up1 up2a up2b up3 up4; do
+                while [ ! -e $name ]; do sleep 0.05; done
+              done
+              sleep 0.3
+              exit 1
+    """)
+    assert statuses(envelope) == {
+        "one": "cancelled",
+        "each": "cancelled",
+        "inside": "cancelled",
+        "calls": "cancelled",
+        "breaks": "failed",
+    }
+    assert (step(envelope, "one")["output"], step(envelope, "one")["ending"]) == ("one", "killed")
+    assert (step(envelope, "each")["output"], step(envelope, "each")["ending"]) == (["item a", "item b"], "killed")
+    inside = step(envelope, "inside")
+    assert inside["output"] == {"done": "inner", "talks": "deep"} and inside["ending"] == "killed", inside
+    assert step(envelope, "calls")["ending"] == "killed"
+    assert {step(envelope, name)["error"]["code"] for name in ("one", "each", "inside", "calls")} == {"CANCELLED"}
