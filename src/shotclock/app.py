@@ -35,7 +35,7 @@ from .core.durations import parse_duration_ms
 from .core.effects import SideEffects
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
-from .core.manifest import flag_name
+from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.operation import HandlerReference, Isolation, Operation
 from .desk import Desk
 from .enforce import worker
@@ -52,6 +52,7 @@ RESERVED = frozenset(
         "budget",
         "json",
         "debug",
+        CONFIRM_FLAG,
         "validate-only",
         "idempotency-key",
         "heartbeat-interval",
@@ -317,7 +318,9 @@ class App:
         serve_app(self, **options)
 
     async def call(self, command: str, /, **arguments: Any) -> Envelope:
-        """Call a command on the clock. Inside `async with app:` the workers stay warm between calls."""
+        """Call a command on the clock. Inside `async with app:` the workers stay warm between calls.
+
+        A destructive command runs only with `confirm_destructive=True` beside its arguments."""
         return await self.call_with(command, arguments)
 
     async def call_with(
@@ -329,6 +332,7 @@ class App:
         budget: object = None,
         idempotency_key: str | None = None,
         on_progress: Progress | None = None,
+        confirm_destructive: bool = False,
     ) -> Envelope:
         """As `call`, with the options of this one call beside its arguments."""
         async with self:  # whoever is inside keeps it open, also for calls that began without a context
@@ -340,6 +344,7 @@ class App:
                 budget_ms=None if budget is None else parse_duration_ms(budget),
                 idempotency_key=idempotency_key,
                 on_progress=on_progress,
+                confirmed=confirm_destructive,
             )
 
     async def __aenter__(self) -> Self:

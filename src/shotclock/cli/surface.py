@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from .. import __version__
-from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
+from ..core.catalogue import BUDGET_VARIABLE, CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
@@ -68,6 +68,7 @@ class Request:
     idempotency_key: str | None = None
     heartbeat: Heartbeat | None = None
     justification: str = ""
+    confirmed: bool = False
 
 
 def main(app: Offered, words: list[str]) -> int:
@@ -265,6 +266,7 @@ def _request(spec: CommandSpec, parsed: Parsed, mistakes: Mistakes) -> Request:
         said.get("idempotency_key"),
         heartbeat,
         str(said.get("justification", "")) if spec.approval is not None else "",
+        spec.needs_confirmation and bool(said.get(CONFIRMATION)),
     )
 
 
@@ -332,6 +334,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
         refusal = _ask_person(spec, request.arguments)
         if refusal is not None:
             return _deliver_unstarted(catalogue, spec.name, refusal, as_json, request.clocks)
+        request = replace(request, confirmed=True)
     with contextlib.ExitStack() as stack:
         stdin = None
         if spec.reads_stdin and not request.validate_only:
@@ -391,6 +394,7 @@ async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelo
                     stop=stop,
                     stdin=stdin,
                     justification=request.justification,
+                    confirmed=request.confirmed,
                     began_ns=process_began_ns(),
                 )
     finally:

@@ -17,6 +17,9 @@ from .records import as_dict
 
 JsonSchema = dict[str, Any]
 
+CONFIRMATION = "confirm_destructive"
+"""The argument that confirms a destructive call, beside those of the command."""
+
 _NUMBER = r"(0|[1-9][0-9]*)"
 _SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 
@@ -92,6 +95,11 @@ class CommandSpec:
     """How many calls of it may run at the same time, on this machine."""
     reads_stdin: bool = False
     on_mcp: bool = True
+
+    @property
+    def needs_confirmation(self) -> bool:
+        """Whether whoever calls has to confirm it. Where a person decides, that person does."""
+        return self.destructive and self.approval is None and self.requires_person is None
 
     def operation(self) -> Operation:
         """Commands run where they can be killed, async ones as well, unless they ask for something else."""

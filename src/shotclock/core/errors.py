@@ -49,6 +49,8 @@ _ERRORS: dict[str, ErrorEntry] = {
         # What the caller asked for. Nothing ran.
         ErrorEntry("ARG_ERROR", 2, 422, False, NONE, "The arguments are wrong; nothing ran.",
                    "mend what error.errors lists, then call again"),
+        ErrorEntry("CONFIRMATION_REQUIRED", 2, 428, False, NONE, "Destructive, and not confirmed: nothing ran.",
+                   "look at data, then call again with --confirm-destructive, over MCP with confirm_destructive: true"),
         ErrorEntry("WORKFLOW_INVALID", 2, 422, False, NONE, "The workflow file is wrong; nothing ran.",
                    "mend what error.errors lists"),
         ErrorEntry("FILE_NOT_FOUND", 5, 404, False, NONE, "There is no such file.",

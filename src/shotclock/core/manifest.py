@@ -7,11 +7,12 @@ import json
 import re
 from typing import Any
 
-from .catalogue import BUDGET_VARIABLE, Catalogue, CommandSpec
+from .catalogue import BUDGET_VARIABLE, CONFIRMATION, Catalogue, CommandSpec
 from .effects import SideEffects
 from .errors import RAISED_CODES, error_entry
 
 SCHEMA_VERSION = "3.21"
+CONFIRM_FLAG = CONFIRMATION.replace("_", "-")
 
 # What any command may answer with, whatever it declares: it is checked, timed, stopped and run in a process.
 COMMON_CODES = (
@@ -133,6 +134,8 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
         }
         entry["spawns_background_process"] = interruption.detach
         entry["cleanup_command"] = "job cancel"
+    if spec.needs_confirmation:
+        entry["confirm_flag"] = CONFIRM_FLAG
     if spec.requires_person is not None:
         entry |= {"requires_person": True, "interactive": True}
     if not spec.on_mcp:
@@ -157,6 +160,8 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
     }
     if spec.destructive:
         flags["dry-run"] = _flag("boolean", "Say what would be done, and do nothing.")
+    if spec.needs_confirmation:
+        flags[CONFIRM_FLAG] = _flag("boolean", "Do it. Without this it only says what would be done, exit code 2.")
     if spec.interruption is not None and spec.interruption.detach:
         flags["budget"] = _flag("string", "How long this call waits; the work goes on as a job after that.")
     elif spec.approval is not None:
@@ -238,6 +243,8 @@ def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
         codes.append("LOCK_HELD")
     if spec.requires_person is not None:
         codes += ["PERSON_REQUIRED"]
+    if spec.needs_confirmation:
+        codes += ["CONFIRMATION_REQUIRED"]
     return _by_exit_code(codes, mutates=spec.mutates, raised=(*RAISED_CODES, "ARGUMENT_REFUSED", *spec.error_codes))
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from .. import inbox, jobs, store
 from ..core.arguments import NotSerializable
-from ..core.catalogue import Catalogue, CommandSpec
+from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.effects import Ending
-from ..core.envelope import Envelope, stopped_by, warning
+from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
 from ..core.records import changed
@@ -124,6 +124,7 @@ class Desk:
         stdin: Stdin | None = None,
         caller: Principal | None = None,
         justification: str = "",
+        confirmed: bool = False,
         began_ns: int = 0,
     ) -> Envelope:
         """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
@@ -131,8 +132,9 @@ class Desk:
 
         `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
         for a command that may outlive it, or for a person; None waits as long as the work takes. `caller` is who asks
-        where a person has to approve it, `justification` why. `began_ns` is when this caller began to wait, if that was
-        earlier.
+        where a person has to approve it, `justification` why. `confirmed` says that it may destroy what it destroys, as
+        the argument `confirm_destructive` does; without either it is only shown. `began_ns` is when this caller began
+        to wait, if that was earlier.
 
         All of it is one call on one clock, from here on: looking at its arguments, waiting for a lock or for the first
         call with the same key, and the work. Only while a person is asked the clock stands still.
@@ -141,11 +143,24 @@ class Desk:
         if spec is None:
             admission = self.runtime.admit(name, clocks, parent=parent, began_ns=began_ns)
             return await self.runtime.call(name, arguments, admission=admission)
+        has_dry_run = "dry_run" in spec.input_schema["properties"]
+        said: object = False
+        if spec.needs_confirmation and CONFIRMATION in arguments:
+            arguments = dict(arguments)
+            said = arguments.pop(CONFIRMATION)
+        if has_dry_run and arguments.get("dry_run") is True:
+            dry_run = True
         operation = self.runtime.operation(name)
         if dry_run or validate_only:
             operation = replace(operation, mutates=False)  # by its own word
         admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=began_ns)
-        if validate_only or (dry_run and "dry_run" not in spec.input_schema["properties"]):
+        if not isinstance(said, bool):
+            return answer(admission, invalid([{"field": CONFIRMATION, "message": "must be true or false"}]))
+        admission.confirmed = spec.destructive and (confirmed or said) and not (dry_run or validate_only)
+        if spec.needs_confirmation and not (admission.confirmed or dry_run or validate_only):
+            preview = await self.call(name, arguments, clocks, dry_run=True, parent=parent, stop=stop, stdin=stdin)
+            return _unconfirmed(spec, arguments, preview, admission) if preview.ok else preview
+        if validate_only or (dry_run and not has_dry_run):
             checked = await self._check(spec, arguments, admission, stop)
             if checked.ok and dry_run:
                 checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
@@ -359,6 +374,8 @@ class Desk:
         )
         envelope = await _unless_stopped(waiting, stop, STOP_LIMIT_S)
         if envelope is not None:
+            if admission.confirmed:  # its keeper does not know
+                envelope.meta["confirmed"] = True
             if job.delivered_at is not None and job.ended_at is not None:
                 envelope.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
             return envelope
@@ -459,6 +476,17 @@ async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] 
 def _stopped(admission: Admission, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
     assert stop is not None
     return answer(admission, Outcome(ending, stopped_by(stop.result()), {"partial": True}))
+
+
+def _unconfirmed(
+    spec: CommandSpec, arguments: Mapping[str, object], preview: Envelope, admission: Admission
+) -> Envelope:
+    """What would be done, by the command's own rehearsal where it has one. Nothing was."""
+    data: dict[str, object] = {"would_run": spec.name, "arguments": _shown(arguments)}
+    if "dry_run" in spec.input_schema["properties"]:
+        data["preview"] = preview.data
+    message = f"{spec.name} is destructive and was not confirmed; nothing was done"
+    return answer(admission, Outcome(Ending.NOT_STARTED, Problem("CONFIRMATION_REQUIRED", message, "validation"), data))
 
 
 def _shown(arguments: Mapping[str, object]) -> dict[str, object]:

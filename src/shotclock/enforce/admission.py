@@ -56,6 +56,8 @@ class Admission:
     began_ns: int = 0
     """When the caller began to wait, where that is earlier than the start of the clocks: a person was asked first, or
     the program was imported."""
+    confirmed: bool = False
+    """Whoever called said that it may destroy something."""
 
     @property
     def trace_id(self) -> str:
@@ -284,6 +286,8 @@ def _render(outcome: Outcome) -> Envelope:
     }
     if admission.tool.version is not None:
         meta["tool_version"] = admission.tool.version
+    if admission.confirmed and outcome.ending is not Ending.NOT_STARTED:
+        meta["confirmed"] = True
     if bound.bell is not None:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem

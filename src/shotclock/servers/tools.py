@@ -7,7 +7,7 @@ from typing import Any
 
 from mcp_types import Tool, ToolAnnotations
 
-from ..core.catalogue import Catalogue, CommandSpec, JsonSchema
+from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, JsonSchema
 from ..core.durations import format_duration
 from .proposals import CHECK, PROPOSE, WITHDRAW, proposal_tools
 
@@ -28,6 +28,10 @@ _JOB_DESCRIPTION = (
 _NEEDS_APPROVAL = (
     "Runs only after an operator has approved it. Where nobody has decided in time it answers with data.status "
     "pending, which is no error: the proposal stays queued, and the identical call picks the decision up."
+)
+_NEEDS_CONFIRMATION = (
+    "Destroys something. Call it first without confirm_destructive: it answers CONFIRMATION_REQUIRED with what it "
+    "would do in data, and does nothing. Call it again with confirm_destructive: true to have it done."
 )
 JUSTIFICATION = "justification"
 
@@ -58,7 +62,7 @@ def _tool(spec: CommandSpec) -> Tool:
     return Tool(
         name=spec.name,
         description=_description(spec) or None,
-        input_schema={"type": "object", **_with_justification(spec)},
+        input_schema={"type": "object", **_with_ours(spec)},
         output_schema=_envelope_schema(spec.output_schema),
         annotations=ToolAnnotations(
             read_only_hint=not spec.mutates,
@@ -73,17 +77,22 @@ def takes_justification(spec: CommandSpec) -> bool:
     return spec.approval is not None and JUSTIFICATION not in spec.input_schema.get("properties", {})
 
 
-def _with_justification(spec: CommandSpec) -> JsonSchema:
-    if not takes_justification(spec):
-        return spec.input_schema
-    why = {"type": "string", "description": "Why the operator should approve this call."}
-    return {**spec.input_schema, "properties": {**spec.input_schema.get("properties", {}), JUSTIFICATION: why}}
+def _with_ours(spec: CommandSpec) -> JsonSchema:
+    """The arguments of the command, and those that the server takes for itself."""
+    ours: JsonSchema = {}
+    if takes_justification(spec):
+        ours[JUSTIFICATION] = {"type": "string", "description": "Why the operator should approve this call."}
+    if spec.needs_confirmation:
+        ours[CONFIRMATION] = {"type": "boolean", "description": "Do it. Without this it only says what it would do."}
+    return {**spec.input_schema, "properties": {**spec.input_schema.get("properties", {}), **ours}}
 
 
 def _description(spec: CommandSpec) -> str:
     said = [spec.description] if spec.description else []
     if spec.approval is not None:
         said.append(_NEEDS_APPROVAL)
+    if spec.needs_confirmation:
+        said.append(_NEEDS_CONFIRMATION)
     if spec.interruption is not None:
         said.append(_GOES_ON)
     elif spec.clocks.timeout_ms:
