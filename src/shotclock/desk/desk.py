@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from .. import inbox, jobs, store
-from ..core.arguments import NotSerializable
+from ..core.arguments import NotSerializable, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
@@ -490,5 +490,10 @@ def _unconfirmed(
 
 
 def _shown(arguments: Mapping[str, object]) -> dict[str, object]:
-    plain = str | int | float | bool | None
-    return {name: value if isinstance(value, plain) else repr(value) for name, value in arguments.items()}
+    shown: dict[str, object] = {}
+    for name, value in arguments.items():
+        try:
+            shown[name] = to_valid_json(value)[0]
+        except NotSerializable:
+            shown[name] = repr(value)
+    return shown
