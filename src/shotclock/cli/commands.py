@@ -28,7 +28,8 @@ from .serve import Serve
 from .words import Parameter, Words
 
 SUBCOMMANDS = (
-    "exec", "run", "check", "plan", "schema", "report", "serve", "job", "inbox", "token", "errors", "doctor", "help",
+    *("exec", "run", "check", "plan", "schema", "report", "serve", "job", "inbox", "token", "prune"),
+    *("errors", "doctor", "help"),
 )  # fmt: skip
 DEFAULT_TIMEOUT = "30s"
 
@@ -364,6 +365,54 @@ def serve(
     if mistakes:
         raise _Mistaken(mistakes)
     return asked
+
+
+@WORDS.command()
+def prune(
+    *,
+    older_than: Annotated[str | None, Parameter(metavar="D")] = None,
+    keep: Annotated[str | None, Parameter(metavar="N")] = None,
+    max_size: Annotated[str | None, Parameter(metavar="SIZE")] = None,
+    dry_run: Annotated[bool, FLAG] = False,
+    json: Json = False,
+    timeout: Timeout = "5m",
+) -> Work:
+    """Delete runs, proposals and jobs that ended long ago. What is under way, parked or waiting stays.
+
+    Parameters
+    ----------
+    older_than
+        What ended this long ago (7d, 12h), instead of 30d for runs and 90d for proposals.
+    keep
+        So many ended runs at most, the newest, instead of 1000.
+    max_size
+        So much for ended runs at most (20MB), instead of 1GB.
+    dry_run
+        Say what would go, and delete nothing.
+    """
+    from ..store.retention import parse_size
+    from .prune import prune_store
+
+    changes: dict[str, int] = {}
+    mistakes: Mistakes = []
+    try:
+        if older_than is not None:
+            age_ms = parse_duration_ms(older_than)
+            changes |= {"runs_ms": max(1, age_ms), "proposals_ms": max(1, age_ms)}
+    except DurationError as error:
+        mistakes.append({"field": "older-than", "message": str(error)})
+    if keep is not None and (not keep.isdecimal() or len(keep) > 15):
+        mistakes.append({"field": "keep", "message": f"{keep[:40]!r} is no whole number; 0 is no limit"})
+    elif keep is not None:
+        changes["runs"] = int(keep)
+    try:
+        if max_size is not None:
+            changes["runs_bytes"] = parse_size(max_size)
+    except ValueError as error:
+        mistakes.append({"field": "max-size", "message": str(error)})
+    if mistakes:
+        raise _Mistaken(mistakes)
+    return Work("prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run)
 
 
 @WORDS.command()

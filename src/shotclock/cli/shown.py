@@ -28,6 +28,8 @@ def render(envelope: Envelope, console: Console) -> None:
             _findings(envelope, console)
         case "plan":
             _plan(envelope, console)
+        case "prune":
+            _pruned(envelope, console)
         case "report":
             from .report_shown import render, render_list
 
@@ -35,6 +37,23 @@ def render(envelope: Envelope, console: Console) -> None:
             (render_list if is_list else render)(envelope, console)
         case _:
             console.print(json.dumps(envelope.data, indent=2), soft_wrap=True)
+
+
+def _pruned(envelope: Envelope, console: Console) -> None:
+    data: Any = envelope.data
+    gone = data["deleted"]
+    verb = "would go" if data["dry_run"] else "went"
+    console.print(f"{gone['runs']} runs ({_bytes(gone['runs_bytes'])}) and {gone['proposals']} proposals {verb}")
+    before, after = _bytes(data["file_bytes_before"]), _bytes(data["file_bytes"])
+    console.print(f"{data['file']}: {before}" + ("" if data["dry_run"] else f", now {after}"), soft_wrap=True)
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000  # type: ignore[assignment]
+    return f"{size:.3g} GB"
 
 
 def _version(envelope: Envelope, console: Console) -> None:

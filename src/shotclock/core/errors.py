@@ -234,6 +234,7 @@ _WARNINGS: dict[str, str] = {
     "NUMBER_KEPT_AS_TEXT": "No number here can be exactly what was printed, so it is handed on as text.",
     "NOT_TOLD": "Whoever watched the run could not be told of its changes any more; it went on.",
     "NOT_WRITTEN_DOWN": "The store did not take what became of the run; only this answer says it.",
+    "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",
     "LOOP_CAP": "A step sent the run back too often; it goes on without.",
     "REPLAYED": "This call was answered before; nothing ran again.",
     "RESULT_CHANGED": "JSON cannot hold all of the result; what was changed for it is listed.",

@@ -234,6 +234,8 @@ class AuditFile:
             told = _Told()
             for entry in kept.entries:
                 told.hear(entry, problems)
+            if told.is_forgotten and proposal is None:
+                continue
             if proposal is None:
                 problems.append(AuditProblem("proposal", f"proposal {id} is gone from the store"))
             elif not told.fits(kept, proposal):
@@ -297,6 +299,8 @@ class _Told:
         self.ask: str | None = None
         self.row: str | None = None
         """Of all that was kept of it after its last change. Entries of before there were such digests have none."""
+        self.is_forgotten = False
+        """What was asked and decided is too old to be kept; these entries are."""
 
     def hear(self, entry: Entry, problems: list[AuditProblem]) -> None:
         if entry.action in _ENDS:
@@ -308,6 +312,11 @@ class _Told:
         elif entry.action == "proposed":
             self.action_hash = entry.details.get("action_hash")
             self.ask = entry.details.get("ask")
+        elif entry.action == "forgotten":
+            if self.status.is_open:
+                message = f"entry {entry.seq} forgets proposal {entry.proposal} before it was decided"
+                problems.append(AuditProblem("store", message, entry.seq))
+            self.is_forgotten = True
         elif entry.action == "used":
             if self.used:
                 message = f"entry {entry.seq} uses the approval {entry.proposal} a second time"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 import threading
 from collections import deque
@@ -37,10 +38,12 @@ from ..core.proposals import (
 )
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.identity import is_alive
 from ..store import Store
 from ..store.audit import Entry
 from ..store.home import private_directory, private_key
 from ..store.proposals import NewProposal
+from ..store.retention import prune_by_the_way
 from .access import Principal
 from .audit import AuditFile, AuditProblem
 from .budget import room_in_inbox
@@ -334,6 +337,7 @@ class Inbox:
         with self._lock:
             self._filing = False
         self._file.catch_up_if_possible()
+        prune_by_the_way(self._store, os.environ, _now(), is_alive)
 
     def _finish(self) -> None:
         self._watcher.close()

@@ -98,7 +98,7 @@ class Front:
     def start_or_attach(self, invocation: Invocation, trace: TraceContext) -> Job:
         """The job that does this work: one that runs already, one that has ended untold, or a new one, below the
         caller's place in its trace."""
-        self._forget_old()
+        self.forget_old()
         job_id = secrets.token_hex(8)
         log = self._store.folder("jobs") / f"{job_id}.log"
         job, ours = self._store.jobs.attach_or_create(invocation.as_new_job(str(log), job_id, now()), now(), is_alive)
@@ -132,7 +132,7 @@ class Front:
         finally:
             os.close(output)
 
-    def _forget_old(self) -> None:
+    def forget_old(self) -> None:
         self._store.checkpoints.forget_saved_before(WallTime(max(0, now().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, now().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):

@@ -44,6 +44,8 @@ FORK_WAIT_S = 2.0
 # What is kept of the write-ahead log's file after a burst.
 LOG_KEPT_BYTES = 4 * 1024 * 1024
 _HEADER_BYTES = 100
+# Room of what was deleted is given back when it is asked for.
+_INCREMENTAL = 2
 
 _FORKED = "the store was in use in the moment this process was forked, and can only be opened after an exec"
 
@@ -88,6 +90,26 @@ class Database:
         """
         with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait) as connection:
             yield connection
+
+    def shrink(self, pages: int | None = None) -> bool:
+        """Give room of what was deleted back to the file system: so many pages at most, or all of it. Whether that was
+        possible: others may be in the middle of something, or the disk may have no room for a copy."""
+        with self._locked():
+            self._check_file()
+            connection = self._connection or self._connect()
+            try:
+                connection.execute(f"PRAGMA busy_timeout={OPEN_STEP_MS if pages is not None else BUSY_TIMEOUT_MS}")
+                self._busy_ms = -1
+                if _number(connection, "auto_vacuum") == _INCREMENTAL:
+                    # A script, because it steps once for each page, and `execute` would stop after the first.
+                    connection.executescript(f"PRAGMA incremental_vacuum({pages or 0})")
+                elif pages is None:
+                    connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
+                    connection.execute("VACUUM")  # of a file from before this: it is written anew, once
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error:
+                return False
+            return True
 
     def close(self) -> None:
         if self._closed or self._pid != os.getpid():
@@ -266,6 +288,8 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if _number(connection, "application_id") != APPLICATION_ID and not (empty and version == 0):
         raise StoreUnusable("this is a database of some other program", path)
+    if empty:  # later it would take a copy of everything
+        connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise StoreUnusable(f"this file system cannot hold the store (journal mode {mode})", path)

@@ -187,6 +187,36 @@ class Proposals:
                 more = AT_ONCE in (len(due), len(to_remind))
         return True
 
+    def forgettable(self, before: WallTime) -> tuple[str, ...]:
+        """Ids of proposals that were over before then, the oldest first. Open ones stay, decisions that may still hold,
+        and what a run that has not ended may come back to."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT id FROM proposals WHERE status <> 'pending' AND expires_at < ? "
+                "AND coalesce(used_at, decided_at, 0) < ? "
+                "AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_open WHERE ended_at IS NULL "
+                "AND substr(proposals.key, 1, length(runs.id) + 1) IN (runs.id || '/', runs.id || '.')) "
+                "ORDER BY seq",
+                (before.ms, before.ms),
+            )
+            return tuple(c.text_out(id) for (id,) in rows)
+
+    def forget(self, ids: Sequence[str], now: WallTime) -> int:
+        """How many went. Their entries in the audit trail stay, and one more says that they went."""
+        gone = 0
+        with self._database.write() as connection:
+            for id in ids:
+                row = connection.execute(
+                    "SELECT status, action_hash FROM proposals WHERE id = ? AND status <> 'pending'", (c.text_in(id),)
+                ).fetchone()
+                if row is not None:
+                    details = {"status": row[0], "action_hash": row[1]}
+                    append(connection, now, "forgotten", id, THE_CLOCK, details)
+                    connection.execute("DELETE FROM proposals WHERE id = ?", (c.text_in(id),))
+                    connection.execute("DELETE FROM asks WHERE id = ?", (c.text_in(id),))
+                    gone += 1
+        return gone
+
     def _change(
         self,
         id: str,

@@ -53,6 +53,16 @@ class StepRecord:
     record: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """A run that may go."""
+
+    seq: int
+    bytes: int
+    holder: str | None = None
+    """Who had it and died, where it has not ended."""
+
+
 class RunTaken(Exception):
     """The run is somebody's: it is under way, or its id was used before."""
 
@@ -133,12 +143,12 @@ class Runs:
             return {c.text_out(id): StepRecord(c.text_out(id), status, c.json_out(text)) for id, status, text in rows}
 
     def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
-        """Whether this ended it. The first end stays."""
-        text = c.json_in(envelope)
+        """Whether this ended it. The first end stays. What its steps have put out is kept once, with the steps."""
         with self._database.write() as connection:
+            text, size = _slimmed(connection, c.text_in(run_id), envelope)
             return connection.execute(
-                "UPDATE runs SET envelope = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL",
-                (text, now.ms, c.text_in(run_id)),
+                "UPDATE runs SET envelope = ?, bytes = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL",
+                (text, size, now.ms, c.text_in(run_id)),
             ).rowcount > 0  # fmt: skip
 
     def get(self, run_id: str) -> Run | None:
@@ -162,18 +172,103 @@ class Runs:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()
         return tuple(map(_run, rows))
 
-    def forget_ended_before(self, before: WallTime, limit: int = 100) -> int:
-        """How many went: the oldest, `limit` at most, with their steps."""
+    def slim(self, limit: int = 50) -> int:
+        """How many ended runs of before outputs were kept once were brought to that, `limit` at most."""
         with self._database.write() as connection:
-            return connection.execute(
-                "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE ended_at < ? ORDER BY ended_at LIMIT ?)",
-                (before.ms, c.count_in(limit, "limit")),
-            ).rowcount
+            rows = connection.execute(
+                "SELECT id, envelope FROM runs WHERE ended_at IS NOT NULL AND bytes IS NULL LIMIT ?",
+                (c.count_in(limit, "limit"),),
+            ).fetchall()
+            for id, envelope in rows:
+                text, size = _slimmed(connection, id, c.json_out(envelope))
+                connection.execute("UPDATE runs SET envelope = ?, bytes = ? WHERE id = ?", (text, size, id))
+        return len(rows)
+
+    def outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
+        """Ended runs that ended before then, or that are more than so many or than so many bytes, the oldest first; 0
+        and None are no limit. What belongs to a run that has not ended stays."""
+        kept = total = 0
+        found = []
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT seq, ended_at, coalesce(bytes, 0) FROM runs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC"
+            )
+            for seq, ended_at, bytes in rows:
+                kept, total = kept + 1, total + bytes
+                too_many = (count and kept > count) or (size and total > size)
+                if too_many or (before is not None and ended_at < before.ms):
+                    found.append(Outdated(seq, bytes))
+            return tuple(each for each in reversed(found) if not _is_inside_open(connection, each.seq))
+
+    def left_behind(self, before: WallTime, is_alive: Callable[[Holder], bool]) -> tuple[Outdated, ...]:
+        """Runs that began before then and whose process died. One that is parked waits for a person, and stays."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT seq, holder FROM runs INDEXED BY runs_open "
+                "WHERE ended_at IS NULL AND parked_at IS NULL AND created_at < ?",
+                (before.ms,),
+            ).fetchall()
+        return tuple(Outdated(seq, 0, holder) for seq, holder in rows if not is_alive(c.holder_out(holder)))
+
+    def forget(self, runs: Iterable[Outdated]) -> int:
+        """How many went, with their steps. One that was taken up meanwhile stays."""
+        with self._database.write() as connection:
+            query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
+            return sum(connection.execute(query, (run.seq, run.holder)).rowcount for run in runs)
 
 
 def _get(connection: sqlite3.Connection, run_id: str) -> Run | None:
     row = connection.execute(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (c.text_in(run_id),)).fetchone()
-    return None if row is None else _run(row)
+    if row is None:
+        return None
+    run = _run(row)
+    steps = _steps_in(run.envelope)
+    if any("output" not in step for step in steps.values()):
+        records = _records(connection, c.text_in(run_id))
+        for id, step in steps.items():
+            step.setdefault("output", records.get(id, {}).get("output"))
+    return run
+
+
+def _is_inside_open(connection: sqlite3.Connection, seq: int) -> bool:
+    """Whether it was begun by a step of a run that has not ended: that one's id and a dot are the beginning of its."""
+    query = (
+        "SELECT 1 FROM runs AS inner_run, runs AS around INDEXED BY runs_open WHERE inner_run.seq = ? "
+        "AND around.ended_at IS NULL AND substr(inner_run.id, 1, length(around.id) + 1) = around.id || '.'"
+    )
+    return connection.execute(query, (seq,)).fetchone() is not None
+
+
+def _slimmed(connection: sqlite3.Connection, id: str | bytes, envelope: Mapping[str, Any]) -> tuple[str, int]:
+    """The envelope without the outputs that stand with the steps as well, and how much the whole run takes."""
+    rows = connection.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
+    records = {c.text_out(step): c.json_out(record) for step, record in rows}
+    kept = {
+        name: {key: value for key, value in step.items() if key != "output"}
+        if name in records and _is_same(step.get("output"), records[name].get("output"))
+        else step
+        for name, step in _steps_in(envelope).items()
+    }
+    if kept:
+        envelope = {**envelope, "data": {**envelope["data"], "steps": kept}}
+    text = c.json_in(envelope)
+    found = connection.execute("SELECT length(workflow) + length(inputs) FROM runs WHERE id = ?", (id,)).fetchone()
+    return text, len(text) + sum(len(record) for _, record in rows) + (0 if found is None else found[0])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _records(connection: sqlite3.Connection, id: str | bytes) -> dict[str, Any]:
+    rows = connection.execute("SELECT id, record FROM steps WHERE run = ?", (id,))
+    return {c.text_out(step): c.json_out(record) for step, record in rows}
+
+
+def _steps_in(envelope: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    data = None if envelope is None else envelope.get("data")
+    steps = data.get("steps") if isinstance(data, dict) else None
+    return steps if isinstance(steps, dict) else {}
 
 
 def _run(row: tuple[Any, ...]) -> Run:

@@ -253,4 +253,25 @@ _OUTCOMES = (
 # Whose it is. None: of the user whose store this is.
 _OWNERS = ("ALTER TABLE jobs ADD COLUMN owner TEXT",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUNS, _INBOX, _ASKS, _PARKED, _ENDED_SESSIONS, _OUTCOMES, _OWNERS)
+# How much each ended run takes, so that the oldest can go without reading any; NULL is one whose outputs stand in its
+# envelope a second time, from before they were left out there. And when it was last looked for what is too old.
+_RETENTION = (
+    "ALTER TABLE runs ADD COLUMN bytes INTEGER",
+    "DROP INDEX runs_ended",
+    "CREATE INDEX runs_ended ON runs (ended_at, bytes) WHERE ended_at IS NOT NULL",
+    "CREATE INDEX runs_open ON runs (id) WHERE ended_at IS NULL",
+    "CREATE TABLE pruned (at INTEGER NOT NULL)",
+    "INSERT INTO pruned (at) VALUES (0)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _FIRST,
+    _RUNS,
+    _INBOX,
+    _ASKS,
+    _PARKED,
+    _ENDED_SESSIONS,
+    _OUTCOMES,
+    _OWNERS,
+    _RETENTION,
+)

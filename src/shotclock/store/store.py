@@ -12,6 +12,7 @@ from .database import Database
 from .home import private_directory, state_home
 
 if TYPE_CHECKING:
+    from ..core.walltime import WallTime
     from .audit import Audit
     from .checkpoints import Checkpoints
     from .jobs import Jobs
@@ -71,6 +72,22 @@ class Store:
     @property
     def path(self) -> Path:
         return self._database.path
+
+    def shrink(self, pages: int | None = None) -> bool:
+        """Give room of what was deleted back: see Database.shrink."""
+        return self._database.shrink(pages)
+
+    def begin_pruning(self, now: WallTime, pause_ms: int) -> bool:
+        """Whether nobody has looked for what is too old for so long; if so, it is the caller's to do."""
+        with self._database.write(durable=False) as connection:
+            # A clock that was set back must not put it off for ever.
+            query = "UPDATE pruned SET at = ? WHERE at < ? OR at > ?"
+            return connection.execute(query, (now.ms, now.ms - pause_ms, now.ms)).rowcount > 0
+
+    def prune_again_in(self, now: WallTime, pause_ms: int, sooner_ms: int) -> None:
+        """There is more to be done than was: not after the whole pause, but this much."""
+        with self._database.write(durable=False) as connection:
+            connection.execute("UPDATE pruned SET at = ?", (now.ms - pause_ms + sooner_ms,))
 
     def folder(self, name: str) -> Path:
         """A private directory beside the database, for files that belong to what is stored: logs, spooled input."""

@@ -41,6 +41,7 @@ from ..providers.nested import Inner, WorkflowProvider
 from ..providers.provider import Provider
 from ..store import Store
 from ..store.failures import StoreBusy
+from ..store.retention import prune_by_the_way
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from .attention import Attention
 from .gates import key_of
@@ -446,6 +447,8 @@ async def _carry_out(
             await asyncio.to_thread(store.runs.end, request.run_id, _without_outputs(envelope), _now())
     except Failure as failure:
         envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
+    if around is None:
+        await asyncio.to_thread(prune_by_the_way, store, os.environ, _now(), is_alive)
     return envelope
 
 

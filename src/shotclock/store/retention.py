@@ -1,0 +1,162 @@
+"""How long what has ended is kept, and the deletion of what is older: runs by age, number and size, proposals by age.
+
+What is under way, parked or waiting for a person is never deleted. The audit trail is kept whole: of a proposal that
+went, its entries stay, with one more that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..core.durations import DurationError, parse_duration_ms
+from ..core.errors import Failure
+from ..core.holder import Holder
+from ..core.walltime import WallTime
+from .store import Store
+
+DAY_MS = 24 * 3_600_000
+# Runs and proposals that one transaction deletes, so that nobody waits long behind it.
+AT_ONCE = 50
+# Runs of older versions that one transaction reads and writes anew.
+SLIMMED_AT_ONCE = 10
+# What is done by the way, once a day: so many of each kind, and so many pages given back. The rest has to wait for the
+# next time, which then comes sooner.
+BY_THE_WAY = 200
+PAGES_BY_THE_WAY = 2_000
+PAUSE_MS = DAY_MS
+PAUSE_WITH_MORE_MS = 3_600_000
+_SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is kept. 0 is no limit."""
+
+    runs_ms: int = 30 * DAY_MS
+    runs: int = 1_000
+    runs_bytes: int = 10**9
+    proposals_ms: int = 90 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went, or would."""
+
+    runs: int = 0
+    runs_bytes: int = 0
+    proposals: int = 0
+    report_pages: int = 0
+    """Of reports, that were written into the store's folder."""
+    is_all: bool = True
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "is_all"}
+
+
+def retention_in(environment: Mapping[str, str]) -> Retention:
+    """Raises Failure that names every variable which says nonsense."""
+    readers: dict[str, tuple[str, Callable[[str], int]]] = {
+        "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
+        "SHOTCLOCK_KEEP_RUNS": ("runs", _count),
+        "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
+        "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
+    }
+    said: dict[str, int] = {}
+    errors = []
+    for variable, (name, read) in readers.items():
+        if text := environment.get(variable, "").strip():
+            try:
+                said[name] = read(text)
+            except (DurationError, ValueError) as error:
+                errors.append({"field": variable, "message": str(error)})
+    if errors:
+        message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
+    return replace(Retention(), **said)
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 500000, 200kB, 20MB, 1GB. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or len(found[1]) > 15:
+        raise ValueError(f"{text[:40]!r} is no size: write 500000, 200kB, 20MB or 1GB, or 0 for no limit")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise ValueError(f"{text[:40]!r} is no whole number; 0 is no limit")
+    return int(text)
+
+
+def prune(
+    store: Store,
+    retention: Retention,
+    now: WallTime,
+    is_alive: Callable[[Holder], bool],
+    *,
+    dry_run: bool = False,
+    limit: int = -1,
+) -> Pruned:
+    """Delete what is older, more or larger than is kept, at most `limit` of each kind. Raises Failure of the store."""
+    left = limit if limit >= 0 else -1
+    while not dry_run and left and store.runs.slim(SLIMMED_AT_ONCE) == SLIMMED_AT_ONCE:
+        left = max(0, left - SLIMMED_AT_ONCE) if limit >= 0 else left
+    before = _before(now, retention.runs_ms)
+    runs = store.runs.outdated(before, retention.runs, retention.runs_bytes)
+    if before is not None:
+        runs += store.runs.left_behind(before, is_alive)
+    asked_before = _before(now, retention.proposals_ms)
+    proposals = () if asked_before is None else store.proposals.forgettable(asked_before)
+    chosen_runs, chosen = (runs, proposals) if limit < 0 else (runs[:limit], proposals[:limit])
+    pages = _old_pages(store, before)
+    if dry_run:
+        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages))
+    gone = 0
+    for at in range(0, len(chosen_runs), AT_ONCE):
+        gone += store.runs.forget(chosen_runs[at : at + AT_ONCE])
+    decided = 0
+    for at in range(0, len(chosen), AT_ONCE):
+        decided += store.proposals.forget(chosen[at : at + AT_ONCE], now)
+    for page in pages:
+        with contextlib.suppress(OSError):
+            os.unlink(page)
+    is_all = len(chosen_runs) == len(runs) and len(chosen) == len(proposals)
+    return Pruned(gone, sum(run.bytes for run in chosen_runs), decided, len(pages), is_all)
+
+
+def prune_by_the_way(
+    store: Store, environment: Mapping[str, str], now: WallTime, is_alive: Callable[[Holder], bool]
+) -> None:
+    """Once a day, a bounded part of it. Whatever keeps it from being done is told by `shotclock prune`."""
+    try:
+        if store.begin_pruning(now, PAUSE_MS):
+            pruned = prune(store, retention_in(environment), now, is_alive, limit=BY_THE_WAY)
+            store.shrink(PAGES_BY_THE_WAY)
+            if not pruned.is_all:
+                store.prune_again_in(now, PAUSE_MS, PAUSE_WITH_MORE_MS)
+    except Failure:
+        pass
+
+
+def _before(now: WallTime, age_ms: int) -> WallTime | None:
+    return WallTime(max(0, now.ms - age_ms)) if age_ms else None
+
+
+def _old_pages(store: Store, before: WallTime | None) -> list[str]:
+    """Reports that `report --open` has left in the store's folder."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(store.home / "reports") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found_at = entry.stat(follow_symlinks=False)
+                if before is not None and stat.S_ISREG(found_at.st_mode) and found_at.st_mtime * 1000 < before.ms:
+                    found.append(entry.path)
+    return found
