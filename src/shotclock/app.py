@@ -387,12 +387,17 @@ def find_handler(address: str) -> Callable[..., Any]:
 
 
 def describe(attribute: str, module: str) -> dict[str, Any]:
-    """Runs in a process that has imported the program: what the app of that name offers."""
-    found: Any = sys.modules[module]
+    """Runs in a process that has imported the program: what the app of that name offers. Raises Failure."""
+    found: Any = sys.modules.get(module)
+    if found is None:
+        raise Failure("TARGET_UNUSABLE", "it could not be imported")
     for part in attribute.split("."):
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}") from None
     if not isinstance(found, App):
-        raise TypeError(f"{attribute} is a {type(found).__name__}, not an App")
+        raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
     return found.catalogue().to_plain()
 
 

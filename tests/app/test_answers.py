@@ -212,7 +212,7 @@ def test_waiting_for_stdin_counts(program: Tool):
 
 def test_a_server_that_could_not_import_its_app_says_how_long_it_tried(tool: Any, shotclock: Any, tmp_path: Path):
     tool("stuck.py", "import time\ntime.sleep(1.5)\nraise RuntimeError('no')\n")
-    ran = shotclock("serve", str(tmp_path / "stuck.py:app"))
+    ran = shotclock("serve", str(tmp_path / "stuck.py:app"), "--json")
     meta = ran.json()["meta"]
     assert meta["duration_ms"] >= 1500 and meta["timeout_ms"] == 0
 

@@ -612,6 +612,17 @@ def test_what_keeps_the_page_from_being_served_is_said(tmp_path: Path, shotclock
     assert (ran.code, ran.json()["error"]["errors"][0]["field"]) == (2, "http")
 
 
+@pytest.mark.parametrize("words", [("serve", "tests.operators.shop:app"), ("inbox", "serve")])
+def test_a_store_that_cannot_be_used_is_said_where_tokens_are_looked_for(
+    tmp_path: Path, shotclock: Callable[..., Any], validate_envelope: Callable[[Any], Any], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "home").write_text("no directory")
+    home = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    ran = shotclock(*words, "--http", "0.0.0.0:0", env=home, timeout=30)
+    assert validate_envelope(ran.json())["error"]["code"] == "STORE_UNUSABLE"
+    assert b"Traceback" not in ran.stderr
+
+
 def test_serving_without_a_target_says_what_is_missing_and_how_the_page_is_had(shotclock: Callable[..., Any]) -> None:
     ran = shotclock("serve", "--http", "127.0.0.1:0", timeout=30)
     (mistake,) = ran.json()["error"]["errors"]

@@ -165,6 +165,7 @@ def strange(kind: str) -> object:
         "null": None,
         "empty": {},
         "large": "x" * 3_000_000,
+        "too large": ["x" * 1_000_000] * 50,
         "control": {"text": "\x00\x1b[31m\u2028\n"},
     }[kind]
 

@@ -266,7 +266,7 @@ def test_health_says_how_the_server_does_and_only_to_this_machine() -> None:
 
 
 def refusal(shotclock: Callable[..., Any], validate: Callable[[Any], Any], *words: str, **options: Any) -> Any:
-    ran = shotclock("serve", *words, cwd=options.pop("cwd", ROOT), **options)
+    ran = shotclock("serve", *words, "--json", cwd=options.pop("cwd", ROOT), **options)
     envelope = validate(ran.json())
     assert ran.code == envelope["meta"]["exit_code"] != 0
     assert envelope["meta"]["ending"] == "not_started"
@@ -296,6 +296,24 @@ def test_a_file_that_cannot_be_served_is_refused_with_the_reason(
     assert said in error["message"]
     if code == "TARGET_UNUSABLE" and "App" not in said:
         assert "Traceback" in error["context"]["traceback"]
+
+
+def test_what_keeps_a_server_on_stdin_from_starting_is_the_last_line_of_stderr_after_the_one_traceback_of_its_cause(
+    tmp_path: Path, shotclock: Any, validate_envelope: Any
+) -> None:
+    (tmp_path / "broken.py").write_text("1/0\n")
+    ran = shotclock("serve", str(tmp_path / "broken.py"), cwd=ROOT)
+    assert ran.stdout == b"", "which is the protocol's"
+    *before, last = ran.stderr.decode().splitlines()
+    envelope = validate_envelope(json.loads(last))
+    assert (ran.code, envelope["error"]["code"]) == (4, "TARGET_UNUSABLE")
+    assert "__shotclock_main__" not in "\n".join(before)
+    assert sum("Traceback" in line for line in before) == 1, before
+    assert any("ZeroDivisionError" in line for line in before)
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    ran = shotclock("serve", str(tmp_path / "empty.py"), cwd=ROOT)
+    assert "Traceback" not in ran.stderr.decode()
+    assert json.loads(ran.stderr.decode().splitlines()[-1])["error"]["code"] == "TARGET_NOT_FOUND"
 
 
 def test_an_import_that_kills_its_process_is_refused(tmp_path: Path, shotclock: Any, validate_envelope: Any) -> None:

@@ -203,6 +203,10 @@ def test_a_strange_result_arrives_or_is_said_to_be_unreadable(transport: str, va
                 assert envelope["data"] == data, kind
             deep = validate_envelope(await envelope_of(client, "strange", {"kind": "deep"}))
             assert deep["error"]["code"] == "RESULT_NOT_SERIALIZABLE"
+            (large, took_s) = await timed(envelope_of(client, "strange", {"kind": "too large"}))
+            assert validate_envelope(large)["error"]["code"] == "RESULT_TOO_LARGE"
+            assert large["meta"]["ending"] == "finished"
+            assert took_s < 15, "who is not told on time may wait for ever"
             assert (await envelope_of(client, "prints"))["data"] == {"result": "printed"}
             assert (await envelope_of(client, "noop"))["ok"]
 

@@ -17,7 +17,7 @@ from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
-from ..core.records import value
+from ..core.records import changed, value
 from ..enforce.admission import Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, process_began_ns
 from ..enforce.forked import carry_out
@@ -89,7 +89,10 @@ def _main(words: list[str], as_json: bool) -> int:
     if words[0] in _ELSEWHERE:
         return _ELSEWHERE[words[0]](words[1:])
     name = words[0] if words[0] in SUBCOMMANDS else "shotclock"
-    understood, mistakes = _understand(words)
+    try:
+        understood, mistakes = _understand(words)
+    except Failure as failure:  # to serve others, tokens are looked for
+        return _deliver_unstarted(name, Problem(failure.code, str(failure), "validation"), as_json)
     clocks = Clocks()
     if isinstance(understood, Work | Page):
         try:
@@ -354,7 +357,8 @@ def serve(
     elicitation
         Let a client that can ask its own person decide what is not destructive. Nothing proves that a person answered.
     json
-        If it cannot be served: the envelope alone on stdout, also on a terminal.
+        If it cannot be served: the envelope alone on stdout, also on a terminal. Without it and without --http it is
+        the last line of stderr, because stdout is the protocol's.
     """
     from .serve import understood
 
@@ -364,7 +368,7 @@ def serve(
         mistakes.insert(0, {"field": "target", "message": message})
     if mistakes:
         raise _Mistaken(mistakes)
-    return asked
+    return changed(asked, json=json)
 
 
 @WORDS.command()
@@ -575,7 +579,7 @@ def _serve(asked: Serve, as_json: bool) -> int:
     problem = Problem(ended.code, str(ended), "validation", context=ended.context or None, suggestion=ended.suggestion)
     if as_json:  # who started us as a server reads stderr, if anything
         say_line(f"shotclock: {ended.code}: {ended}")
-    return _deliver_unstarted("serve", problem, as_json)
+    return _deliver_unstarted("serve", problem, as_json, to_stderr=asked.options.address is None and not asked.json)
 
 
 def _refuse(name: str, mistakes: Mistakes, as_json: bool, *, suggestion: str | None = None) -> int:
@@ -584,11 +588,15 @@ def _refuse(name: str, mistakes: Mistakes, as_json: bool, *, suggestion: str | N
     return _deliver_unstarted(name, problem, as_json)
 
 
-def _deliver_unstarted(name: str, problem: Problem, as_json: bool) -> int:
+def _deliver_unstarted(name: str, problem: Problem, as_json: bool, *, to_stderr: bool = False) -> int:
     # A server has no clock of its own; what the others say is what they would have had.
     timeout = "0" if name == "serve" else DEFAULT_TIMEOUT
     admission = admit(name, Clocks.of(timeout=timeout), began_ns=process_began_ns())
-    return _deliver(answer(admission, Outcome(Ending.NOT_STARTED, problem)), as_json)
+    envelope = answer(admission, Outcome(Ending.NOT_STARTED, problem))
+    if as_json and to_stderr:
+        say_line(envelope.to_json())
+        return envelope.exit_code
+    return _deliver(envelope, as_json)
 
 
 def _deliver(envelope: Envelope, as_json: bool) -> int:

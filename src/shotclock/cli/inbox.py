@@ -92,10 +92,13 @@ def _serve(said: dict[str, Any], as_json: bool) -> int:
     """Until somebody stops it: it has no clock, and hears signals itself."""
     from .serve import run, understood
 
-    asked, mistakes = understood(None, said["http"], require_token=said["require_token"])
-    if mistakes:
-        return _deliver("", mistaken("inbox serve", mistakes), as_json)
-    ended = run(asked)
+    try:
+        asked, mistakes = understood(None, said["http"], require_token=said["require_token"])
+        if mistakes:
+            return _deliver("", mistaken("inbox serve", mistakes), as_json)
+        ended = run(asked)
+    except Failure as failure:  # to serve others, tokens are looked for
+        ended = failure
     if isinstance(ended, Failure):
         return _deliver("serve", answer(admit("inbox serve", Clocks()), refused(ended)), as_json)
     return ended

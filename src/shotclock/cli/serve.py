@@ -19,6 +19,8 @@ class Serve:
 
     target: str | None
     options: Options
+    json: bool = False
+    """Whether the envelope was asked for on stdout, whoever else that belongs to."""
 
 
 def understood(

@@ -90,12 +90,10 @@ async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Fai
 
 
 def _not_an_app(target: Target, described: Envelope) -> Failure:
-    context = _context(described)
-    if context.get("exception") == "AttributeError":
-        place = target.file or target.module
-        return Failure("TARGET_NOT_FOUND", f"there is no {target.attribute!r} in {place}")
     message = (described.error or {}).get("message")
-    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_kept(context))
+    if described.code == "TARGET_NOT_FOUND":
+        return Failure("TARGET_NOT_FOUND", f"{message} in {target.file or target.module}")
+    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_kept(_context(described)))
 
 
 def _import_failure(target: Target, imported: Envelope) -> Failure:

@@ -28,7 +28,7 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by, warning
-from ..core.errors import Failure
+from ..core.errors import Failure, error_entry
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..desk import Desk
 from ..enforce.admission import (
@@ -57,6 +57,8 @@ from .tools import JOB_ACTIONS, JOB_TOOL, JUSTIFICATION, takes_justification
 STOPPED_WITHIN_S = 0.5
 # The SDK's readers give up on JSON nested deeper than about 200; an answer they drop is an answer that never came.
 MOST_NESTED = 100
+# As JSON. It is put into its message twice, and while that is done nobody else is served; no model reads that much.
+LONGEST_RESULT = 8 * 1024 * 1024
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
@@ -400,9 +402,14 @@ def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
 def shown(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
     """The envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
     text, plain = envelope.to_json(), envelope.to_dict()
+    if len(text) > LONGEST_RESULT:
+        before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
+        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{before}"
+        envelope = _replaced(envelope, "RESULT_TOO_LARGE", message)
+        text, plain = envelope.to_json(), envelope.to_dict()
     if _is_too_deep(text):
         message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
-        envelope = Envelope(None, _error_of(message), envelope.warnings, {**envelope.meta, "exit_code": 1})
+        envelope = _replaced(envelope, "RESULT_NOT_SERIALIZABLE", message)
         text, plain = envelope.to_json(), envelope.to_dict()
     result: dict[str, Any] = {
         "content": [{"type": "text", "text": text}],
@@ -438,14 +445,13 @@ def _is_too_deep(text: str) -> bool:
     return True
 
 
-def _error_of(message: str) -> dict[str, object]:
-    from ..core.errors import error_entry
-
-    hint = error_entry("RESULT_NOT_SERIALIZABLE").hint
-    return {
-        "code": "RESULT_NOT_SERIALIZABLE",
+def _replaced(envelope: Envelope, code: str, message: str) -> Envelope:
+    """The same call, with an error in the place of what cannot be shown."""
+    error: dict[str, object] = {
+        "code": code,
         "message": message,
         "retryable": False,
         "phase": "execution",
-        "suggestion": hint,
+        "suggestion": error_entry(code).hint,
     }
+    return Envelope(None, error, envelope.warnings, {**envelope.meta, "exit_code": 1})
