@@ -180,7 +180,7 @@ class Watch:
         if process.image[0] == "0" or known in self._without_token:  # not readable, as little as the environment
             return False
         environ = read_whole(f"/proc/{process.pid}/environ") or b""
-        if f"SHOTCLOCK_TEST_TOKEN={self.token}".encode() in environ.split(b"\0"):
+        if f"SHOTCLOCK_TEST_MARK={self.token}".encode() in environ.split(b"\0"):
             return True
         if environ:  # in the middle of an exec there is none
             self._without_token.add(known)
@@ -223,15 +223,15 @@ def no_survivors() -> Iterator[Watch]:
         pytest.skip("survivors are found through /proc")
     watch = Watch(uuid.uuid4().hex)
     watch.begin()
-    before = os.environ.get("SHOTCLOCK_TEST_TOKEN")
-    os.environ["SHOTCLOCK_TEST_TOKEN"] = watch.token
+    before = os.environ.get("SHOTCLOCK_TEST_MARK")
+    os.environ["SHOTCLOCK_TEST_MARK"] = watch.token
     try:
         yield watch
     finally:
         if before is None:
-            os.environ.pop("SHOTCLOCK_TEST_TOKEN", None)
+            os.environ.pop("SHOTCLOCK_TEST_MARK", None)
         else:
-            os.environ["SHOTCLOCK_TEST_TOKEN"] = before
+            os.environ["SHOTCLOCK_TEST_MARK"] = before
         survivors = watch.wait_until_alone(SURVIVORS_GONE_WITHIN_S)
         immortal = watch.wait_until_alone(KILLED_GONE_WITHIN_S, kill=True) if survivors else []
     if survivors:

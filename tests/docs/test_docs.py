@@ -102,7 +102,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k == "SHOTCLOCK_TEST_TOKEN" or not k.startswith("SHOTCLOCK_")}
+    kept = {k: v for k, v in os.environ.items() if k == "SHOTCLOCK_TEST_MARK" or not k.startswith("SHOTCLOCK_")}
     for name in ("CI", "NO_COLOR"):
         kept.pop(name, None)
     return {

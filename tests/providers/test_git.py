@@ -91,8 +91,8 @@ def check_out(trial: Callable[..., Tried], tmp_path: Path) -> Checkout:
         repository: object, *, timeout_ms: int = 30_000, clocks: Clocks | None = None, **settings: Any
     ) -> Tried:
         outer = {key: settings.pop(key) for key in ("run_ms", "cancel_after_s") if key in settings}
-        token = os.environ["SHOTCLOCK_TEST_TOKEN"]
-        env = {"PATH": os.environ["PATH"], "HOME": str(home), "SHOTCLOCK_TEST_TOKEN": token, **settings.pop("env", {})}
+        token = os.environ["SHOTCLOCK_TEST_MARK"]
+        env = {"PATH": os.environ["PATH"], "HOME": str(home), "SHOTCLOCK_TEST_MARK": token, **settings.pop("env", {})}
         clocks = clocks or Clocks(timeout_ms=timeout_ms, grace_ms=GRACE_MS)
         return trial(GitProvider(), {"repository": str(repository), **settings}, clocks, env=env, **outer)
 

@@ -12,16 +12,14 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
-from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE
-from . import clock, kernel
-from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE, Admission, Outcome
+from . import kernel
+from .admission import Admission, Outcome
 from .assignment import Assignment, Output, Report
 from .capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
+from .environment import child_environment
 
 # What the kernel says where the machine is full, whatever the command is.
 _NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-# So that a child neither waits for a keypress nor paints: nobody is there to press, and output is data.
-QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> list[dict[str, str]]:
@@ -71,16 +69,9 @@ def assign(
     clocks, bound = admission.clocks, admission.bound
     started = admission.started_ns
     inherited = os.environ if base_env is None else base_env
-    variables = {**inherited, **QUIET, **(env or {})}
-    # One that is not what we were started with was meant for this command, by whoever wrote it down.
-    if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
-        variables.pop(TRACESTATE_VARIABLE, None)
-        variables |= admission.trace.as_variables()
-    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
-        variables.pop(name, None)
-    if bound.bell is not None and not leave_children:  # what may outlive the deadline is not told of it
-        variables[REMAINING_VARIABLE] = str(bound.bell.remaining_ms(clock.monotonic_ns()))
-        variables[DEADLINE_VARIABLE] = str(bound.bell.at_ns)
+    told = None if leave_children else bound.bell  # what may outlive the deadline is not told of it
+    attended = stdin and os.isatty(0)
+    variables = child_environment(inherited, env or {}, admission.trace, told, attended=attended)
     return Assignment(
         argv=list(argv),
         env=variables,

@@ -101,6 +101,7 @@ class Crew:
                 program=self._program,
                 modules=(*own, *self._preload),
                 handlers=[handler for handler in dict.fromkeys(handlers) if not unfindable(handler)],
+                environment=self._environment,
             )
         return self._preloaded
 
@@ -108,7 +109,7 @@ class Crew:
 
     def _clean_zygote(self) -> socket.socket:
         if self._zygote is None:
-            self._zygote, pid = start_clean_zygote(self._environment)
+            self._zygote, pid = start_clean_zygote()
             self._zygote_pids.append(pid)
         return self._zygote
 

@@ -26,6 +26,7 @@ from ..core.records import as_dict
 from . import kernel, wire
 from .clock import monotonic_ns
 from .context import Context
+from .environment import quiet_this_process
 from .worker import Place, Reply, bind, reply_to_error, reply_to_result
 
 # The memory a host shares with the runtime, in words of eight bytes. It can be read when nothing here answers.
@@ -46,6 +47,7 @@ SAY_AT_LEAST_NS = 5_000_000
 def serve_host(sock: socket.socket, memory: int) -> NoReturn:
     """Serve calls until the runtime closes the socket, or the supervisor kills us."""
     kernel.name_process("shotclock-host")
+    quiet_this_process()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 LINUX = sys.platform == "linux"
 
@@ -61,6 +62,48 @@ def name_process(name: str) -> None:
     """What `ps` and `top` show, so that an operator can tell our own processes from the work."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def put_variable(buffer: ctypes.Array[ctypes.c_char], name: str, value: str) -> bool:
+    """Make the buffer, which must be kept, this variable of the process. False: that cannot be done here.
+
+    The program's own view of its environment is told as well; only what C libraries and new processes see is ours.
+    """
+    if _libc is None:
+        return False
+    data: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
+    if data is None:
+        return False
+    buffer.value = f"{name}={value}".encode()
+    data[name.encode()] = value.encode()
+    return bool(_libc.putenv(buffer) == 0)
+
+
+def hide_variables(is_hidden: Callable[[str], bool]) -> None:
+    """Take variables out of what /proc shows of this process. The program itself keeps them.
+
+    /proc shows the memory that the kernel put them into at exec. C is given copies first; a pointer into the old place
+    that somebody else has kept would see an empty value.
+    """
+    if _libc is None:
+        return
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # The name is in parentheses and may itself contain anything. fields[n] is field n + 3 of proc(5).
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[47]), int(fields[48])
+        if not 0 < start < end:
+            return
+        position = start
+        for entry in ctypes.string_at(start, end - start).split(b"\0"):
+            name, equals, _ = entry.partition(b"=")
+            if equals and is_hidden(os.fsdecode(name)):
+                if (value := os.environb.get(name)) is not None:
+                    os.putenv(name, value)
+                ctypes.memset(position, 0, len(entry))
+            position += len(entry) + 1
+    except (OSError, IndexError):
+        return
 
 
 def has_children() -> bool:

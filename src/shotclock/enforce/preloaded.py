@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.operation import Handler, HandlerReference
@@ -16,6 +16,9 @@ from . import wire
 from .clock import monotonic_ns
 from .worker import MAIN_ALIAS
 from .zygote import PRELOADED, become_zygote_of
+
+# How long a fresh zygote may take to read what it is to import. One is forked in milliseconds.
+PREPARE_LIMIT_S = 10.0
 
 
 class Program(NamedTuple):
@@ -53,9 +56,11 @@ class Preloaded:
         program: Program | None = None,
         modules: Sequence[str] = (),
         handlers: Sequence[Handler] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._request_fork = request_fork
         self._program = program
+        self._environment = environment
         self._modules = list(modules)
         self._handlers = [address_of(handler) for handler in handlers]
         self._requests: socket.socket | None = None
@@ -104,7 +109,6 @@ class Preloaded:
         self.close()
         control, their_control = socket.socketpair()
         requests, theirs = socket.socketpair()
-        requests.setblocking(False)
         with their_control, theirs:
             self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
         self._control, self._requests = control, requests
@@ -112,7 +116,11 @@ class Preloaded:
         program = Program.running_here() if self._program is None else self._program
         path = list(sys.path if program.path is None else program.path)
         modules = [*program.imports, *self._modules]
-        wire.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file))
+        environment = dict(os.environ if self._environment is None else self._environment)
+        # Larger than what a socket holds, perhaps; it is read as soon as there is somebody.
+        requests.settimeout(PREPARE_LIMIT_S)
+        wire.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file, environment))
+        requests.setblocking(False)
 
     def close(self) -> None:
         for sock in (self._control, self._requests):

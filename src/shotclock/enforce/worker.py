@@ -30,6 +30,7 @@ from ..core.trace import TraceContext, span_id_of
 from . import kernel, spans, values, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
+from .environment import CallVariables, quiet_this_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ class _Coroutine:
         return not left
 
 
+_variables = CallVariables()
 _loop: asyncio.AbstractEventLoop | None = None
 """One for all async calls of this worker: what they keep open on it (connections, pools) is of use to the next."""
 
@@ -260,6 +262,7 @@ def serve_calls(sock: socket.socket, bell: kernel.Bell, tokens: int) -> NoReturn
     inbox = wire.Inbox(sock)
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
     kernel.name_process("shotclock-work")
+    quiet_this_process()
     _read_from(os.devnull)
     me = os.getpid()
     running = asked = False
@@ -338,10 +341,7 @@ class _Lull:
 
 
 class Place:
-    """The call's own place in its trace, written out only where somebody looks: most calls are short.
-
-    It is not put into the environment: a worker lives long, and C libraries never free the old values of a variable.
-    """
+    """The call's own place in its trace."""
 
     __slots__ = ("_caller", "_request_id")
 
@@ -388,13 +388,15 @@ def _perform(
 ) -> Reply:
     trace = Place(caller, request_id)
     trace.stand()
+    deadline = Deadline(bell_ns) if bell_ns else None
+    _variables.set(deadline, trace.trace)
 
     def context(function: Callable[..., Any]) -> Context:
         is_async = inspect.iscoroutinefunction(function)
         return Context(
             name=name,
             request_id=request_id,
-            deadline=Deadline(bell_ns) if bell_ns else None,
+            deadline=deadline,
             depth=depth,
             on_progress=call.progress,
             on_call=call.call_async if is_async else call.call,

@@ -23,7 +23,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 
 from . import kernel, wire
 from .assignment import Assignment, Report
@@ -42,6 +41,9 @@ COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
 # Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
 ZYGOTE_NAME = "clock-zygote"
 
+# The variables that the zygote itself is started with: by the beginnings of their names.
+_STARTED_WITH = ("PATH", "HOME", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "SHOTCLOCK_", "TMPDIR", "TZ", "XDG_STATE_")
+
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
 _REQUEST_LIMIT_S = 10.0
 # How long the supervisors may take to clean up after the runtime is gone: a kill and its verification.
@@ -49,8 +51,12 @@ FAREWELL_LIMIT_S = 3.0
 FAREWELL_PAUSE_S = 0.005
 
 
-def start_clean_zygote(environment: Mapping[str, str] | None = None) -> tuple[socket.socket, int]:
-    """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies."""
+def start_clean_zygote() -> tuple[socket.socket, int]:
+    """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies.
+
+    What it is started with can be read by everything below it, in /proc, for as long as it lives. So it gets only what
+    an interpreter needs to start; commands and workers are told theirs through the socket.
+    """
     ours, theirs = socket.socketpair()
     # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -66,7 +72,7 @@ def start_clean_zygote(environment: Mapping[str, str] | None = None) -> tuple[so
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-c", code],
-            os.environ if environment is None else environment,
+            {name: value for name, value in os.environ.items() if name.startswith(_STARTED_WITH)},
             file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, complaints, 1)],
             setsigmask=[],
         )
@@ -326,10 +332,14 @@ def _prepare(
     handlers: list[tuple[str, str]],
     main_module: str | None,
     main_file: str | None,
+    environment: dict[str, str],
 ) -> None:
     """Import what the workers will need. A failing import is told by the call that needs it, not here."""
     import importlib
     import warnings
+
+    os.environ.clear()
+    os.environ.update(environment)
 
     from . import worker
 

@@ -47,13 +47,10 @@ SETTINGS = (
     "advice.detachedHead=false",
 )
 ENVIRONMENT = {
-    "GIT_TERMINAL_PROMPT": "0",
     "GIT_ASKPASS": "",
     # Whatever ssh wants to ask, this answers no. It asks nobody on a terminal then, even if there is one.
     "SSH_ASKPASS": "false",
     "SSH_ASKPASS_REQUIRE": "force",
-    "GIT_PAGER": "cat",
-    "GIT_EDITOR": "false",
     "GCM_INTERACTIVE": "never",
 }
 # Set inside a hook of git's, they would turn us to the repository of whoever started the workflow.
@@ -159,7 +156,8 @@ class Git:
         self._admission = admission
         allowed = [name for name in env.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":") if name in PROTOCOLS]
         kept = {name: value for name, value in env.items() if name not in ELSEWHERE}
-        self._env = {**kept, **ENVIRONMENT, "GIT_ALLOW_PROTOCOL": ":".join(allowed)}
+        self._around = kept
+        self._env = {**ENVIRONMENT, "GIT_ALLOW_PROTOCOL": ":".join(allowed)}
         self.warnings: list[Warning_] = []
 
     async def __call__(self, folder: Path, verb: str, *words: str, may_fail: bool = False) -> str | None:
@@ -171,7 +169,7 @@ class Git:
             ["git", *settings, verb, *words],
             self._clocks(),
             env=env,
-            base_env={},
+            base_env=self._around,
             cwd=folder,
             name=self._admission.name,
         )

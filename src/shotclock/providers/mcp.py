@@ -159,7 +159,7 @@ class _Call:
     async def _by_command(self) -> tuple[Outcome, Any]:
         call, settings = self._call, self._call.settings
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
-        opening = self._runtime.open(self._admission, argv, env=call.env, base_env={}, cwd=call.folder)
+        opening = self._runtime.open(self._admission, argv, env=call.asked or {}, base_env=call.env, cwd=call.folder)
         server: Opened | None = None
         try:
             async with opening as server:

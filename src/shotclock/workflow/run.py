@@ -22,6 +22,7 @@ from ..core.records import changed
 from ..core.trace import TraceContext
 from ..core.values import Read, as_plain, read_json
 from ..core.walltime import WallTime
+from ..enforce import kernel
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns, wall_ns
@@ -56,6 +57,7 @@ from .secrets import (
     Redaction,
     is_same,
     literal_secrets,
+    looks_secret,
     unset_message,
     unset_names,
     visible,
@@ -356,6 +358,8 @@ async def _carry_out(
     begun: _Begun,
 ) -> Envelope:
     around = company.around
+    # Every step is below us, and could read there what it does not get.
+    kernel.hide_variables(looks_secret)
     everything = dict(os.environ if company.environment is None else company.environment)
     redaction = Redaction(everything)
     base_env = visible(everything)
