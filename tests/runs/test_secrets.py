@@ -1,7 +1,9 @@
 """Secrets of a run: what of them is kept, what is asked for, and what data can do about it."""
 
 import json
+import os
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,3 +175,21 @@ def test_a_workflow_with_nothing_to_hide_is_kept_as_it_is(run: Run, tmp_path: Pa
     workflow = WorkflowFile.model_validate({"steps": {"a": {"type": "command", "exec": "echo ***", "env": {"A": "b"}}}})
     run(workflow, environment=PATH)
     assert "x-secrets-hidden" not in stored(tmp_path)
+
+
+def test_settings_of_git_in_the_environment_reach_git_whole(run: Run, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run([*git, "init", "-q", repository], check=True, timeout=20)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, timeout=20, cwd=repository)
+    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    envelope = run(
+        f"""
+        steps:
+          fetch: {{type: git-checkout, repository: "{repository}", path: copy}}
+          read: {{exec: git config --get safe.directory}}
+        """,
+        environment={**os.environ, **settings},
+    )
+    assert statuses(envelope) == {"fetch": "succeeded", "read": "succeeded"}
+    assert step(envelope, "read")["output"] == "*"

@@ -79,10 +79,13 @@ class Store:
 
     def begin_pruning(self, now: WallTime, pause_ms: int) -> bool:
         """Whether nobody has looked for what is too old for so long; if so, it is the caller's to do."""
+        # A clock that was set back must not put it off for ever.
+        due, values = "at < ? OR at > ?", (now.ms - pause_ms, now.ms)
+        with self._database.read() as connection:  # mostly it is not, and a writer would wait for others
+            if connection.execute(f"SELECT 1 FROM pruned WHERE {due}", values).fetchone() is None:
+                return False
         with self._database.write(durable=False) as connection:
-            # A clock that was set back must not put it off for ever.
-            query = "UPDATE pruned SET at = ? WHERE at < ? OR at > ?"
-            return connection.execute(query, (now.ms, now.ms - pause_ms, now.ms)).rowcount > 0
+            return connection.execute(f"UPDATE pruned SET at = ? WHERE {due}", (now.ms, *values)).rowcount > 0
 
     def prune_again_in(self, now: WallTime, pause_ms: int, sooner_ms: int) -> None:
         """There is more to be done than was: not after the whole pause, but this much."""

@@ -15,6 +15,8 @@ _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|PWD_?HASH|KEY|APIKEY|CREDENTIALS?|AUTH|COOKIE|PRIVATE|DSN)(_|$)",
     re.IGNORECASE,
 )
+# The name of a setting. git refuses to work where it is gone and GIT_CONFIG_COUNT is not.
+_SETTING = re.compile(r"GIT_CONFIG_KEY_\d+")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
 _SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|password|api-?key|-key$|-auth", re.IGNORECASE)
 HIDDEN = "***"
@@ -24,7 +26,7 @@ SHORTEST_PART = 8
 
 
 def looks_secret(name: str) -> bool:
-    return _SECRET.search(name) is not None
+    return _SECRET.search(name) is not None and not _SETTING.fullmatch(name)
 
 
 def visible(environment: Mapping[str, str]) -> dict[str, str]:
