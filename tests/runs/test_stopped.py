@@ -126,3 +126,123 @@ def test_what_steps_of_every_kind_said_before_fail_fast_stopped_them_is_kept(run
     assert inside["output"] == {"done": "inner", "talks": "deep"} and inside["ending"] == "killed", inside
     assert step(envelope, "calls")["ending"] == "killed"
     assert {step(envelope, name)["error"]["code"] for name in ("one", "each", "inside", "calls")} == {"CANCELLED"}
+
+
+# --- clean-up -----------------------------------------------------------------------------------------------------
+
+
+def test_clean_up_of_the_step_that_failed_and_of_those_that_were_stopped_for_it_runs_under_fail_fast(
+    run: Run, tmp_path: Path
+) -> None:
+    envelope = run("""
+        fail_fast: true
+        steps:
+          breaks: {exec: 'while [ ! -e up ]; do sleep 0.05; done; exit 1', on_fail: {run: down}}
+          beside: {exec: 'touch up; sleep 60', grace: 0, on_fail: {run: [unlock, down]}}
+          later: {exec: touch later, depends_on: beside}
+          down: {exec: 'echo down >> cleaned'}
+          unlock: {exec: 'sleep 0.2; echo unlock >> cleaned'}
+          uncalled: {exec: touch uncalled}
+          well: {exec: exit 0, depends_on: later, on_fail: {run: uncalled}}
+    """)
+    assert statuses(envelope) == {
+        "breaks": "failed",
+        "beside": "cancelled",
+        "later": "skipped",
+        "down": "succeeded",
+        "unlock": "succeeded",
+        "uncalled": "skipped",
+        "well": "skipped",
+    }
+    assert sorted((tmp_path / "cleaned").read_text().split()) == ["down", "unlock"], "each once"
+    assert (envelope.code, envelope.exit_code) == ("STEPS_FAILED", 3)
+
+
+CLEANED = """
+    name: guarded
+    steps:
+      work: {exec: 'touch lock up; sleep 60', grace: 100ms, on_fail: {run: unlock}}
+      after: {exec: touch after, depends_on: work}
+      unlock: {exec: 'rm lock; touch unlocking; sleep 0.5; echo gone', timeout: 20s}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_clean_up_runs_when_a_signal_stops_the_run(
+    started: Any, tmp_path: Path, number: int, validate_envelope: Callable[[Any], Any]
+) -> None:
+    program = started(CLEANED)
+    program.wait_for("up")
+    program.process.send_signal(number)
+    code, envelope = program.ended()
+    validate_envelope(envelope)
+    assert code == 128 + number and envelope["error"]["code"] == "CANCELLED"
+    steps = envelope["data"]["steps"]
+    assert {name: each["status"] for name, each in steps.items()} == {
+        "work": "cancelled",
+        "after": "skipped",
+        "unlock": "succeeded",
+    }
+    assert steps["unlock"]["output"] == "gone" and not (tmp_path / "lock").exists()
+
+
+def test_a_second_signal_does_not_wait_for_clean_up(started: Any) -> None:
+    program = started(CLEANED.replace("sleep 0.5", "sleep 15"))
+    program.wait_for("up")
+    program.process.send_signal(signal.SIGINT)
+    program.wait_for("unlocking")
+    time.sleep(0.3)  # two at once are one wish
+    began = time.monotonic()
+    program.process.send_signal(signal.SIGINT)
+    code, _ = program.ended()
+    assert code == 130 and time.monotonic() - began < 5
+
+
+def test_clean_up_that_hangs_is_stopped_by_its_own_clock_after_a_signal(started: Any) -> None:
+    program = started(CLEANED.replace("sleep 0.5", "sleep 60").replace("timeout: 20s", "timeout: 1s, grace: 0"))
+    program.wait_for("up")
+    program.process.send_signal(signal.SIGTERM)
+    code, envelope = program.ended()
+    assert code == 143
+    unlock = envelope["data"]["steps"]["unlock"]
+    assert unlock["status"] == "timed_out" and unlock["error"]["context"]["clock"]["limit_ms"] == 1000
+
+
+def test_the_clean_up_of_a_run_inside_runs_when_the_one_around_it_is_stopped(started: Any, tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(textwrap.dedent(CLEANED))
+    program = started("steps: {inside: {type: workflow, workflow: inner.yaml}}")
+    program.wait_for("up")
+    program.process.send_signal(signal.SIGTERM)
+    code, envelope = program.ended()
+    assert code == 143 and not (tmp_path / "lock").exists()
+    assert envelope["data"]["steps"]["inside"]["output"]["unlock"] == "gone"
+
+
+def test_clean_up_has_the_time_that_it_declares_when_the_clock_of_the_run_rang(run: Run, tmp_path: Path) -> None:
+    began = time.monotonic()
+    envelope = run("""
+        timeout: 8s
+        steps:
+          work: {exec: 'touch lock; sleep 60', grace: 0, on_fail: {run: unlock}}
+          after: {exec: touch after, depends_on: work}
+          unlock: {exec: 'sleep 2; rm lock; echo gone', timeout: 3s, grace: 0}
+    """)
+    took_s = time.monotonic() - began
+    assert statuses(envelope) == {"work": "timed_out", "after": "skipped", "unlock": "succeeded"}, envelope
+    assert step(envelope, "unlock")["output"] == "gone" and not (tmp_path / "lock").exists()
+    assert (envelope.code, envelope.exit_code) == ("TIMEOUT", 10)
+    assert envelope.error is not None and envelope.error["message"] == "the run did not end within 8s"
+    assert step(envelope, "work")["duration_ms"] >= 4000 and took_s < 8 + 1.5
+
+
+def test_clean_up_that_declares_no_time_has_a_tenth_of_the_run_s(run: Run, tmp_path: Path) -> None:
+    envelope = run("""
+        timeout: 10s
+        steps:
+          work: {exec: 'touch lock; sleep 60', grace: 0, on_fail: {run: unlock}}
+          unlock: {exec: 'rm lock; sleep 60', grace: 0}
+    """)
+    assert statuses(envelope) == {"work": "timed_out", "unlock": "timed_out"}
+    assert 700 <= step(envelope, "unlock")["duration_ms"] <= 1500 and not (tmp_path / "lock").exists()
+    assert step(envelope, "work")["duration_ms"] >= 8000, "no more than that is kept back"
+    assert envelope.code == "TIMEOUT"

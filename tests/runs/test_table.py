@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import shotclock.providers.conversation  # noqa: F401  (at once, so that no step's clock pays for loading the SDK)
 from shotclock.core.deadlines import reserve_ms_for
 from shotclock.core.envelope import Envelope
 from shotclock.workflow.kinds import KINDS

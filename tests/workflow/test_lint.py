@@ -138,6 +138,24 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {a: {exec: x, timeout: 0}}",
         ],
     ),
+    "budget/clean-up": (
+        [
+            (
+                "timeout: 10\nsteps: {a: {exec: x, timeout: 1, on_fail: {run: b}}, b: {exec: x, timeout: 5}}",
+                "steps.b.timeout",
+            ),
+            (
+                "timeout: 10\nsteps: {a: {exec: x, timeout: 9, on_fail: {run: b}}, b: {exec: x, timeout: 1}}",
+                "steps.a.timeout",
+            ),
+        ],
+        [
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 5, on_fail: {run: b}}, b: {exec: x, timeout: 4}}",
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 8, on_fail: {run: b}}, b: {exec: x}}",
+            "timeout: 10\nsteps: {a: {exec: x, timeout: 9, on_success: {run: b}}, b: {exec: x, timeout: 9}}",
+            "steps: {a: {exec: x, timeout: 9, on_fail: {run: b}}, b: {exec: x, timeout: 9}}",
+        ],
+    ),
     "budget/parallelism": (
         [
             (

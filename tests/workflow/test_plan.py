@@ -242,3 +242,30 @@ def test_a_chain_of_ten_thousand_is_as_long_as_its_links() -> None:
     plan = plan_of(chain(10_000))
     assert plan.worst_ms == 10_000_000
     assert plan.critical_path == tuple(f"s{n}" for n in range(10_000))
+
+
+# --- clean-up -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clean_up", "run_s", "kept_ms"),
+    [
+        ({"timeout": 1}, 10, 1112),  # itself and the reserve of what is inside
+        ({"timeout": 30}, 600, 30_500),
+        ({"timeout": 30}, 20, 10_000),  # half of the run at most
+        ({}, 20, 2_000),  # a tenth where it does not say
+        ({"timeout": 0}, 20, 2_000),
+    ],
+)
+def test_what_clean_up_declares_is_kept_of_the_time_of_the_run(
+    clean_up: dict[str, Any], run_s: int, kept_ms: int
+) -> None:
+    plan = plan_of(workflow({"a": {"on_fail": {"run": "down"}}, "down": clean_up}, timeout=run_s))
+    assert plan.clean_up_ms == kept_ms
+    inside_ms = run_s * 1000 - kept_ms
+    assert plan.step("a").effective_ms == min(60_000, inside_ms - min(500, inside_ms // 10))
+
+
+def test_nothing_is_kept_where_nobody_declares_clean_up() -> None:
+    assert plan_of(workflow({"a": {"on_success": {"run": "b"}}, "b": {"timeout": 1}}, timeout=10)).clean_up_ms == 0
+    assert plan_of(workflow({"a": {"on_fail": {"run": "b"}}, "b": {"timeout": 1}})).clean_up_ms == 0

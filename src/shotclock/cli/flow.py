@@ -93,6 +93,7 @@ def _planned(made: Plan) -> dict[str, object]:
     return {
         "run_timeout_ms": made.run_timeout_ms,
         "worst_case_ms": made.worst_ms,
+        "clean_up_ms": made.clean_up_ms,
         "critical_path": list(made.critical_path),
         "steps": [_step(step) for step in made.steps],
     }

@@ -23,8 +23,9 @@ from ..enforce.hosted import current_scope
 from ..enforce.processes import shielded
 from .provider import StepCall, StepResult, admitted, hand_over
 
-# What stopping a nested run may take beyond the grace of its steps: kills, their verification and the record.
-STOP_LIMIT_S = 10.0
+# What stopping a nested run may take beyond the grace of its steps: kills, their verification and the record, and its
+# clean-up, which has a limit of its own (CLEAN_UP_LIMIT_MS) that runs out before this.
+STOP_LIMIT_S = 320.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from .loading import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source,
 from .plan import (
     Plan,
     PlannedStep,
+    clean_up_steps,
+    clean_up_wants_ms,
     graph_of,
     items_come_from,
     plan_of,
@@ -337,8 +339,10 @@ def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     inside_ms = run_ms - reserve_ms_for(run_ms)
     whose = "the run" if run_timeout_ms(workflow) == run_ms else "the caller of the run"
     has = f"{whose} has {format_duration(run_ms)}"
+    clean_up = clean_up_steps(workflow)
     for step in plan.steps:
         yield from _step_budget(workflow.steps[step.id], step, inside_ms, has)
+        yield from _clean_up_budget(workflow.steps[step.id], step, plan, has, step.id in clean_up)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
         takes = "has no end of its own" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
         path = plan.critical_path
@@ -351,6 +355,26 @@ def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     if together_ms > inside_ms:
         message = f"{workflow.max_parallelism} at a time, the steps may take {format_duration(together_ms)}; {has}"
         yield Finding("budget/parallelism", message, ("max_parallelism",), is_error=False)
+
+
+def _clean_up_budget(written: AnyStep, step: PlannedStep, plan: Plan, has: str, is_clean_up: bool) -> Iterator[Finding]:
+    """Where clean-up has less than it declares, or others have less because of it."""
+    assert plan.run_timeout_ms is not None
+    wants_ms = clean_up_wants_ms(written, step.timeout_ms)
+    path = _steps_key((step.id, timeout_key(written)))
+    if is_clean_up:
+        if wants_ms is not None and wants_ms > plan.clean_up_ms:
+            message = (
+                f"clean-up that may take {format_duration(step.timeout_ms or 0)} is sure of no more than "
+                f"{format_duration(plan.clean_up_ms)}: {has}, and half of that is kept for clean-up at most"
+            )
+            yield Finding("budget/clean-up", message, path, is_error=False)
+        return
+    inside_ms = plan.run_timeout_ms - reserve_ms_for(plan.run_timeout_ms)
+    if step.is_written and step.timeout_ms and (step.effective_ms or 0) < step.timeout_ms <= inside_ms:
+        kept = format_duration(plan.clean_up_ms)
+        message = f"a timeout of {format_duration(step.timeout_ms)} cannot be used up: {has}, {kept} of it for clean-up"
+        yield Finding("budget/clean-up", message, path, is_error=False)
 
 
 def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:

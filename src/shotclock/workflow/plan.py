@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.clocks import DEFAULT_GRACE_MS
-from ..core.deadlines import reserve_ms_for
+from ..core.deadlines import DEFAULT_RESERVE_MS, RESERVE_SHARE, reserve_ms_for
 from ..core.graph import Groups, groups_of, needs, order_of
 from .kinds import KINDS, duration_ms
 from .schema import AnyStep, GitStep, Retry, ToolStep, WorkflowFile
@@ -51,6 +51,8 @@ class Plan:
     critical_path: tuple[str, ...]
     worst_ms: int | None
     """How long the longest way takes; None if a step on it has no limit."""
+    clean_up_ms: int = 0
+    """What of the run's time is kept for clean-up."""
 
     def step(self, step_id: str) -> PlannedStep:
         return next(step for step in self.steps if step.id == step_id)
@@ -93,6 +95,33 @@ def grace_ms(workflow: WorkflowFile, step: AnyStep) -> int:
     return DEFAULT_GRACE_MS if written is None else duration_ms(written, "s")
 
 
+# What a run keeps back for clean-up: what it declares, up to this share of the run, and this one where it says nothing.
+CLEAN_UP_SHARE = 2
+UNDECLARED_SHARE = 10
+
+
+def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
+    """The steps that some `on_fail` runs."""
+    reactions = [step.on_fail for step in workflow.steps.values()] + [workflow.defaults.on_fail]
+    return frozenset(name for reaction in reactions if reaction is not None for name in reaction.run)
+
+
+def clean_up_wants_ms(step: AnyStep, own_ms: int | None) -> int | None:
+    """What has to be kept for it to have all its time, with the reserve of what is inside; None: it does not say."""
+    if written_timeout(step) is None or not own_ms:
+        return None
+    return own_ms + min(DEFAULT_RESERVE_MS, own_ms // (RESERVE_SHARE - 1) + 1)
+
+
+def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
+    """So much earlier than the run's own bell rings that of every step but those of clean-up."""
+    kept = 0
+    for name in clean_up_steps(workflow) & workflow.steps.keys():
+        wants = clean_up_wants_ms(workflow.steps[name], step_timeout_ms(workflow, workflow.steps[name]))
+        kept = max(kept, run_ms // UNDECLARED_SHARE if wants is None else min(wants, run_ms // CLEAN_UP_SHARE))
+    return kept
+
+
 def retry_of(workflow: WorkflowFile, step: AnyStep) -> Retry | None:
     reaction = step.on_fail or workflow.defaults.on_fail
     return None if reaction is None else reaction.retry
@@ -126,7 +155,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     """Of a workflow without circles. `timeout_ms` is the caller's limit on the run, where it is shorter."""
     limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
     run_ms = min(limits) if limits else None
-    inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
+    kept_ms = 0 if run_ms is None else kept_for_clean_up_ms(workflow, run_ms)
+    clean_up = clean_up_steps(workflow)
     graph = graph_of(workflow)
     planned: dict[str, PlannedStep] = {}
     through: dict[str, str | None] = {}
@@ -139,6 +169,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         before = [planned[name] for name in needs(graph[step_id]) if name in planned]
         starts = _latest([other.ends_ms for other in before])
         through[step_id] = max(before, key=_by_end).id if before else None
+        has_ms = None if run_ms is None else run_ms if step_id in clean_up else run_ms - kept_ms
+        inside_ms = None if has_ms is None else has_ms - reserve_ms_for(has_ms)
         worst = None if not own_ms else attempts * own_ms + delays
         ends = None if starts is None or worst is None else starts + worst
         planned[step_id] = PlannedStep(
@@ -159,7 +191,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     path = [] if last is None else [last.id]
     while path and (before_it := through[path[-1]]) is not None:
         path.append(before_it)
-    return Plan(run_ms, tuple(planned.values()), tuple(reversed(path)), 0 if last is None else last.ends_ms)
+    worst_ms = 0 if last is None else last.ends_ms
+    return Plan(run_ms, tuple(planned.values()), tuple(reversed(path)), worst_ms, kept_ms)
 
 
 def _by_end(step: PlannedStep) -> tuple[bool, int]:

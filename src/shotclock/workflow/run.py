@@ -50,8 +50,8 @@ from .inner import identity, inner_workflow
 from .loading import load_file
 from .mentions import env_texts
 from .places import Places
-from .plan import retry_of, run_timeout_ms
-from .running import OnChange, Running
+from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
+from .running import Deadlines, OnChange, Running
 from .schema import WorkflowFile
 from .secrets import (
     Redaction,
@@ -394,6 +394,9 @@ async def _carry_out(
                 request.run_id, files, runtime, kinds, store, everything, company.on_change, inbox, attention, places
             )
             kinds["workflow"] = WorkflowProvider(inside.run)
+            had_ms = begun.budget_ms or admission.bound.limit_ms
+            kept_ms = kept_for_clean_up_ms(request.workflow, had_ms)
+            deadlines = Deadlines(admission.bound.bell, kept_ms, clean_up_steps(request.workflow))
             steps = Steps(
                 request.workflow,
                 runtime,
@@ -402,7 +405,7 @@ async def _carry_out(
                 base_env=base_env,
                 redaction=redaction,
                 folder=request.folder,
-                deadline=admission.bound.bell,
+                deadlines=deadlines,
                 run_id=request.run_id,
                 run_began_at=begun.at,
                 attention=attention,
@@ -411,7 +414,7 @@ async def _carry_out(
             )
             running = Running(
                 request.workflow,
-                execute=traced(steps.execute),
+                execute=traced(steps.execute, deadlines.of),
                 record=record,
                 scope=scope,
                 on_change=company.on_change,
@@ -419,6 +422,7 @@ async def _carry_out(
                 known=known,
                 began_ns=begun.at_ns,
                 places=places,
+                deadlines=deadlines,
             )
             ended_by: str | Exception | None
             outputs: dict[str, Any] = {}
@@ -500,7 +504,7 @@ async def _until_done(
             if attention.parked.done():
                 running.park()
             else:
-                working.cancel()
+                running.stop()
             with contextlib.suppress(asyncio.CancelledError):
                 await working
     return stop.result() if stop is not None and stop.done() and not running.is_parked else None

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..core.deadlines import Deadline
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
 from ..core.graph import needs
 from ..enforce.clock import monotonic_ns
 from .kinds import KINDS
 from .places import Place, Places
-from .plan import graph_of, step_timeout_ms
+from .plan import clean_up_steps, graph_of, step_timeout_ms
 from .schema import AnyStep, Reaction, WorkflowFile
 from .states import Reason, Status, StepState
 
@@ -27,14 +28,42 @@ LOOP_CAP = 10
 # How many steps may be started in all, with every repetition: past this something feeds itself.
 START_CAP = 100_000
 NS_PER_MS = 1_000_000
+# What all clean-up of a run may take once it was stopped, whatever its steps say. Each has its own clock before that.
+CLEAN_UP_LIMIT_MS = 300_000
 
 Execute = Callable[[str, AnyStep, StepState, dict[str, Any]], Awaitable[None]]
 Record = Callable[[Sequence[StepState]], Awaitable[None]]
 OnChange = Callable[[StepState], None]
 
 
+class Deadlines:
+    """Until when the steps of a run may work: clean-up until the run's own bell, all others until a little earlier."""
+
+    def __init__(self, bell: Deadline | None, kept_ms: int, clean_up: frozenset[str]) -> None:
+        self._run = self._clean_up_by = bell
+        self._work = bell if bell is None or not kept_ms else Deadline(bell.at_ns - kept_ms * NS_PER_MS)
+        self._clean_up = clean_up
+
+    def of(self, step_id: str) -> Deadline | None:
+        return self._clean_up_by if step_id in self._clean_up else self._work
+
+    def owns(self, deadline: Deadline | None) -> bool:
+        """Whether it is the run's clock. That of a stop is not: somebody else stopped it."""
+        return deadline is not None and (deadline is self._run or deadline is self._work)
+
+    def begin_clean_up(self) -> None:
+        """The run was stopped: what it still does has an end, also where nobody gave the run one."""
+        by = Deadline.after_ms(monotonic_ns(), CLEAN_UP_LIMIT_MS)
+        if self._run is None or by.at_ns < self._run.at_ns:
+            self._clean_up_by = by
+
+
 class Running:
-    """The steps of one run. `execute` runs one of them to its end and leaves its state final."""
+    """The steps of one run. `execute` runs one of them to its end and leaves its state final.
+
+    A run that is stopped (by a signal, by `fail_fast`) stops its steps and then runs what the `on_fail` of those that
+    did not succeed declares as clean-up. Nothing else starts any more.
+    """
 
     def __init__(
         self,
@@ -48,6 +77,7 @@ class Running:
         known: Mapping[str, StepState] | None = None,
         began_ns: int | None = None,
         places: Places | None = None,
+        deadlines: Deadlines | None = None,
     ) -> None:
         """`places` are shared with the items of steps and the runs inside this one.
 
@@ -91,7 +121,12 @@ class Running:
         self._starts = 0
         self._over: deque[str] = deque()
         """Ended or skipped, and what that means for others is not decided yet."""
+        self._clean_up = clean_up_steps(workflow)
+        self._deadlines = deadlines or Deadlines(None, 0, self._clean_up)
+        self._cleaned: set[str] = set()
+        """Called for as clean-up since the run was stopped."""
         self._is_stopping = False
+        self._is_cleaning = False
         self.is_parked = False
         """All that was left to do needs a person, and nobody waits any longer. What waits is not over."""
         self.notes: list[Warning_] = []
@@ -109,26 +144,57 @@ class Running:
             for name in self.states:
                 self._consider(name)
             self._follow_up()
-            while self._under_way and not self._is_stopping:
-                self._take_ready()
-                await self._write()
-                self._begin()
-                await self._news.wait()  # bounded by the clocks of the steps
-                self._news.clear()
+            await self._work()
+            if self._is_stopping and not self.is_parked:
+                await self._write_what_can_be()  # before anybody is waited for, who may need all of his grace
+                await self._stop_tasks(self._tasks.keys() - (self._clean_up & self._on_demand))
+                self._begin_clean_up()
+                await self._work()
         finally:
-            self._is_stopping = True
+            self._is_stopping, self._is_cleaning = True, False
             await self._write_what_can_be()  # before anybody is waited for, who may need all of his grace
-            await self._stop_tasks()
+            await self._stop_tasks(self._tasks)
             for name in list(self._asked):
                 self._give_back(name)
             if not self.is_parked:
                 self._settle_rest()
             await self._write_what_can_be()
 
+    async def _work(self) -> None:
+        while self._under_way and not self._is_halted:
+            self._take_ready()
+            await self._write()
+            self._begin()
+            await self._news.wait()  # bounded by the clocks of the steps
+            self._news.clear()
+
+    @property
+    def _is_halted(self) -> bool:
+        """Nothing starts any more."""
+        return self._is_stopping and not self._is_cleaning
+
     def park(self) -> None:
-        """Only while nothing but people is waited for."""
-        self.is_parked = self._is_stopping = True
+        """Only while nothing but people is waited for. A run that is being stopped is not parked."""
+        if not self._is_stopping:
+            self.is_parked = self._is_stopping = True
+            self._news.set()
+
+    def stop(self) -> None:
+        """Stop what runs, and clean up."""
+        self._is_stopping = True
         self._news.set()
+
+    def _begin_clean_up(self) -> None:
+        for name in self._starting:  # written down at the most
+            self.states[name].status, self.states[name].started_ms = Status.PENDING, None
+        self._starting = []
+        for name in self._under_way - self._tasks.keys():
+            self._under_way.discard(name)
+            self._give_back(name)  # which may be granted to the next of these
+        self._ready = []
+        self._deadlines.begin_clean_up()
+        self._is_cleaning = True
+        self._follow_up()
 
     def scope_for(self, name: str) -> dict[str, Any]:
         """What its templates can see."""
@@ -222,7 +288,7 @@ class Running:
             self._unwritten.append(state)
 
     def _begin(self) -> None:
-        while self._starting and not self._is_stopping:
+        while self._starting and not self._is_halted:
             name = self._starting.pop(0)
             self._tasks[name] = asyncio.get_running_loop().create_task(self._step(name))
 
@@ -247,9 +313,9 @@ class Running:
         self._follow_up()
         self._news.set()
 
-    async def _stop_tasks(self) -> None:
+    async def _stop_tasks(self, names: Iterable[str]) -> None:
         """Stop what runs, for real. Bounded: a cancelled step is killed after its grace."""
-        tasks = list(self._tasks.values())
+        tasks = [self._tasks[name] for name in names]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -259,16 +325,36 @@ class Running:
 
     def _follow_up(self) -> None:
         """What the end of a step means for the others. No recursion: a chain of thousands is skipped at once."""
-        while self._over and not self._is_stopping:
+        while self._over and not self._is_halted:
             name = self._over.popleft()
             state = self.states[name]
+            if self._is_cleaning:
+                self._clean_up_after(name, state)
+                continue
+            if state.status.is_bad and self._workflow.fail_fast and not state.continues:
+                self._over.appendleft(name)  # its clean-up comes with that of those who are stopped for it
+                self.stop()
+                return
             reaction = self._reaction(name, state)
             if reaction is not None:
                 self._react(name, state, reaction)
-            if state.status.is_bad and self._workflow.fail_fast and not state.continues:
-                self._is_stopping = True
             for follower in self._behind[name]:
                 self._consider(follower, self.states[name])
+
+    def _clean_up_after(self, name: str, state: StepState) -> None:
+        reaction = self._workflow.steps[name].on_fail or self._workflow.defaults.on_fail
+        if reaction is None or state.status not in (Status.FAILED, Status.TIMED_OUT, Status.CANCELLED):
+            return
+        for other in reaction.run:
+            if other in self._under_way or other in self._cleaned:
+                continue
+            self._cleaned.add(other)
+            if self.states[other].status.is_final:
+                self.states[other] = self.states[other].fresh()
+                self.states[other].visit += 1
+            self.states[other].is_called = True
+            self._unwritten.append(self.states[other])
+            self._start(other)
 
     def _reaction(self, name: str, state: StepState) -> Reaction | None:
         step = self._workflow.steps[name]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ..core.clocks import Clocks
-from ..core.deadlines import Deadline
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, warning
 from ..core.graph import groups_of
@@ -33,6 +32,7 @@ from .kinds import KINDS, duration_ms
 from .mentions import mentions
 from .places import Places
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
+from .running import Deadlines
 from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
 from .secrets import Redaction, References, UnsetVariable, looks_secret, unset_message
 from .shell import Unsafe, with_references
@@ -108,7 +108,7 @@ class Steps:
         base_env: Mapping[str, str],
         redaction: Redaction,
         folder: Path,
-        deadline: Deadline | None,
+        deadlines: Deadlines,
         run_id: str,
         run_began_at: WallTime,
         attention: Attention,
@@ -128,7 +128,7 @@ class Steps:
         self._base_env = base_env
         self._redaction = redaction
         self._folder = folder
-        self._deadline = deadline
+        self._deadlines = deadlines
         self._clocks_of: dict[tuple[int | None, ...], Clocks] = {}
 
     async def execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
@@ -248,12 +248,13 @@ class Steps:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
         approved: RenderedStep | None = None
+        deadline = self._deadlines.of(name)
         if step.approval:
             gate = StepGate(
                 self._inbox(), key_of(self._run_id, state), self._attention.waits, self._redaction, self._run_began_at
             )
             rendered = await self._rendered_step(step, scope)
-            passed = await gate.passed(state.id, step, rendered, most, self._deadline)
+            passed = await gate.passed(state.id, step, rendered, most, deadline)
             if isinstance(passed, StepResult):
                 return self._noted(step, state, passed)
             approved = passed
@@ -276,7 +277,7 @@ class Steps:
                 pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
             wanted = result.envelope.error or {}
             pause_ms = max(pause_ms, int(wanted.get("retry_after_ms") or 0))  # type: ignore[call-overload]
-            if self._deadline is not None and self._deadline.remaining_ms(monotonic_ns()) <= pause_ms:
+            if deadline is not None and deadline.remaining_ms(monotonic_ns()) <= pause_ms:
                 return verdict  # the next try would have no time left
             await asyncio.sleep(pause_ms / 1000)
 
@@ -317,8 +318,7 @@ class Steps:
         if context:
             error["context"] = context
         state.error = self._redaction.value(error)
-        fired = envelope.fired
-        state.is_cut_short = fired is not None and fired.source is not None and fired.source is self._deadline
+        state.is_cut_short = envelope.fired is not None and self._deadlines.owns(envelope.fired.source)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
     def _handed_on(self, output: Any) -> Any:

@@ -10,9 +10,11 @@ Its ids are made in any case, because the calls below it tell theirs to what the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..core.deadlines import Deadline
 from ..core.trace import TraceContext
 from ..enforce import spans
 from ..enforce.admission import new_span_id
@@ -23,15 +25,15 @@ from .schema import AnyStep
 from .states import Status, StepState
 
 
-def traced(execute: Execute) -> Execute:
-    """The same, with everything that it calls below a span of the step's own."""
+def traced(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
+    """The same, with everything that it calls below a span of the step's own, and inside the step's deadline."""
 
     async def execute_traced(name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         around = current_scope.get()
         assert around is not None, "steps are executed inside of a run"
         run = around.span.trace
         own, began_ns = run.below(new_span_id()), monotonic_ns()
-        token = current_scope.set(replace(around, span=own))
+        token = current_scope.set(replace(around, span=own, deadline=deadline_of(name)))
         try:
             await execute(name, step, state, scope)
         finally:
