@@ -111,7 +111,7 @@ def test_what_follows_an_unknown_option_is_still_heard(
     assert set(refused(ran, validate_envelope, as_json=True)) == {"--timout", "idle"}
 
 
-@pytest.mark.parametrize("option", ["timeout", "soft", "idle", "grace", "cwd", "env", "output-limit"])
+@pytest.mark.parametrize("option", ["timeout", "soft", "idle", "grace", "cwd", "env", "output-limit", "report"])
 @pytest.mark.parametrize("then", ["the command", "the end", "another option"])
 def test_an_option_without_its_value_is_refused(
     option: str, then: str, touch: list[Any], shotclock: Any, validate_envelope: Any

@@ -46,11 +46,13 @@ What it gets:
 
 What you get:
   --json             the envelope alone on stdout, output inside it; exit code as in meta.exit_code
+  --report FORM      what is said on stderr at the end, without --json: json, the envelope [off a terminal]; line, one
+                     readable line if it failed or there is a warning; none, nothing about a command that has run
   --output-limit N   with --json: bytes kept per stream (64k, 1M, …), head and tail [1M]; more goes to a file
   -h, --help         this text
 
 Without --json the command's output streams through untouched, its exit code is ours, and the envelope is the
-last line of stderr (one readable line on a terminal).
+last line of stderr (one readable line on a terminal). SHOTCLOCK_REPORT=line says --report line once for a whole CI job.
 
 A signal that stops us (INT, TERM, HUP, QUIT) reaches the command as it is; SIGKILL follows after the grace, or at
 once with a second signal. Ctrl-Z stops everything the command started, fg continues it; its timeout goes on meanwhile.
@@ -66,7 +68,9 @@ Examples:
 """
 
 _CLOCKS = ("timeout", "soft", "idle", "grace")
-_VALUED = (*_CLOCKS, "cwd", "env", "output-limit")
+_VALUED = (*_CLOCKS, "cwd", "env", "output-limit", "report")
+_REPORTS = ("json", "line", "none")
+REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 _FLAGS = ("json", "stdin", "no-stdin", "leave-children", "help")
 
 
@@ -77,6 +81,7 @@ class Request:
     env: dict[str, str] = made(factory=dict)
     cwd: str | None = None
     json: bool = False
+    report: str | None = None
     stdin: bool = False
     no_stdin: bool = False
     leave_children: bool = False
@@ -108,7 +113,7 @@ def main(words: list[str]) -> int:
     if not request.json:
         outcome = _passed_through(outcome)
     envelope = answer(admission, outcome)
-    return _deliver(envelope, signals, as_json=request.json)
+    return _deliver(envelope, signals, request)
 
 
 def parse(words: list[str]) -> Request:
@@ -148,11 +153,25 @@ def parse(words: list[str]) -> Request:
     timeout_ms = limits.get("timeout", DEFAULTS.timeout_ms)
     if limits.get("soft") and timeout_ms and limits["soft"] >= timeout_ms:
         request.refuse("soft", "the soft limit would never ring: it must be shorter than the timeout")
+    _settle_report(request)
     if request.stdin and request.no_stdin:
         request.refuse("no-stdin", "--stdin and --no-stdin exclude each other: leave one out")
     if not request.help and not any(error["field"] in ("command",) for error in request.errors):
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
+
+
+def _settle_report(request: Request) -> None:
+    """Find out what is to be said at the end: as asked for, else as the environment says."""
+    field = "report"
+    if request.json:
+        if request.report is not None:
+            request.refuse(field, "--json and --report exclude each other: leave one out")
+    elif request.report is None and (said := os.environ.get(REPORT_VARIABLE)):
+        field, request.report = REPORT_VARIABLE, said
+    if request.report is not None and request.report not in _REPORTS:
+        request.refuse(field, f"{request.report!r} is none of {', '.join(_REPORTS)}")
+        request.report = None
 
 
 def _looks_like_its_value(words: list[str], position: int) -> bool:
@@ -169,6 +188,8 @@ def _take(request: Request, limits: dict[str, int], name: str, value: str) -> No
             request.refuse(name, str(error))
     elif name == "cwd":
         request.cwd = value
+    elif name == "report":
+        request.report = value
     elif name == "env":
         key, equals, content = value.partition("=")
         if not equals:
@@ -232,12 +253,20 @@ def _passed_through(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _deliver(envelope: Envelope, signals: foreground.Signals, *, as_json: bool) -> int:
-    if as_json:
+def _deliver(envelope: Envelope, signals: foreground.Signals, request: Request) -> int:
+    if request.json:
         return emit(envelope, signals.heard)
     flush_quietly(sys.stdout)
-    if is_terminal(sys.stderr):
-        say_line(summary_line(envelope))
-    else:
-        say_line(envelope.to_json(), after_child=True, heard=signals.heard)
+    at_terminal = is_terminal(sys.stderr)
+    match request.report:
+        case "line":
+            text = summary_line(envelope) if envelope.error or envelope.warnings else ""
+        case "none":  # what never started could not say anything itself
+            text = summary_line(envelope) if envelope.ending == Ending.NOT_STARTED else ""
+        case "json":
+            text = envelope.to_json()
+        case _:
+            text = summary_line(envelope) if at_terminal else envelope.to_json()
+    if text:
+        say_line(text, after_child=not at_terminal, heard=signals.heard)
     return envelope.exit_code
