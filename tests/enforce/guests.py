@@ -58,6 +58,65 @@ async def says_which_loop_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+# --- those that start processes -------------------------------------------------------------------
+
+
+async def waits_for_a_child(folder: str) -> None:
+    child = await asyncio.create_subprocess_exec("sleep", str(FOREVER_S))
+    mark(folder, "child", child.pid)
+    mark(folder, "ready")
+    await child.wait()
+
+
+async def waits_beside_an_orphan(folder: str) -> None:
+    """What a shell put into the background is nobody's child any more, and in another session."""
+    script = f"setsid sleep {FOREVER_S} > /dev/null 2>&1 & echo $!"
+    shell = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=asyncio.subprocess.PIPE)
+    orphan = int(await shell.stdout.readline())
+    await shell.wait()
+    mark(folder, "orphan", orphan)
+    mark(folder, "ready")
+    await asyncio.sleep(FOREVER_S)
+
+
+async def waits_for_one_that_ignores_term(folder: str) -> None:
+    script = f"trap '' TERM; : > '{folder}/trapped.new'; sleep {FOREVER_S}"
+    child = await asyncio.create_subprocess_exec("sh", "-c", script, start_new_session=True)
+    mark(folder, "child", child.pid)
+    await asyncio.to_thread(work.await_mark, folder, "trapped.new")
+    mark(folder, "ready")
+    await child.wait()
+
+
+async def starts_one_in_a_thread(folder: str) -> None:
+    child = await asyncio.to_thread(subprocess.Popen, ["sleep", str(FOREVER_S)])
+    mark(folder, "child", child.pid)
+    mark(folder, "ready")
+    await asyncio.to_thread(child.wait)
+
+
+async def blocks_beside_a_child(folder: str) -> None:
+    child = await asyncio.create_subprocess_exec("sleep", str(FOREVER_S))
+    mark(folder, "child", child.pid)
+    mark(folder, "ready")
+    time.sleep(2)
+
+
+async def swallows_beside_a_child(folder: str) -> None:
+    """And starts another once it was asked to stop."""
+    child = await asyncio.create_subprocess_exec("sleep", str(FOREVER_S))
+    mark(folder, "child", child.pid)
+    mark(folder, "ready")
+    give_up_at = time.monotonic() + 2
+    while time.monotonic() < give_up_at:
+        try:
+            await asyncio.sleep(0.6)
+            child = await asyncio.create_subprocess_exec("sleep", str(FOREVER_S))
+            mark(folder, "another", child.pid)
+        except BaseException:
+            pass
+
+
 # --- adversaries ----------------------------------------------------------------------------------
 
 
@@ -73,6 +132,15 @@ async def blocks(folder: str) -> None:
 async def blocks_later(folder: str) -> None:
     await asyncio.sleep(0.01)
     work.sleeps(folder)
+
+
+async def blocks_in_a_task(folder: str) -> None:
+    await asyncio.gather(blocks_later(folder), asyncio.sleep(FOREVER_S))
+
+
+async def blocks_in_a_callback(folder: str) -> None:
+    asyncio.get_running_loop().call_later(0.01, work.sleeps, folder)
+    await asyncio.sleep(FOREVER_S)
 
 
 async def answers_when_cancelled() -> str:

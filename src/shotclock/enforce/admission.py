@@ -21,6 +21,8 @@ from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from . import clock, spans
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
+CALL_VARIABLE = "SHOTCLOCK_CALL"
+"""In the environment of what a call starts that shares its process with others: which call it was."""
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
 
 _DEFAULTS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,7 +52,7 @@ class Traced(Protocol):
     def trace(self) -> TraceContext: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Scope:
     """The call that code runs inside of; further calls find it and nest."""
 
@@ -61,6 +62,9 @@ class Scope:
     span: Traced
     limit_ms: int = 0
     """What was set, where the deadline is that of the call named here; 0 where it is somebody else's."""
+
+
+current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
 class Listener(Attendant):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import sys
 from collections.abc import Mapping
 
-from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE
+from .admission import CALL_VARIABLE, DEADLINE_VARIABLE, REMAINING_VARIABLE
 from .clock import pause
 
 # How long the program may take to leave our family: an interpreter that starts, and a fork.
@@ -29,11 +30,13 @@ def start_detached(module: str, arguments: list[str], *, output_fd: int, environ
         f"from {module} import main\n"
         "main(*sys.argv[1:])\n"
     )
-    own_time = (REMAINING_VARIABLE, DEADLINE_VARIABLE)  # the caller's deadline ends its wait, not this work
-    kept = {name: value for name, value in environment.items() if name not in own_time}
+    # The caller's deadline ends its wait, and its call what it started, but not this work.
+    callers = (REMAINING_VARIABLE, DEADLINE_VARIABLE, CALL_VARIABLE)
+    kept = {name: value for name, value in environment.items() if name not in callers}
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        pid = os.posix_spawn(
+        pid = contextvars.Context().run(  # of no call: it outlives whoever starts it
+            os.posix_spawn,
             sys.executable,
             [sys.executable, "-P", "-c", code, *arguments],
             kept,

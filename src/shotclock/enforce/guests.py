@@ -21,10 +21,11 @@ from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, NOT_YET, Alarms
 from .clock import monotonic_ns
 from .context import Attendant
-from .hosted import HEARD_LIMIT_S
+from .hosted import HEARD_LIMIT_S, MARGIN_MS
 from .outcomes import stalled_problem, timeout_problem, worker_outcome
 from .preloaded import address_of
 from .questions import FurtherCall
+from .spawned import Started, Survivors
 
 
 class Place(Protocol):
@@ -56,7 +57,9 @@ class Guest:
         "on_call",
         "on_waiting_end",
         "rang_ns",
+        "started",
         "stopping",
+        "taken_ns",
         "was_probed",
     )
 
@@ -90,6 +93,10 @@ class Guest:
         """It was cancelled, and its grace is over."""
         self.is_abandoned = False
         self.stopping = False
+        self.taken_ns = 0
+        """When its host was given it."""
+        self.started: Started | None = None
+        """The processes that it has started there."""
         self.on_waiting_end: Callable[[Guest, ClockKind], None]
         """Told when a clock runs out before it has a host."""
         self._timer: asyncio.TimerHandle | None = None
@@ -188,25 +195,48 @@ class Guest:
         else:
             self.host.cancel(self)
 
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def has_started(self, mark: str, pid: int) -> None:
+        if self.started is None:
+            self.started = Started(mark)
+            self.started.is_over = self.is_abandoned
+        self.started.add(pid)
+
+    @property
+    def left_of_grace_ns(self) -> int:
+        """What its processes have before they are killed."""
+        return max(0, self.overdue_ns - MARGIN_MS * NS_PER_MS - monotonic_ns())
+
     # --- the answer ---------------------------------------------------------------------------------------
 
     def resolve(self, outcome: Outcome) -> None:
         if not self.done.done():
             self.done.set_result(outcome)
 
-    def arrived(self, kind: str, payload: object, finished_ns: int) -> None:
+    def arrived(
+        self,
+        kind: str,
+        payload: object,
+        finished_ns: int,
+        survivors: Survivors = (),
+        *,
+        warnings: tuple[Warning_, ...] = (),
+    ) -> None:
         """What the host said came of it. At or before the bell it counts, even if the news came after."""
         bell = self.admission.bound.bell
         in_time = bell is None or finished_ns <= bell.at_ns
         is_result = kind not in ("cancelled", "unbegun")
         if in_time and (self.fired is None or (self.fired is ClockKind.TIMEOUT and is_result)):
-            self.resolve(self._finished(kind, payload))
+            outcome = self._finished(kind, payload)
+            outcome.survivors = survivors
+            outcome.warnings += warnings
+            self.resolve(outcome)
         elif kind == "unbegun":
-            self.settle(Ending.NOT_STARTED)
-        elif self.fired is None:
-            self.settle(Ending.FINISHED)  # by itself, but late: the bell itself was kept from ringing
-        else:
-            self.settle(Ending.CANCELLED)
+            self.settle(Ending.NOT_STARTED, warnings=warnings)
+        else:  # by itself, but late, where the bell itself was kept from ringing
+            ending = Ending.FINISHED if self.fired is None else Ending.CANCELLED
+            self.settle(ending, warnings=warnings, survivors=survivors)
 
     def _finished(self, kind: str, payload: object) -> Outcome:
         if kind in ("cancelled", "unbegun"):

@@ -23,9 +23,9 @@ from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.envelope import Envelope
 from ..core.records import as_dict
-from . import kernel, wire
+from . import kernel, spawned, wire
 from .clock import monotonic_ns
-from .context import Context
+from .context import Context, Scope, current_scope
 from .environment import quiet_this_process
 from .worker import Place, Reply, bind, reply_to_error, reply_to_result
 
@@ -37,6 +37,9 @@ RUNNING = 1
 """The number of the call whose code runs at this moment; 0 where none does, or it is not known."""
 CLOSED = 2
 """Set by the runtime: nothing may begin any more."""
+
+_number: contextvars.ContextVar[int] = contextvars.ContextVar("shotclock_call_number", default=0)
+"""Of the call whose code runs, in the tasks and threads that it has started as well."""
 
 # Progress that a slow runtime has not taken yet is dropped beyond this; newer progress says more.
 PROGRESS_HELD = 256 * 1024
@@ -77,6 +80,8 @@ class _Host:
 
     def serve(self) -> NoReturn:
         asyncio.set_event_loop(self.loop)
+        self.loop.set_task_factory(self._make_task)
+        spawned.watch(self._started)
         self.loop.add_reader(self._sock, self._read)
         self.say("ready")
         while True:
@@ -84,6 +89,23 @@ class _Host:
                 self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
             except BaseException:
                 pass  # a task that some handler started wanted to exit; the others' host is not its to end
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """Tasks that a call starts run its code as well: whoever looks at the shared memory has to find its number."""
+        context = options.get("context")
+        number = _number.get() if context is None else context.get(_number, 0)
+        if number and inspect.iscoroutine(work):
+            work = _traced_task(work, self.words, number)
+        return asyncio.Task(work, loop=loop, **options)
+
+    def _started(self, started: spawned.Started, pid: int) -> None:
+        """A call has started a process: said at once, so that it can be killed whatever its loop does then."""
+        number = _number.get()
+        if self.is_here():
+            self.say("process", number, started.mark, pid)
+            self._flush()
+        else:
+            self.loop.call_soon_threadsafe(self.say, "process", number, started.mark, pid, context=self._context)
 
     # --- what the runtime says ----------------------------------------------------------------------------
 
@@ -212,6 +234,8 @@ class _Call:
 
         trace = Place(caller, request_id)
         trace.stand()
+        _number.set(self.number)
+        current_scope.set(Scope(Deadline(bell_ns) if bell_ns else None, depth, name, trace))
 
         def context(_: Callable[..., Any]) -> Context:
             return Context(
@@ -291,6 +315,10 @@ class _Call:
         if not went_well:
             raise answer
         return answer
+
+
+async def _traced_task(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
+    return await _traced(work, words, number)
 
 
 @types.coroutine

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as Variables
-from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol
 
 from ..core.clocks import ClockKind, Clocks
@@ -20,12 +20,14 @@ from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
 from ..core.envelope import Problem, warning
 from ..core.operation import Guard, Operation
-from . import spans
+from . import spans, spawned
 from .admission import Admission, Outcome
 from .alarms import LONGEST_DELAY_S, Alarms
 from .clock import monotonic_ns
 from .context import NOBODY, Attendant, Context, Scope
+from .context import current_scope as current_scope
 from .handlers import bind, raised_by_handler, returned, run_guards
+from .killing import VERIFY_LIMIT_MS
 from .loops import Delivery, Host, Hosts, Mailbox, Ticket, Waiter, start_at_once
 from .outcomes import TimedOut, stalled_problem
 from .processes import shielded
@@ -38,13 +40,13 @@ CROWD_SHARE_S = 0.005
 # If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
 STARVED_S = 0.02
 STARVED_TRIES = 3
+# What is kept of the grace for the kill of what a call has started, so that its answer still comes within the grace.
+MARGIN_MS = 100
 # How long a handler in a thread waits for a checkpoint to be kept: a caller's loop that is blocked runs it out.
 ANSWER_LIMIT_S = 30.0
 
 # What came of a handler that was cancelled. The exception itself would hold on to every frame that it passed through.
 _CANCELLED = asyncio.CancelledError()
-
-current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
 class Carrier(Protocol):
@@ -138,6 +140,7 @@ class Bells:
         self._moments: dict[int, Moment] = {}
         self._latest = Moment(0)
         self._rung: list[HostedCall] = []
+        spawned.watch()
         self.mailbox = Mailbox(loop)
         self.shared_loop = SharedLoopCarrier(loop)
         self.context = Variables()  # for all our timers: a copy of the caller's for each would be garbage
@@ -270,6 +273,7 @@ class HostedCall(Ticket):
         "_fired",
         "_guards",
         "_guards_only",
+        "_is_ending",
         "_on_further_call",
         "_operation",
         "_outcome",
@@ -314,6 +318,7 @@ class HostedCall(Ticket):
         self._alarms: Alarms | None = None
         self._fired: ClockKind | None = None
         self._abandoned = False
+        self._is_ending = False
         self.stopping = False
 
     @property
@@ -451,24 +456,45 @@ class HostedCall(Ticket):
         return self.carrier, self.host, self._admission.bound.grace_ms
 
     def abandon(self) -> None:
-        if self._outcome is not None:
+        if self._outcome is not None or self._is_ending:
             return
         self._abandoned = True
         self.carrier.give_up(self)
         self._runtime.abandoned(self)
-        self._settle(Ending.ABANDONED)
+        if started := spawned.given_up(self._scope):
+            started.stop_beside(self._bells.loop, self._settle_without)
+        else:
+            self._settle(Ending.ABANDONED)
+
+    def _settle_without(self, survivors: spawned.Survivors) -> None:
+        """It goes on, and what it had started does not."""
+        self._settle(Ending.ABANDONED, survivors)
 
     def _arrived(self, result: object) -> None:
+        if started := spawned.taken(self._scope):
+            self._is_ending = True
+            then = partial(self._has_arrived, result)
+            if self._fired is None:  # it may keep them for the calls after it, as it keeps what is in memory
+                started.look_beside(self._bells.loop, then)
+            else:
+                left_ns = self.finished_ns + (self._admission.bound.grace_ms - MARGIN_MS) * NS_PER_MS - monotonic_ns()
+                started.stop_beside(self._bells.loop, then, grace_ns=max(0, left_ns))
+        else:
+            self._has_arrived(result)
+
+    def _has_arrived(self, result: object, survivors: spawned.Survivors = ()) -> None:
         if self._outcome is not None:
             if self._abandoned:
                 self._runtime.came_late(self)
             return
         if self._fired is ClockKind.IDLE or (self._fired is not None and not isinstance(result, Outcome)):
-            self._settle(Ending.CANCELLED)
+            self._settle(Ending.CANCELLED, survivors)
         elif (bell := self._admission.bound.bell) is None or self.finished_ns <= bell.at_ns:
-            self._resolve(self._finished(result))  # only the news of it may have come after the bell
+            outcome = self._finished(result)  # only the news of it may have come after the bell
+            outcome.survivors = survivors
+            self._resolve(outcome)
         else:  # by itself, but late: the bell itself was kept from ringing, or it took no notice of it
-            self._settle(Ending.FINISHED if self._fired is None else Ending.CANCELLED)
+            self._settle(Ending.FINISHED if self._fired is None else Ending.CANCELLED, survivors)
 
     def _finished(self, result: object) -> Outcome:
         if isinstance(result, Outcome):
@@ -482,11 +508,11 @@ class HostedCall(Ticket):
             outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms),)
         return outcome
 
-    def _settle(self, ending: Ending) -> None:
+    def _settle(self, ending: Ending, survivors: spawned.Survivors = ()) -> None:
         if self._fired is ClockKind.IDLE:
-            self._resolve(Outcome(ending, stalled_problem(self._admission)))
+            self._resolve(Outcome(ending, stalled_problem(self._admission), survivors=survivors))
         else:
-            self._resolve(Outcome(ending, TimedOut(self._admission)))
+            self._resolve(Outcome(ending, TimedOut(self._admission), survivors=survivors))
 
     def _resolve(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -502,6 +528,7 @@ class HostedCall(Ticket):
         ended = self._waiter = loop.create_future()
         self._bells.rang(self)
         limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._admission.clocks.grace_ms or 0) / 1000 + 1
+        limit_s += VERIFY_LIMIT_MS / 1000
         await shielded(asyncio.wait([ended], timeout=limit_s))
 
 

@@ -32,6 +32,9 @@ from .workers import MOST_READS
 from .zygote import HOST
 
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
+# How long a call may lie in a host that shows no sign of life before it goes to another. Longer than on a loop of this
+# process: what the host keeps in its memory is not in the other one.
+PICKUP_LIMIT_NS = 500_000_000
 # How long a kill may take to be reported; a supervisor that was stopped or is broken runs it out.
 KILL_LIMIT_S = (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
 
@@ -57,7 +60,8 @@ class Owner(Protocol):
     def came_up(self, host: HostProcess) -> None: ...
     def heard(self, host: HostProcess, guest: Guest) -> None: ...
     def ended(self, host: HostProcess, guest: Guest, kind: str, payload: object, finished_ns: int) -> None: ...
-    def found_deaf(self, host: HostProcess) -> None: ...
+    def found_deaf(self, host: HostProcess, unheard: list[Guest]) -> None: ...
+    def found_blocked(self, host: HostProcess) -> None: ...
     def lost(self, host: HostProcess, report: Report | None) -> None: ...
 
 
@@ -70,6 +74,8 @@ class HostProcess:
         self.fate = Fate.DIED
         self.is_ready = False
         self.is_dying = False
+        self.blocked_by = ""
+        """Whose code blocks its loop, where it is not killed for that yet; nothing begins in it any more."""
         self.culprit = ""
         """Whose code held the loop when it was given up, as far as can be known."""
         self.guests: dict[int, Guest] = {}
@@ -78,6 +84,9 @@ class HostProcess:
         self._unheard: dict[int, Guest] = {}
         self._check: asyncio.TimerHandle | None = None
         self._check_due_ns = 0
+        self._pickup: asyncio.TimerHandle | None = None
+        self._pickup_due_ns = 0
+        self._picked_up = 0
         self._tries = 0
         self._pulse = -1
         self._sign_ns = self._ready_ns = monotonic_ns()
@@ -112,10 +121,43 @@ class HostProcess:
         self._numbers += 1
         guest.host, guest.number = self, self._numbers
         self.guests[guest.number] = guest
+        guest.taken_ns = monotonic_ns()
         guest.sign_of_life()
         self._say(*guest.message())
+        self._watch_pickup()
         if guest.stopping:
             self.ask_to_wind_down(guest)
+
+    def _watch_pickup(self) -> None:
+        if self._pickup is None and not self.is_dying and not self.blocked_by:
+            self._picked_up = self._words[BEGUN]
+            self._pickup_due_ns = monotonic_ns() + PICKUP_LIMIT_NS
+            self._pickup = self._loop.call_later(PICKUP_LIMIT_NS / 1e9, self._check_pickup, context=self._owner.context)
+
+    def _check_pickup(self) -> None:
+        """Whether what lies there has been lying for longer than any loop needs that is not blocked."""
+        self._pickup = None
+        now_ns = monotonic_ns()
+        waiting = [guest for guest in self.guests.values() if not self.has_begun(guest)]
+        if not waiting or self.is_dying or self.blocked_by:
+            return
+        is_long = any(now_ns - guest.taken_ns >= PICKUP_LIMIT_NS for guest in waiting)
+        is_moving = self._words[BEGUN] != self._picked_up or now_ns - self._sign_ns < PICKUP_LIMIT_NS
+        is_starved = now_ns - self._pickup_due_ns > STARVED_S * 1e9
+        if is_long and not is_moving and not is_starved:
+            self._owner.found_blocked(self)
+        else:
+            self._watch_pickup()
+
+    def close_to_new(self, why: str) -> list[Guest]:
+        """Let nothing begin in it any more. Returns the calls that never will; they are no longer in it."""
+        self.blocked_by = why
+        self._words[CLOSED] = 1  # first: whatever begins from here on finds it
+        unbegun = [guest for guest in self.guests.values() if not self.has_begun(guest)]
+        for guest in unbegun:
+            del self.guests[guest.number]
+            self._unheard.pop(guest.number, None)
+        return unbegun
 
     def has_begun(self, guest: Guest) -> bool:
         return bool(self._words[BEGUN] >= guest.number)
@@ -155,8 +197,9 @@ class HostProcess:
         is_alive = now_ns - self._sign_ns <= HEARD_LIMIT_NS or self._words[BEGUN] != self._pulse
         is_too_late = any(now_ns >= guest.asked_ns + guest.grace_ns for guest in deaf_to)
         if deaf_to and not is_starved and (is_too_late or not is_alive):
-            self._owner.found_deaf(self)
-        else:
+            self._owner.found_deaf(self, deaf_to)
+            self._unheard = {number: guest for number, guest in self._unheard.items() if not guest.is_abandoned}
+        if self._unheard and not self.is_dying:
             self._check_later()
 
     def running(self) -> Guest | None:
@@ -203,6 +246,8 @@ class HostProcess:
                 del self.guests[guest.number]
                 self._unheard.pop(guest.number, None)
                 self._owner.ended(self, guest, kind, payload, finished_ns)
+            case ("process", _, str(mark), int(pid)):
+                guest.has_started(mark, pid)
             case ("heard", _):
                 if self._unheard.pop(guest.number, None) is not None:
                     self._owner.heard(self, guest)
@@ -289,7 +334,7 @@ class HostProcess:
                 if not self.guests:
                     break
                 self._hear_all(self._replies.receive())
-        for handle in (self._check, self._kill_limit):
+        for handle in (self._check, self._pickup, self._kill_limit):
             if handle is not None:
                 handle.cancel()
         for further in list(self._further.values()):

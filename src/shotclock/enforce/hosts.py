@@ -2,7 +2,8 @@
 
 One host serves all calls, so they share what the app keeps in its memory. It is replaced when it
 
-- is deaf: its loop does not even take note of a cancellation. It is killed at once, with everything below it;
+- is blocked: its loop does not pick up what it is given, or take note of a cancellation. New calls go to a fresh host.
+  It is killed, with everything below it, at the bell of the call that blocks it;
 - is tainted: a handler swallowed its cancellation. New calls go to a fresh host at once, the tainted one is killed as
   soon as nobody else's call is in it, so that nothing is abandoned for long;
 - died by itself.
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections import deque
+from functools import partial
 from typing import Protocol
 
 from ..core.clocks import ClockKind
@@ -32,9 +34,11 @@ from .outcomes import crash_outcome
 from .pool import IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S, all_gone
 from .preloaded import Preloaded
 from .processes import shielded
+from .spawned import Survivors
 
-# Each tainted host is a process with handlers that would not stop. Beyond this the oldest goes, whoever is in it.
-MOST_TAINTED = 3
+# Each tainted host is a process with handlers that would not stop, or that block it and may do so until their bells.
+# Beyond this the oldest goes, whoever is in it.
+MOST_TAINTED = 16
 # Calls whose grace ends this soon after another's are waited for, so that all are killed and none is abandoned.
 TOGETHER_NS = HEARD_LIMIT_NS
 # After this many hosts in a row that never came up, those who wait are told instead of waiting for their bells.
@@ -189,7 +193,15 @@ class HostProcesses:
             else:
                 self._move([guest])
         else:
-            guest.arrived(kind, payload, finished_ns)
+            guest.disarm()
+            warnings = (_replaced(_blocked(host, guest)),) if host.blocked_by else ()
+            then = partial(guest.arrived, kind, payload, finished_ns, warnings=warnings)
+            if not guest.started:
+                then()
+            elif guest.fired is None:  # it may keep them for the calls after it, as it keeps what is in memory
+                guest.started.look_beside(self.loop, then)
+            else:
+                guest.started.stop_beside(self.loop, then, grace_ns=guest.left_of_grace_ns)
         self._kill_if_useless(host)
 
     def _overdue(self, guest: Guest) -> None:
@@ -216,9 +228,18 @@ class HostProcesses:
         """It goes on among calls that need its host. Abandoned, until they have ended."""
         if guest.done.done() or host.is_dying:
             return
+        why = _blocked(host, guest) if host.blocked_by else f"{guest.name} did not stop when it was cancelled"
         guest.is_abandoned = True
         self._books.abandoned(guest)
-        guest.settle(Ending.ABANDONED, warnings=(_replaced(f"{guest.name} did not stop when it was cancelled"),))
+
+        def settle(survivors: Survivors = ()) -> None:
+            guest.settle(Ending.ABANDONED, warnings=(_replaced(why),), survivors=survivors)
+
+        if guest.started:  # it goes on, and what it has started does not
+            guest.started.is_over = True
+            guest.started.stop_beside(self.loop, settle)
+        else:
+            settle()
 
     # --- what becomes of hosts ----------------------------------------------------------------------------
 
@@ -239,10 +260,35 @@ class HostProcesses:
         host.kill(Fate.TAINTED)
         return True
 
-    def found_deaf(self, host: HostProcess) -> None:
+    def found_deaf(self, host: HostProcess, unheard: list[Guest]) -> None:
+        """Its loop does not hear that these are to be cancelled. Whoever blocks it has the time of its own clock, not
+        of theirs; where that is not known, it may be any call whose bell has not rung."""
         running = host.running()
-        host.kill(Fate.DEAF, running.name if running is not None else "")
-        self._relieve(host)
+        suspects = [running] if running is not None else [g for g in host.guests.values() if host.has_begun(g)]
+        if all(guest.fired is not None for guest in suspects):
+            host.kill(Fate.DEAF, running.name if running is not None else "")
+            self._relieve(host)
+            return
+        overdue = [guest for guest in unheard if monotonic_ns() >= guest.overdue_ns]
+        if overdue:
+            self.found_blocked(host)
+        for guest in overdue:
+            if host.guests.get(guest.number) is guest:
+                guest.is_overdue = True
+                self._give_up(host, guest)
+
+    def found_blocked(self, host: HostProcess) -> None:
+        """It goes on until the bell of whoever blocks it. Nothing else begins there; what had not goes elsewhere."""
+        if host.blocked_by or host.is_dying:
+            return
+        running = host.running()
+        unbegun = host.close_to_new(running.name if running is not None else "a task or a callback")
+        self._taint(host)
+        rung = [guest for guest in unbegun if guest.fired is not None]
+        for guest in rung:
+            warnings = (_replaced(_blocked(host, guest)),)
+            guest.settle(Ending.NOT_STARTED, why="its host process had no time for it", warnings=warnings)
+        self._move([guest for guest in unbegun if guest.fired is None])
 
     def _relieve(self, host: HostProcess) -> None:
         """A fresh one at once, before anybody asks for it."""
@@ -331,6 +377,10 @@ class HostProcesses:
 
 
 _LOST = "what handlers kept in its memory is lost"
+
+
+def _blocked(host: HostProcess, guest: Guest) -> str:
+    return f"{'it' if host.blocked_by == guest.name else host.blocked_by} blocked its event loop"
 
 
 def _why(host: HostProcess, guest: Guest) -> str:

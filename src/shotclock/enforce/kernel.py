@@ -235,6 +235,15 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return fields[0].decode(), int(fields[1])
 
 
+def start_of(pid: int) -> int:
+    """When it started, in clock ticks since boot: with the pid, an identity that is never reused. 0: it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
 def is_zombie(pid: int) -> bool:
     stat = _stat(pid)
     return stat is None or stat[0] in "ZX"

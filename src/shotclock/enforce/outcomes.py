@@ -9,14 +9,21 @@ from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, as_data, warning
+from ..core.envelope import Envelope, Problem, Warning_, as_data, warning
 from ..core.errors import Failure, error_entry
 from ..core.records import changed
 from . import values
 from .admission import Admission, Outcome, admit, answer, invalid
 from .assignment import Report
 from .clock import monotonic_ns
-from .commands import signal_name
+from .commands import count_processes, signal_name
+
+
+def left_behind(processes: list[dict[str, object]]) -> Warning_:
+    """That a function returned, what it had started lived on, and was stopped."""
+    names = ", ".join(f"{left['command']} ({left['pid']})" for left in processes[:5])
+    message = f"{count_processes(processes)} outlived the function, stopped now: {names}"
+    return warning("DESCENDANTS_STOPPED", message, processes=processes)
 
 NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 

@@ -22,19 +22,17 @@ from typing import Any, Protocol
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
-from ..core.envelope import warning
 from ..core.operation import Handler, HandlerReference
 from . import wire
 from .admission import Admission, Outcome
 from .alarms import Alarms
 from .assignment import Report
 from .clock import monotonic_ns
-from .commands import count_processes
 from .context import Attendant
 from .kernel import Bell
 from .killing import VERIFY_LIMIT_MS
 from .loops import Waiter
-from .outcomes import crash_outcome, worker_outcome
+from .outcomes import crash_outcome, left_behind, worker_outcome
 from .preloaded import Preloaded, address_of
 from .processes import REPORT_MARGIN_MS
 from .questions import FurtherCall, answered, redispatched
@@ -364,9 +362,7 @@ class Worker:
             further.cancel()  # nobody waits for it any more
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
-            names = ", ".join(f"{left['command']} ({left['pid']})" for left in leaked[:5])
-            message = f"{count_processes(leaked)} outlived the function, stopped now: {names}"
-            outcome.warnings += (warning("DESCENDANTS_STOPPED", message, processes=leaked),)
+            outcome.warnings += (left_behind(leaked),)
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return

@@ -17,6 +17,7 @@ zygotes are subreapers: if a supervisor is itself killed, what it guarded comes 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import os
 import select
@@ -69,7 +70,8 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
     except OSError:
         complaints = null
     try:
-        pid = os.posix_spawn(
+        pid = contextvars.Context().run(  # of no call, whoever was the first to need it
+            os.posix_spawn,
             sys.executable,
             [sys.executable, "-P", "-c", code],
             {name: value for name, value in os.environ.items() if name.startswith(_STARTED_WITH)},
