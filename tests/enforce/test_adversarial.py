@@ -71,6 +71,8 @@ KILLABLE = [
     ("daemonises_without_a_trace", True),
     ("hops_from_pid_to_pid", True),
     ("stops_itself", False),
+    ("stops_its_supervisor", False),
+    ("keeps_its_supervisor_stopped", True),
     ("writes_for_ever", False),
     ("has_fifty_children", False),
 ]

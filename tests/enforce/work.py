@@ -113,6 +113,26 @@ def waits_for_a_lock(folder: str) -> None:
     lock.acquire()
 
 
+# --- code that turns on its guard -----------------------------------------------------------------
+
+
+def stops_its_supervisor(folder: str) -> None:
+    mark(folder, "ready")
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(FOREVER_S)
+
+
+def keeps_its_supervisor_stopped(folder: str) -> None:
+    mark(folder, "ready")
+    supervisor = os.getppid()
+    give_up_at = time.monotonic() + FOREVER_S
+    while time.monotonic() < give_up_at and os.getppid() == supervisor:
+        try:
+            os.kill(supervisor, signal.SIGSTOP)
+        except BaseException:
+            pass
+
+
 # --- processes that do not go away ----------------------------------------------------------------
 
 

@@ -208,7 +208,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("MACHINE_UNFIT", 4, 503, False, NONE, "Something needed to stop work is missing on this machine.",
                    "run `shotclock doctor`, and mend what it lists as fail"),
         ErrorEntry("SUPERVISOR_LOST", 1, 500, False, UNKNOWN, "The process that guarded the work was killed.",
-                   "something outside killed it; `shotclock doctor` lists what it may have left running"),
+                   "something outside killed it; meta.survivors names what it guarded and is still there"),
         ErrorEntry("JOB_LOST", 1, 500, False, UNKNOWN, "The process that ran the job died under it.",
                    "call the command again: one that keeps checkpoints goes on where it was"),
         ErrorEntry("INTERRUPTED", 1, 500, False, UNKNOWN, "The work was cut off when its process died.",

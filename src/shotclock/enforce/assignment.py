@@ -63,6 +63,8 @@ class Report:
     """Which step of starting failed ("machine", "exec", "cwd", "fork"), and its errno."""
     unwritten: int = 0
     """The errno for which output that was to be passed on was lost."""
+    lost: bool = False
+    """There was no report: the supervisor was killed. What it guarded was looked for, and these are its survivors."""
     ended_ns: int = 0
     spare_pid: int = 0
     """The supervisor's own, where it waits for another command."""

@@ -9,13 +9,14 @@ import signal
 import socket
 from types import FrameType
 
+from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from . import kernel, wire
 from .assignment import Assignment, Report
 from .cgroups import Cgroup
 from .clock import monotonic_ns, pause
 from .killing import VERIFY_LIMIT_MS, kill_below
-from .supervisor import LONGEST_WAIT_MS, Supervisor
+from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
 # Past the latest kill, the verification and this, the supervisor itself must be broken.
 REPORT_MARGIN_MS = 3_000
@@ -102,23 +103,33 @@ def run(task: Assignment, signals: Signals) -> Report:
     if task.stdin:
         _let_go_of_stdin()
     with control:
-        report = _await_report(task, control, signals)
+        report = _await_report(task, control, signals, pid)
     if report is None:
-        return _lost_supervisor(pid, signals)
+        return _lost_supervisor(pid, task, signals)
     _collect(pid)
     return report
 
 
-def _await_report(task: Assignment, control: socket.socket, signals: Signals) -> Report | None:
+def _await_report(task: Assignment, control: socket.socket, signals: Signals, supervisor: int) -> Report | None:
     inbox = wire.Inbox(control)
     heard = signals.heard
     told, stop_told_ns = 0, 0
     give_up_ns: int | None = None
+    look_ns: int | None = None  # when to look whether somebody has stopped it
     if task.kill_ns is not None:
         give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
+    if task.bell_ns is not None:
+        look_ns = task.bell_ns + LATE_BELL_MS * NS_PER_MS
     while True:
+        if look_ns is not None and (now := monotonic_ns()) >= look_ns:
+            look_ns = now + LOOK_PAUSE_MS * NS_PER_MS
+            if kernel.is_stopped(supervisor):
+                if task.kill_ns is not None and now >= task.kill_ns + SILENT_LIMIT_MS * NS_PER_MS:
+                    return None
+                os.kill(supervisor, signal.SIGCONT)
         if len(heard) > told:
             now = monotonic_ns()
+            look_ns = now + LATE_BELL_MS * NS_PER_MS
             if told == 0:
                 stop_told_ns = now
                 _order(control, "stop", signals.first)
@@ -131,8 +142,9 @@ def _await_report(task: Assignment, control: socket.socket, signals: Signals) ->
             signals.suspension_asked = False
             _order(control, "suspend")
         wait = LONGEST_WAIT_MS
-        if give_up_ns is not None:
-            wait = max(0, min(wait, -(-(give_up_ns - monotonic_ns()) // NS_PER_MS)))
+        for at_ns in (give_up_ns, look_ns):
+            if at_ns is not None:
+                wait = max(0, min(wait, -(-(at_ns - monotonic_ns()) // NS_PER_MS)))
         poller = select.poll()
         poller.register(control, select.POLLIN)
         poller.register(signals.fd, select.POLLIN)
@@ -180,7 +192,7 @@ def _collect(pid: int) -> None:
         pause(0.001)
 
 
-def _lost_supervisor(pid: int, signals: Signals) -> Report:
+def _lost_supervisor(pid: int, task: Assignment, signals: Signals) -> Report:
     """Somebody killed the supervisor (or it is wedged): what it guarded is ours now, and is killed here."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
@@ -191,4 +203,8 @@ def _lost_supervisor(pid: int, signals: Signals) -> Report:
     left = kill_below(kernel.collect_dead, lambda wait_ms: pause(wait_ms / 1000))
     if cgroup is not None:
         cgroup.remove()
-    return Report(survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.first)
+    report = Report(lost=True, survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.first)
+    now_ns = monotonic_ns()
+    if task.bell_ns is not None and now_ns >= task.bell_ns:
+        report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
+    return report

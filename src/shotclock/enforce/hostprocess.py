@@ -26,10 +26,11 @@ from .hosted import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
 from .killing import VERIFY_LIMIT_MS
 from .pool import RESPAWN_PAUSE_S
 from .preloaded import Preloaded
-from .processes import REPORT_MARGIN_MS
+from .processes import REPORT_MARGIN_MS, Patience
 from .questions import answered, redispatched
+from .spawned import beside
 from .workers import MOST_READS
-from .zygote import HOST
+from .zygote import HOST, kill_what_lost_its_supervisor
 
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
 # How long a call may lie in a host that shows no sign of life before it goes to another. Longer than on a loop of this
@@ -62,7 +63,7 @@ class Owner(Protocol):
     def ended(self, host: HostProcess, guest: Guest, kind: str, payload: object, finished_ns: int) -> None: ...
     def found_deaf(self, host: HostProcess, unheard: list[Guest]) -> None: ...
     def found_blocked(self, host: HostProcess) -> None: ...
-    def lost(self, host: HostProcess, report: Report | None) -> None: ...
+    def lost(self, host: HostProcess, report: Report) -> None: ...
 
 
 class HostProcess:
@@ -93,7 +94,8 @@ class HostProcess:
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
         self._flushing = False
-        self._kill_limit: asyncio.TimerHandle | None = None
+        self._patience: Patience | None = None
+        self._supervisor = 0
         self._control, their_control = socket.socketpair()
         self._calls, their_calls = socket.socketpair()
         self._control.setblocking(False)
@@ -278,6 +280,8 @@ class HostProcess:
             self.end(None)
             return
         for message in messages:
+            if message[0] == "started":
+                self._supervisor = message[2]
             if message[0] == "ended":
                 self.end(Report.unpack(message[1]))
 
@@ -321,7 +325,10 @@ class HostProcess:
         self.fate, self.culprit = fate, culprit
         self._words[CLOSED] = 1
         self._order("kill", fate.name.lower())
-        self._kill_limit = self._loop.call_later(KILL_LIMIT_S, self.end, None)
+        self._patience = Patience(self._loop, self._supervisor, 0, self._give_up)
+
+    def _give_up(self) -> None:
+        self.end(None)
 
     def end(self, report: Report | None) -> None:
         """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
@@ -334,7 +341,7 @@ class HostProcess:
                 if not self.guests:
                     break
                 self._hear_all(self._replies.receive())
-        for handle in (self._check, self._pickup, self._kill_limit):
+        for handle in (self._check, self._pickup, self._patience):
             if handle is not None:
                 handle.cancel()
         for further in list(self._further.values()):
@@ -345,7 +352,11 @@ class HostProcess:
             sock.close()
         self._words = memoryview(bytearray(self._words)).cast("Q")  # what it says from here on; the memory is let go
         self.gone.set_result(report)
-        self._owner.lost(self, report)
+        if report is None and self.guests:  # nobody has seen what became of it: look, before anything is claimed
+            find = partial(kill_what_lost_its_supervisor, self._supervisor)
+            beside(self._loop, find, lambda left: self._owner.lost(self, Report(lost=True, survivors=list(left))))
+        else:
+            self._owner.lost(self, report or Report(lost=True))
 
 
 def _shared_memory() -> int:

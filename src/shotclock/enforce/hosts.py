@@ -296,7 +296,7 @@ class HostProcesses:
             self._serving = None
             self._ensure_host()
 
-    def lost(self, host: HostProcess, report: Report | None) -> None:
+    def lost(self, host: HostProcess, report: Report) -> None:
         """A host is gone. Everybody who was in it is answered, or moved."""
         self._all.discard(host)
         if host in self._tainted:
@@ -336,18 +336,17 @@ class HostProcesses:
             if self._serving is not None and self._serving.is_ready:
                 self._serve_waiting(self._serving)
 
-    def _answer_for(self, host: HostProcess, guest: Guest, report: Report | None, told: int) -> None:
+    def _answer_for(self, host: HostProcess, guest: Guest, report: Report, told: int) -> None:
         """For a call that had begun in a host that is gone."""
-        survivors = report.survivors if report is not None else []
+        survivors = report.survivors
         if guest.fired is not None:
             warnings = (_replaced(_why(host, guest), told),)
             guest.settle(Ending.KILLED, warnings=warnings, survivors=survivors)
         elif host.fate is Fate.CLOSING:
             problem = Problem("CANCELLED", "stopped: the runtime is closing")
             guest.resolve(Outcome(Ending.KILLED, problem, survivors=survivors))
-        elif host.fate is Fate.DIED or report is None:
-            if report is not None:
-                report.stopped = None  # we only asked its supervisor to be quick
+        elif host.fate is Fate.DIED or report.lost:
+            report.stopped = None  # we only asked its supervisor to be quick
             outcome = crash_outcome(guest.admission, report)
             outcome.warnings += (_replaced("it died"),)
             guest.resolve(outcome)

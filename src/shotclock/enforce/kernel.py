@@ -255,6 +255,12 @@ def is_halted(pid: int) -> bool:
     return stat is None or stat[0] in "TtZX"
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped it, by a signal or a debugger. Only SIGKILL is sure to end that."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] in "Tt"
+
+
 def describe(pid: int) -> dict[str, object]:
     """Pid and command line, for warnings that name names."""
     if pid == UNKNOWN_PID:

@@ -25,6 +25,7 @@ def left_behind(processes: list[dict[str, object]]) -> Warning_:
     message = f"{count_processes(processes)} outlived the function, stopped now: {names}"
     return warning("DESCENDANTS_STOPPED", message, processes=processes)
 
+
 NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 
 
@@ -114,13 +115,14 @@ def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR
     return Outcome(Ending.FINISHED, problem, traceback=lines)
 
 
-def crash_outcome(admission: Admission, report: Report | None) -> Outcome:
+def crash_outcome(admission: Admission, report: Report) -> Outcome:
     """The worker ended without answering: by a clock, by our order, or by itself."""
-    if report is None:
-        return Outcome(Ending.KILLED, Problem("SUPERVISOR_LOST", "the worker's supervisor was killed"))
     survivors = report.survivors
-    if report.fired == ClockKind.TIMEOUT or report.stopped == ClockKind.TIMEOUT:
-        bell = admission.bound.bell
+    bell = admission.bound.bell
+    if report.lost and (bell is None or monotonic_ns() < bell.at_ns):
+        problem = Problem("SUPERVISOR_LOST", "the worker's supervisor was killed")
+        return Outcome(Ending.KILLED, problem, survivors=survivors)
+    if report.lost or report.fired == ClockKind.TIMEOUT or report.stopped == ClockKind.TIMEOUT:
         elapsed = (bell.at_ns if bell else monotonic_ns()) - admission.started_ns
         elapsed_ns = max(elapsed, monotonic_ns() - admission.started_ns)
         return Outcome(Ending.KILLED, timeout_problem(admission, elapsed_ns), survivors=survivors)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import os
-import socket
 from collections import deque
 from functools import partial
 from math import inf
@@ -24,7 +23,7 @@ from .loops import Waiter
 from .outcomes import stalled_problem, timeout_problem
 from .preloaded import Preloaded
 from .processes import REPORT_MARGIN_MS, shielded
-from .workers import Task, Worker
+from .workers import Task, Vacant, Worker
 
 # How long closing waits for supervisors to report that their workers are gone.
 CLOSE_LIMIT_S = 3.0
@@ -70,7 +69,7 @@ class Pool:
         self._all: set[Worker] = set()
         self._leaving: set[Worker] = set()
         """Those that are being killed; their successors need not wait for the proof that they are gone."""
-        self._vacant: list[socket.socket] = []
+        self._vacant: list[Vacant] = []
         """Supervisors without a worker. Each forks its next one faster than the zygote would fork both."""
         self._waiting: deque[Task] = deque()
         self._patience_ns: float = inf
@@ -315,7 +314,7 @@ class Pool:
         self._forget(worker)
         if worker.vacant is not None:
             if self._closing or len(self._vacant) >= self.warm:
-                worker.vacant.close()  # it leaves
+                worker.vacant.control.close()  # it leaves
             else:
                 self._vacant.append(worker.vacant)
         self._put_first(unstarted)
@@ -385,7 +384,7 @@ class Pool:
         for worker in workers:
             worker.end(None)
         for supervisor in self._vacant:
-            supervisor.close()
+            supervisor.control.close()
         self._vacant.clear()
 
 

@@ -12,15 +12,17 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
-from . import wire
+from . import kernel, spawned, wire
 from .assignment import Assignment, Report
 from .clock import monotonic_ns
-from .killing import VERIFY_LIMIT_MS
-from .zygote import COMMAND
+from .killing import VERIFY_LIMIT_MS, signal_process
+from .supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
+from .zygote import COMMAND, kill_what_lost_its_supervisor
 
 # Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.
 REPORT_MARGIN_MS = 2_000
@@ -38,10 +40,45 @@ MOST_SPARE = 8
 RequestFork = Callable[[bytes, list[int]], None]
 
 
+class Patience:
+    """The wait for a supervisor that has to end its work. One that somebody has stopped is told to go on, and killed if
+    it stays stopped or says nothing; its zygote then kills what it guarded."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._supervisor = supervisor
+        self._on_end = on_end
+        self.ends_at = loop.time() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+        self._silent_at = loop.time() + (grace_ms + SILENT_LIMIT_MS) / 1000
+        self._timer = loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
+        signal_supervisor(supervisor, signal.SIGCONT)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self.ends_at:
+            signal_supervisor(self._supervisor, signal.SIGKILL)
+            self._on_end()
+            return
+        if kernel.is_stopped(self._supervisor):
+            signal_supervisor(self._supervisor, signal.SIGCONT if now < self._silent_at else signal.SIGKILL)
+        self._timer = self._loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
+
+
+def signal_supervisor(pid: int, number: int) -> None:
+    """If it is known, and still one."""
+    if pid and kernel.name_of(pid) == SUPERVISOR_NAME:
+        signal_process(pid, number)
+
+
 class Running:
     """A supervisor, seen from the loop that waits for what it runs."""
 
-    __slots__ = ("_inbox", "_loop", "control", "ended", "lost", "ordered", "pid", "started")
+    __slots__ = ("_inbox", "control", "ended", "loop", "lost", "ordered", "pid", "started", "supervisor")
 
     def __init__(self, control: socket.socket) -> None:
         control.setblocking(False)
@@ -49,16 +86,18 @@ class Running:
         self.lost = False
         self.pid = 0
         """Its own, once it has said that it can be used again."""
+        self.supervisor = 0
+        """The same, as soon as it has said anything."""
         self._inbox = wire.Inbox(control)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.begin()
-        self._loop.add_reader(control, self._receive)
+        self.loop.add_reader(control, self._receive)
 
     def begin(self) -> None:
         """Nothing is known of a command yet."""
         self.started = False
         self.ordered = False
-        self.ended: asyncio.Future[Report] = self._loop.create_future()
+        self.ended: asyncio.Future[Report] = self.loop.create_future()
 
     async def tell(self, task: Assignment) -> None:
         """Raises NeverTold where there is nobody."""
@@ -66,7 +105,7 @@ class Running:
         try:
             sent = self.control.send(frame)
             if sent < len(frame):
-                await self._loop.sock_sendall(self.control, frame[sent:])
+                await self.loop.sock_sendall(self.control, frame[sent:])
         except OSError as error:
             raise NeverTold(*error.args) from error
 
@@ -74,12 +113,21 @@ class Running:
         self.ordered = True
         with contextlib.suppress(wire.Broken, BlockingIOError):
             wire.send(self.control, (order, detail))
+        signal_supervisor(self.supervisor, signal.SIGCONT)
 
     def close(self) -> None:
         """If anything is still there, its supervisor now kills it."""
-        self._loop.remove_reader(self.control)
-        self._loop.remove_writer(self.control)  # or its number, soon somebody else's, would still be waited for
+        self.loop.remove_reader(self.control)
+        self.loop.remove_writer(self.control)  # or its number, soon somebody else's, would still be waited for
         self.control.close()
+
+    def make_go_on(self) -> None:
+        """If somebody has stopped it, it has not heard the bell."""
+        signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def give_up(self) -> None:
+        self.lost = True
+        self.end(Report(lost=True))
 
     def end(self, report: Report) -> None:
         if not self.ended.done():
@@ -99,18 +147,19 @@ class Running:
             return
         except wire.Broken as broken:
             self.lost = True
-            self._loop.remove_reader(self.control)
+            self.loop.remove_reader(self.control)
             if isinstance(broken.__cause__, ConnectionResetError) and not self.ended.done():
                 self.ended.set_exception(NeverTold("killed before it read what it was sent"))
                 self.ended.exception()  # whoever was cancelled meanwhile does not ask for it
-            self.end(Report())  # the supervisor was killed; its zygote kills what it guarded
+            self.end(Report(lost=True))
             return
         for message in messages:
             if message[0] == "started":
                 self.started = True
+                self.supervisor = message[2]
             elif message[0] == "ended":
                 report = Report.unpack(message[1])
-                self.pid = report.spare_pid
+                self.pid = self.supervisor = report.spare_pid
                 self.end(report)
 
 
@@ -180,9 +229,14 @@ class Supervisors:
         self.count_in(running)
         alarms = self._watch(running, task)
         try:
-            return await asyncio.shield(running.ended)
+            report = await asyncio.shield(running.ended)
+            if report.lost:
+                await self._look_for_survivors(running, task, report)
+            return report
         except asyncio.CancelledError as cancelled:
             running.order("stop", "cancelled")
+            if running.supervisor:
+                alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
             # What has not started is called off by that, and there is nothing to wait for.
             there = running.started or running.pid
             stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if there else CALL_OFF_S
@@ -197,13 +251,29 @@ class Supervisors:
             self.running.discard(running)
             self._give_back(running)
 
-    def _watch(self, running: Running, task: Assignment) -> list[asyncio.TimerHandle]:
+    async def _look_for_survivors(self, running: Running, task: Assignment, report: Report) -> None:
+        """Its supervisor was killed, and can no longer tell. What it guarded is killed by its zygote."""
+        looked: asyncio.Future[spawned.Survivors] = running.loop.create_future()
+        spawned.beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result)
+        await shielded(asyncio.wait([looked]))
+        report.survivors = list(looked.result())
+        now_ns = monotonic_ns()
+        if task.bell_ns is not None and now_ns >= task.bell_ns:
+            report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
+
+    def _watch(self, running: Running, task: Assignment) -> list[asyncio.TimerHandle | Patience]:
         """What ends the waiting where the supervisor does not."""
-        alarms: list[asyncio.TimerHandle] = []
+        alarms: list[asyncio.TimerHandle | Patience] = []
         loop, now_ns = asyncio.get_running_loop(), monotonic_ns()
+
+        def lose_patience() -> None:
+            alarms.append(Patience(loop, running.supervisor, 0, running.give_up))
+
         if task.kill_ns is not None:
-            late_ns = task.kill_ns - now_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-            alarms.append(loop.call_later(max(0.0, late_ns / 1e9), running.end, Report()))
+            alarms.append(loop.call_later(max(0.0, (task.kill_ns - now_ns) / 1e9), lose_patience))
+        if task.bell_ns is not None:
+            late_s = max(0.0, (task.bell_ns - now_ns) / 1e9 + LATE_BELL_MS / 1000)
+            alarms.append(loop.call_later(late_s, running.make_go_on))
         if task.bell_ns is not None and running.pid:
             late_ns = task.bell_ns - now_ns + START_MARGIN_MS * NS_PER_MS
             alarms.append(loop.call_later(max(0.0, late_ns / 1e9), running.give_up_starting, task))

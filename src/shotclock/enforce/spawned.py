@@ -82,14 +82,16 @@ class Started:
 
     def stop_beside(self, loop: asyncio.AbstractEventLoop, then: Then, *, grace_ns: int = 0) -> None:
         """The same in a thread of its own: others run on the loop. `then` is told there what survives."""
-        _beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
+        beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
 
     def look_beside(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
         """Only tell what is there: a call that ended by itself may keep processes for the calls after it."""
-        _beside(loop, self.alive, then)
+        beside(loop, self.alive, then)
 
 
-def _beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
+def beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
+    """Run what blocks in a thread of its own, and say on the loop which processes it found."""
+
     def run() -> None:
         try:
             left = [kernel.describe(pid) for pid in work()]

@@ -58,6 +58,12 @@ _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, si
 
 SUPERVISOR_NAME = "shotclock-sup"
 
+# For those who wait for a supervisor. Past the bell: one that has not rung it by then may be stopped, by a signal of
+# the very work that it guards, and is told to go on. Past the kill: one that is stopped all the same is killed itself.
+LATE_BELL_MS = 30
+SILENT_LIMIT_MS = 50
+LOOK_PAUSE_MS = 50
+
 
 class _Stage(Enum):
     RUNNING = auto()
@@ -212,7 +218,7 @@ class Supervisor:
         self._start(serve, execs=False)
         release()
         if announce and self._stage is _Stage.RUNNING:
-            self._tell(("started", self._group))
+            self._tell(("started", self._group, os.getpid()))
         self._watch()
 
     def wait_for_next(self) -> list[int]:
@@ -284,7 +290,7 @@ class Supervisor:
             step, number = answer.decode().split()
             self._report.unstartable = (step, int(number))
         else:
-            self._tell(("started", self._group))
+            self._tell(("started", self._group, os.getpid()))
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -382,7 +388,7 @@ class Supervisor:
             case _Stage.RUNNING:
                 if _due(self._start_told_ns, now):
                     self._start_told_ns = None
-                    self._tell(("started", self._group))
+                    self._tell(("started", self._group, os.getpid()))
                 if any(stream.held for stream in self._streams):
                     self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
                 if self._idle_ns and not self._suspended and now >= self._last_sign_ns + self._idle_ns:

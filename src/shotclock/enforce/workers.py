@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
@@ -30,14 +30,14 @@ from .assignment import Report
 from .clock import monotonic_ns
 from .context import Attendant
 from .kernel import Bell
-from .killing import VERIFY_LIMIT_MS
 from .loops import Waiter
 from .outcomes import crash_outcome, left_behind, worker_outcome
 from .preloaded import Preloaded, address_of
-from .processes import REPORT_MARGIN_MS
+from .processes import Patience
 from .questions import FurtherCall, answered, redispatched
+from .spawned import beside
 from .worker import CLOSE_CALL_NS
-from .zygote import WORKER
+from .zygote import WORKER, kill_what_lost_its_supervisor
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
 # in AHEAD_NS. Waking it for each costs more than a short call takes.
@@ -99,6 +99,13 @@ class Task:
         )
 
 
+class Vacant(NamedTuple):
+    """A supervisor without a worker."""
+
+    control: socket.socket
+    pid: int
+
+
 class Owner(Protocol):
     """Who keeps the workers: the pool."""
 
@@ -117,14 +124,15 @@ class Worker:
     to be imported any more, so it counts as started at once, and its first call waits in its socket.
     """
 
-    def __init__(self, pool: Owner, supervisor: socket.socket | None = None) -> None:
+    def __init__(self, pool: Owner, supervisor: Vacant | None = None) -> None:
         self._pool = pool
         self._loop = pool.loop
         self._calls, their_calls = socket.socketpair()
         self._tokens, self._tokens_in = os.pipe()
         self.started = supervisor is not None
-        self.vacant: socket.socket | None = None
+        self.vacant: Vacant | None = None
         """When it is gone: its supervisor, waiting to fork another."""
+        self._supervisor = 0 if supervisor is None else supervisor.pid
         self.assigned: deque[Task] = deque()
         """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
         self.began_ns = 0
@@ -133,7 +141,7 @@ class Worker:
         self._skipping = 0
         self._outbox = bytearray()
         self.gone: asyncio.Future[Report | None] = self._loop.create_future()
-        self._end_limit: asyncio.TimerHandle | None = None
+        self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self.asked_ns = monotonic_ns()
         self.grace_ms = 0
@@ -143,7 +151,9 @@ class Worker:
         try:
             with their_calls, contextlib.closing(Bell()) as bell:  # the worker arms it, its supervisor hears it
                 fds = [their_calls.fileno(), bell.fd, self._tokens]
-                self._control = _ask_zygote(pool.preloaded, fds) if supervisor is None else _ask_again(supervisor, fds)
+                self._control = (
+                    _ask_zygote(pool.preloaded, fds) if supervisor is None else _ask_again(supervisor.control, fds)
+                )
         except (wire.Broken, OSError):
             self._close_calls()
             raise
@@ -262,11 +272,13 @@ class Worker:
         """A supervisor that was itself stopped, or is broken, reports nothing; nobody waits for it for ever."""
         if self.gone.done():
             return
-        at = self._loop.time() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
-        if self._end_limit is not None:
-            at = min(at, self._end_limit.when())
-            self._end_limit.cancel()
-        self._end_limit = self._loop.call_at(at, self.end, None)
+        former, self._patience = self._patience, Patience(self._loop, self._supervisor, grace_ms, self._give_up)
+        if former is not None:
+            self._patience.ends_at = min(self._patience.ends_at, former.ends_at)
+            former.cancel()
+
+    def _give_up(self) -> None:
+        self.end(None)
 
     async def wait_gone(self, within_s: float) -> bool:
         """Whether the worker's whole tree was reported gone in time."""
@@ -380,8 +392,9 @@ class Worker:
             return
         for message in messages:
             match message:
-                case ("started", _):
+                case ("started", _, int(pid)):
                     self.started = True
+                    self._supervisor = pid
                     self._pool.give_back(self)
                 case ("ended", dict(packed)):
                     self.end(Report.unpack(packed))
@@ -391,8 +404,8 @@ class Worker:
         if self.gone.done():
             return
         self.stopping = True
-        if self._end_limit is not None:
-            self._end_limit.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         self._read_what_is_there()  # a result sent before the kill is still in the socket, and is the truth
         for further in list(self._further.values()):
             further.cancel()  # whoever asked is gone
@@ -404,9 +417,16 @@ class Worker:
         if report is None or report.unstartable is not None or report.survivors:
             self._control.close()
         else:
-            self.vacant = self._control
+            self.vacant = Vacant(self._control, self._supervisor)
         self.gone.set_result(report)
         self._pool.lost(self, unstarted)
+        if report is None and self.assigned:  # nobody has seen what became of it: look, before anything is claimed
+            find = partial(kill_what_lost_its_supervisor, self._supervisor)
+            beside(self._loop, find, lambda left: self._answer_for_assigned(Report(lost=True, survivors=list(left))))
+        elif report is not None:
+            self._answer_for_assigned(report)
+
+    def _answer_for_assigned(self, report: Report) -> None:
         while self.assigned:  # each goes on where it is resolved, and may look at us
             task = self.assigned.popleft()
             task.resolve(crash_outcome(task.admission, report))

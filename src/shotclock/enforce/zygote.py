@@ -30,7 +30,7 @@ from .assignment import Assignment, Report
 from .cgroups import Cgroup
 from .clock import pause
 from .kernel import Bell
-from .killing import kill_below
+from .killing import kill_below, signal_process
 from .supervisor import SUPERVISOR_NAME, Supervisor
 
 TYPE_CHECKING = False
@@ -213,6 +213,25 @@ def _kill_strays(forked: set[int]) -> None:
         return [stray for root in roots() for stray in _unguarded(root)]
 
     kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), find=strays)
+
+
+def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
+    """In the runtime, after a supervisor was killed: wait until what it guarded is gone. What would not die.
+
+    Its zygote kills that by itself, unless somebody has stopped it as well.
+    """
+
+    def find() -> list[int]:
+        if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: nothing is handed on yet
+            return [supervisor]
+        zygotes = [pid for pid in kernel.descendants(os.getpid()) if kernel.name_of(pid) == ZYGOTE_NAME]
+        for pid in zygotes:
+            signal_process(pid, signal.SIGCONT)
+        children = [child for pid in zygotes for child in kernel.children_of(pid)]
+        roots = [pid for pid in children if kernel.name_of(pid) not in (SUPERVISOR_NAME, ZYGOTE_NAME)]
+        return [pid for root in roots for pid in _unguarded(root) if not kernel.is_zombie(pid)]
+
+    return kill_below(lambda: not find(), lambda wait_ms: pause(wait_ms / 1000), find=find)
 
 
 def _is_supervisor(pid: int) -> bool:
