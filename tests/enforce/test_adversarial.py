@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Operation, Runtime
-from tests.enforce import operations, work
+from tests.enforce import hostile, operations, work
 from tests.enforce.bounds import OVERSHOOT_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
@@ -190,6 +190,78 @@ def test_the_c_call_of_these_tests_really_holds_the_gil(tmp_path: Path) -> None:
 def test_output_written_before_the_stop_is_kept(shotclock: Any, tmp_path: Path) -> None:
     ran = shotclock("exec", "--json", "--timeout", "500ms", "--grace", "0", "--", *command("writes_for_ever", tmp_path))
     assert ran.json()["data"]["stdout"].startswith("y\ny\n")
+
+
+# --- the same as async commands of an App ----------------------------------------------------------
+
+
+Call = Callable[[str, dict[str, Any], int], Awaitable[dict[str, Any]]]
+
+
+@contextlib.asynccontextmanager
+async def by_library() -> AsyncIterator[Call]:
+    async def call(name: str, arguments: dict[str, Any], timeout_ms: int) -> dict[str, Any]:
+        return (await hostile.app.call_with(name, arguments, timeout=f"{timeout_ms}ms")).to_dict()
+
+    async with hostile.app:
+        yield call
+
+
+def by_mcp(transport: str) -> Callable[[], contextlib.AbstractAsyncContextManager[Call]]:
+    @contextlib.asynccontextmanager
+    async def by_this_transport() -> AsyncIterator[Call]:
+        from tests.servers.client import MODERN, connected, envelope_of  # the SDK takes a second to import
+
+        async with connected(transport, MODERN, target="tests.enforce.hostile:app") as (client, _):
+
+            async def call(name: str, arguments: dict[str, Any], timeout_ms: int) -> dict[str, Any]:
+                meta = {"shotclock.dev/timeoutMs": timeout_ms}
+                return dict(await envelope_of(client, name, arguments, meta=meta))
+
+            yield call
+
+    return by_this_transport
+
+
+@alone
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "reach", [by_library, by_mcp("stdio"), by_mcp("http")], ids=["library", "MCP stdio", "MCP HTTP"]
+)
+def test_whatever_an_async_command_does_it_is_gone_when_its_time_is_up(
+    reach: Callable[[], contextlib.AbstractAsyncContextManager[Call]], tmp_path: Path, validate_envelope: Validate
+) -> None:
+    async def attempt(call: Call, name: str, number: int) -> dict[str, Any]:
+        folder = tmp_path / f"{name}-{number}"
+        folder.mkdir()
+        patience_ms = TIMEOUT_MS * 2**number
+        envelope = validate_envelope(await call(name, {"folder": str(folder)}, patience_ms))
+        if envelope["meta"]["ending"] == "not_started" or not (folder / "ready").exists():
+            raise WrongFoot("stopped before it was ready")
+        assert_timed_out(envelope, "killed", patience_ms)
+        assert not marked(folder), name
+        assert (await call("noop", {}, 5000))["data"] == {"result": 1}, f"after {name}"
+        return envelope
+
+    async def scenario() -> list[str]:
+        wrong = []
+        async with reach() as call:
+            assert (await call("noop", {}, 40_000))["ok"]  # whatever the imports take
+            for name in hostile.NAMES:
+                for number in range(5):
+                    try:
+                        envelope = await attempt(call, name, number)
+                    except WrongFoot:
+                        continue
+                    late_ms = envelope["meta"]["duration_ms"] - envelope["meta"]["timeout_ms"] - GRACE_MS
+                    if late_ms <= OVERSHOOT_MS:
+                        break
+                else:
+                    wrong.append(f"{name} was never answered on time")
+        return wrong
+
+    wrong = run(scenario(), within=280)
+    assert not wrong, wrong
 
 
 # --- commands that leave by themselves, and something stays ---------------------------------------

@@ -56,6 +56,27 @@ async def swallows_cancellation(folder: str) -> None:
             pass
 
 
+# --- those that share a process -------------------------------------------------------------------
+
+remembered: list[str] = []
+
+
+@app.command(isolation="loop", timeout=0)
+async def swallows_beside_others(folder: str) -> None:
+    await swallows_cancellation(folder)
+
+
+@app.command(isolation="loop", timeout=0)
+async def blocks_others(folder: str) -> None:
+    work.sleeps(folder)
+
+
+@app.command(isolation="loop", timeout="10s")
+async def remembers(what: str) -> list[str]:
+    remembered.append(what)
+    return remembered
+
+
 # --- those that end by themselves, badly ----------------------------------------------------------
 
 

@@ -441,6 +441,22 @@ def test_the_backstop_really_stops_a_tool_that_has_no_timeout_and_warns_when_it_
         assert b"operation timeout of 500ms is not longer than the 20s that 'patient" in process.stderr.read()
 
 
+@pytest.mark.parametrize("tool", ["swallows-beside-others", "blocks-others"])
+def test_a_backstop_that_cost_the_apps_memory_says_so(tool: str, tmp_path: Path) -> None:
+    async def scenario() -> tuple[Any, Any]:
+        async with connected("stdio", MODERN, "--operation-timeout", "2s") as (client, _):
+            assert (await envelope_of(client, "remembers", {"what": "a"}))["data"] == ["a"]
+            envelope = await envelope_of(client, tool, {"folder": str(tmp_path)})
+            assert not marked(tmp_path)
+            return envelope, await envelope_of(client, "remembers", {"what": "b"})
+
+    envelope, after = run(scenario(), within=60)
+    assert envelope["error"]["code"] == "OPERATION_TIMEOUT"
+    assert envelope["meta"]["ending"] == "killed"
+    assert [warning["code"] for warning in envelope["warnings"]] == ["HOST_REPLACED"]
+    assert after["data"] == ["b"]
+
+
 def test_without_a_backstop_a_tool_without_a_timeout_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected("stdio", MODERN, "--operation-timeout", "0") as (client, _):

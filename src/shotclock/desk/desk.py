@@ -462,9 +462,14 @@ async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] 
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the work's own clocks
         if working.done():
             return working.result()
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancelled:
         working.cancel()
         await shielded(asyncio.wait([working], timeout=limit_s))
+        if stop is not None and working.cancelled():
+            try:
+                working.result()
+            except asyncio.CancelledError as theirs:  # the answer of the cancelled call goes along with it
+                cancelled.envelope = getattr(theirs, "envelope", None)  # type: ignore[attr-defined]
         raise
     working.cancel()
     await asyncio.wait([working], timeout=limit_s)

@@ -239,7 +239,10 @@ class Runtime:
                     outcome = await self._execute(known, arguments or {}, admission, depth, attendant)
         except asyncio.CancelledError as cancelled:
             ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
-            left = answer(admission, Outcome(ending, Problem("CANCELLED", "cancelled by the caller")))
+            # What became of the work goes along with the cancellation, where it is known.
+            outcome = getattr(cancelled, "outcome", None) or Outcome(ending)
+            outcome.problem = Problem("CANCELLED", "cancelled by the caller")
+            left = answer(admission, outcome)
             self._tell_observers(left)
             cancelled.envelope = left  # type: ignore[attr-defined]
             raise

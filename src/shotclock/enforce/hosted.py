@@ -409,8 +409,8 @@ class HostedCall(Ticket):
                 return self._outcome
             waiter = self._waiter = Waiter(loop)
             return await waiter
-        except asyncio.CancelledError:
-            await self._cancelled_by_caller(loop)
+        except asyncio.CancelledError as cancelled:
+            cancelled.outcome = await self._cancelled_by_caller(loop)  # type: ignore[attr-defined]
             raise
         finally:
             if self.listed is not None:
@@ -519,10 +519,12 @@ class HostedCall(Ticket):
         if self._waiter is not None:
             self._waiter.set_result(outcome)
 
-    async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop the work, wait for it no longer than the grace, and count it if it does not stop."""
-        if self._outcome is not None or self.claim():
-            return
+    async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> Outcome | None:
+        """Stop the work, wait for it no longer than the grace, and count it if it does not stop. What became of it."""
+        if self._outcome is not None:
+            return None
+        if self.claim():
+            return Outcome(Ending.NOT_STARTED)
         self.stopping = True
         self._fired = self._fired or ClockKind.TIMEOUT
         ended = self._waiter = loop.create_future()
@@ -530,6 +532,7 @@ class HostedCall(Ticket):
         limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._admission.clocks.grace_ms or 0) / 1000 + 1
         limit_s += VERIFY_LIMIT_MS / 1000
         await shielded(asyncio.wait([ended], timeout=limit_s))
+        return ended.result() if ended.done() else Outcome(Ending.ABANDONED)
 
 
 class Keeper(Protocol):

@@ -96,20 +96,21 @@ class HostProcesses:
                 queue = self.loop.call_later(queue_ms / 1000, self._end_queueing, guest)
         try:
             return await guest.done
-        except asyncio.CancelledError:
-            await self._call_off(guest)
+        except asyncio.CancelledError as cancelled:
+            cancelled.outcome = await self._call_off(guest)  # type: ignore[attr-defined]
             raise
         finally:
             guest.disarm()
             if queue is not None:
                 queue.cancel()
 
-    async def _call_off(self, guest: Guest) -> None:
-        """The caller has left: stop the work and wait, bounded, until it has ended or is given up."""
+    async def _call_off(self, guest: Guest) -> Outcome | None:
+        """The caller has left: stop the work, wait, bounded, until it has ended or is given up. What became of it."""
         host = guest.host
         if not isinstance(host, HostProcess):
             with contextlib.suppress(ValueError):
                 self._waiting.remove(guest)
+            return Outcome(Ending.NOT_STARTED)
         elif host.guests.get(guest.number) is guest:
             guest.done = self.loop.create_future()
             if guest.fired is None:
@@ -118,6 +119,8 @@ class HostProcesses:
                 guest.call_when_overdue(self.loop, self._overdue)
             limit_s = guest.grace_ns / 1e9 + HEARD_LIMIT_S * (STARVED_TRIES + 2) + KILL_LIMIT_S
             await shielded(asyncio.wait([guest.done], timeout=limit_s))
+            return guest.done.result() if guest.done.done() else Outcome(Ending.ABANDONED)
+        return None
 
     # --- waiting for a host -------------------------------------------------------------------------------
 

@@ -115,8 +115,8 @@ class Pool:
         try:
             self._submit(task)
             outcome = await task.done
-        except asyncio.CancelledError:
-            await self._stop(task)
+        except asyncio.CancelledError as cancelled:
+            cancelled.outcome = await self._stop(task)  # type: ignore[attr-defined]
             raise
         except (wire.Broken, OSError) as error:
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
@@ -194,16 +194,19 @@ class Pool:
         self._put_first(unbegun)
         return NOT_YET if task in unbegun else None
 
-    async def _stop(self, task: Task) -> None:
-        """The caller was cancelled: stop the work and wait, bounded, until it is gone."""
+    async def _stop(self, task: Task) -> Outcome:
+        """The caller was cancelled: stop the work and wait, bounded, until it is gone. What became of it."""
         worker = task.worker
         if worker is None:
             self._leave_queue(task)
-            return
+            return Outcome(Ending.NOT_STARTED)
         self._put_first([other for other in worker.stop(task, "cancelled") if other is not task])
         if task.worker is worker:  # it had begun, and no answer is there
             limit_s = (task.admission.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await shielded(worker.wait_gone(limit_s))
+            report = worker.gone.result() if worker.gone.done() else None
+            return Outcome(Ending.KILLED, survivors=() if report is None else report.survivors)
+        return Outcome(Ending.FINISHED if task not in self._waiting else Ending.NOT_STARTED)
 
     # --- places -------------------------------------------------------------------------------------------
 

@@ -288,7 +288,8 @@ class Gate:
     ) -> Envelope:
         """The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
         backstop waits for it. `stop` is what the work itself listens to; one of our own tools is cancelled instead."""
-        task = asyncio.get_running_loop().create_task(work)
+        left: list[Envelope] = []
+        task = asyncio.get_running_loop().create_task(_keeping_what_is_left(work, left))
         limit_s = self._limit_ms / 1000 or None
         if stop is None and name in self._ours:
             stop = asyncio.get_running_loop().create_future()
@@ -310,7 +311,7 @@ class Gate:
         self.counts.backstop += 1
         self._leave(task, late=True)
         await asyncio.wait((task,), timeout=STOPPED_WITHIN_S)
-        return self._operation_timeout(name, started_ns, gone=task.done())
+        return self._operation_timeout(name, started_ns, left[0] if left else None, gone=task.done())
 
     def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
         """Nobody waits for this any more: it is stopped, and whatever it still says is thrown away."""
@@ -350,7 +351,8 @@ class Gate:
     def _refused(self, name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
         return answer(self._admit(name), Outcome(ending, problem))
 
-    def _operation_timeout(self, name: str, started_ns: int, *, gone: bool) -> Envelope:
+    def _operation_timeout(self, name: str, started_ns: int, left: Envelope | None, *, gone: bool) -> Envelope:
+        """`left` is what the runtime said about the work that was stopped for this."""
         spec, limit_ms = self._specs.get(name), self._limit_ms
         elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
         bell = Deadline.after_ms(started_ns, limit_ms)
@@ -374,7 +376,22 @@ class Gate:
         ending = Ending.ABANDONED
         if gone:
             ending = Ending.KILLED if spec is not None and spec.operation().place == "process" else Ending.CANCELLED
-        return answer(admission, Outcome(ending, problem))
+        outcome = Outcome(ending, problem)
+        if left is not None:
+            meta: dict[str, Any] = left.meta
+            outcome.ending = Ending(meta["ending"])
+            outcome.warnings, outcome.survivors = tuple(left.warnings), meta["survivors"]
+        return answer(admission, outcome)
+
+
+async def _keeping_what_is_left(work: Coroutine[Any, Any, Envelope], left: list[Envelope]) -> Envelope:
+    """The work; where it is cancelled, the answer that goes along with that is kept."""
+    try:
+        return await work
+    except asyncio.CancelledError as cancelled:
+        if isinstance(envelope := getattr(cancelled, "envelope", None), Envelope):
+            left.append(envelope)
+        raise
 
 
 def _caller() -> TraceContext | None:
