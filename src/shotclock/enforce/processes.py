@@ -122,8 +122,9 @@ class Running:
         self.control.close()
 
     def make_go_on(self) -> None:
-        """If somebody has stopped it, it has not heard the bell."""
-        signal_supervisor(self.supervisor, signal.SIGCONT)
+        """If somebody has stopped it, it has not heard the bell. One that has not begun must not begin now."""
+        if self.started:
+            signal_supervisor(self.supervisor, signal.SIGCONT)
 
     def give_up(self) -> None:
         self.lost = True
@@ -267,7 +268,7 @@ class Supervisors:
         loop, now_ns = asyncio.get_running_loop(), monotonic_ns()
 
         def lose_patience() -> None:
-            alarms.append(Patience(loop, running.supervisor, 0, running.give_up))
+            alarms.append(Patience(loop, running.supervisor if running.started else 0, 0, running.give_up))
 
         if task.kill_ns is not None:
             alarms.append(loop.call_later(max(0.0, (task.kill_ns - now_ns) / 1e9), lose_patience))
