@@ -167,6 +167,54 @@ def test_where_a_view_is_not_wanted_there_are_plain_lines(
     assert "– behind skipped: dependency_failed (hang)" in lines
 
 
+@pytest.mark.parametrize("words", [(), ("--run-id", "named")])
+def test_off_a_terminal_stderr_has_a_line_for_every_change_as_it_happens(
+    flow: Callable[..., str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        process = WarmStart([*SHOTCLOCK, "run", flow(), *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+    wait_for(lambda: "✓ first succeeded" in (tmp_path / "err").read_text(), "a line", RUN_LIMIT_S)
+    assert process.poll() is None, "while it runs"
+    assert process.wait(RUN_LIMIT_S) == 3
+    lines = [re.sub(r" [\d.]+m?s", "", line) for line in (tmp_path / "err").read_text().splitlines()]
+    assert lines == [
+        "… first running",
+        "✓ first succeeded",
+        "… hang running",
+        "◷ hang timed_out: Command execution timed out after 1 seconds",
+        "– behind skipped: dependency_failed (hang)",
+    ]
+    assert json.loads((tmp_path / "out").read_text())["error"]["code"] == "STEPS_FAILED"
+
+
+def test_whoever_asks_for_the_envelope_alone_gets_nothing_else(flow: Callable[..., str], tmp_path: Path) -> None:
+    with open(tmp_path / "both", "wb") as both:
+        process = WarmStart([*SHOTCLOCK, "run", "--json", flow()], stdin=subprocess.DEVNULL, stdout=both, stderr=both)
+    assert process.wait(RUN_LIMIT_S) == 3
+    assert json.loads((tmp_path / "both").read_text())["error"]["code"] == "STEPS_FAILED"
+
+
+def test_a_reader_of_the_lines_that_left_is_no_business_of_the_run(flow: Callable[..., str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["run", flow(), "--events", str(tmp_path / "events")]
+    with open(tmp_path / "out", "wb") as out:
+        process = WarmStart([*SHOTCLOCK, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=writing)
+    os.close(writing)
+    assert process.wait(RUN_LIMIT_S) == 3
+    assert json.loads((tmp_path / "out").read_text())["warnings"] == []
+    assert len((tmp_path / "events").read_text().splitlines()) == 6
+
+
+def test_no_color_takes_the_colour_and_leaves_the_rest(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen]
+) -> None:
+    file = flow("steps: {a: {exec: echo hi}}\noutputs: {said: '{{ outputs.a }}'}\n")
+    seen = on_terminal("run", file, streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env={"NO_COLOR": "1"})
+    assert '"said": "hi"' in seen.screen and "1 succeeded in" in seen.screen and '"meta"' not in seen.screen
+    assert "\x1b" not in seen.screen
+
+
 def test_what_a_step_says_cannot_draw_on_the_terminal(
     flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:

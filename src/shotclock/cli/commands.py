@@ -70,7 +70,7 @@ class Help:
 
 
 def main(words: list[str]) -> int:
-    as_json = wants_json("--json" in words)
+    as_json = wants_json("--json" in words, even_without_colour=words[:1] != ["run"])
     try:
         return _main(words, as_json)
     except KeyboardInterrupt:  # before or after the work, which hears signals itself
@@ -108,7 +108,7 @@ def _main(words: list[str], as_json: bool) -> int:
     if isinstance(understood, RunAsked):
         from .run import main as run_main
 
-        return run_main(understood, as_json)
+        return run_main(understood, as_json, is_asked_for="--json" in words)
     if isinstance(understood, Page):
         return emit_text(understood.text, 0)
     _print_help(understood.subcommand)

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 
-def wants_json(asked: bool) -> bool:
-    """JSON when asked for, when stdout is no terminal, and where CI or NO_COLOR say that nobody looks."""
-    return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or "NO_COLOR" in os.environ
+def wants_json(asked: bool, *, even_without_colour: bool = True) -> bool:
+    """JSON when asked for, when stdout is no terminal, and where CI or NO_COLOR say that nobody looks. For what has a
+    plain rendering as well, NO_COLOR only says that there is no colour."""
+    is_plain = even_without_colour and "NO_COLOR" in os.environ
+    return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
 
 
 # How long we wait for somebody to take our answer, in slices between which a signal is noticed.

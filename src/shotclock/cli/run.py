@@ -42,9 +42,10 @@ from .screen import Outlet, screen_here
 RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 
-def main(asked: RunAsked, as_json: bool) -> int:
+def main(asked: RunAsked, as_json: bool, *, is_asked_for: bool) -> int:
+    """`is_asked_for`: somebody wants the envelope alone, and is not told of every change beside it."""
     try:
-        envelope = _performed(asked, as_json)
+        envelope = _performed(asked, alone=is_asked_for or asked.output == "json")
     except signals.Signalled as signalled:
         from ..core.envelope import stopped_by
 
@@ -68,7 +69,7 @@ def _findable() -> None:
         os.environ["PATH"] = f"{path}{os.pathsep}{beside}"
 
 
-def _performed(asked: RunAsked, as_json: bool) -> Envelope:
+def _performed(asked: RunAsked, *, alone: bool) -> Envelope:
     signals.raise_when_told()
     if mistakes := _mistakes(asked):
         return mistaken("run", mistakes)
@@ -78,7 +79,7 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
     budget_ms = _budget_ms(asked)
     with Store.open() as store, _Events(asked.events) as events:
         if asked.resume is not None:
-            return events.ended(asyncio.run(_resumed(asked.resume, store, events, as_json, budget_ms)))
+            return events.ended(asyncio.run(_resumed(asked.resume, store, events, alone, budget_ms)))
         assert asked.flow is not None
         loaded = flow.load(asked.flow)
         if isinstance(loaded, Outcome):
@@ -92,7 +93,7 @@ def _performed(asked: RunAsked, as_json: bool) -> Envelope:
             loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
-        return events.ended(asyncio.run(_started(request, store, events, as_json, budget_ms)))
+        return events.ended(asyncio.run(_started(request, store, events, alone, budget_ms)))
 
 
 def _mistakes(asked: RunAsked) -> Mistakes:
@@ -114,24 +115,22 @@ def _budget_ms(asked: RunAsked) -> int | None:
     return None if is_terminal(sys.stdin) else response_budget_ms()
 
 
-async def _started(
-    request: RunRequest, store: Store, events: _Events, as_json: bool, budget_ms: int | None
-) -> Envelope:
+async def _started(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = request.run_id
     with signals.told() as stop:
-        async with _watched(store, request.run_id, request.name, request.workflow, events, as_json) as watch:
+        async with _watched(store, request.run_id, request.name, request.workflow, events, alone) as watch:
             return await start(
                 request, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
             )
 
 
-async def _resumed(run_id: str, store: Store, events: _Events, as_json: bool, budget_ms: int | None) -> Envelope:
+async def _resumed(run_id: str, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = run_id
     run = store.runs.get(run_id)
     workflow = None if run is None or run.ended_at is not None else recorded(run, store)[0]
     name = "" if run is None else run.name
     with signals.told() as stop:
-        async with _watched(store, run_id, name, workflow, events, as_json) as watch:
+        async with _watched(store, run_id, name, workflow, events, alone) as watch:
             return await resume(
                 run_id, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
             )
@@ -145,18 +144,22 @@ class _Watch(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def _watched(
-    store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, as_json: bool
+    store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, alone: bool
 ) -> AsyncIterator[_Watch]:
     """Who is told of changes: the file of events, and a person, by a view of the run or line by line."""
 
     screen = screen_here() if workflow is not None else None
     if screen is None or workflow is None:
-        lines = Outlet(2) if sys.stderr is not None and (not as_json or is_terminal(sys.stderr)) else None
+        lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
 
         def on_line(state: StepState) -> None:
+            nonlocal lines
             events.write(state)
             if lines is not None:
-                lines.write(_line(state) + "\n")
+                try:
+                    lines.write(_line(state) + "\n")
+                except OSError:  # whoever read them has left, or does not keep up
+                    lines = None
 
         yield _Watch(on_line)
         if lines is not None:
