@@ -191,6 +191,15 @@ def strange(kind: str) -> object:
     }[kind]
 
 
+@app.command(timeout="19s", mutates=False)
+def floods(megabytes: int) -> str:
+    """Much on stdout and on stderr, and a last line."""
+    for number in range(megabytes):
+        os.write(1 + number % 2, b"x" * 999_999 + b"\n")
+    print("the last line")
+    return "done"
+
+
 @app.command(timeout="10s", mutates=False)
 def remaining(ctx: Context) -> int | None:
     return ctx.remaining_ms()

@@ -170,6 +170,25 @@ def test_a_client_that_never_reads_stderr_does_not_stop_the_server(tmp_path: Pat
         assert hear(process)["result"]["structuredContent"]["ok"]
 
 
+def test_what_a_tool_prints_goes_to_stderr_up_to_a_bound_and_that_it_is_cut_is_said_once(tmp_path: Path) -> None:
+    with open(tmp_path / "stderr", "wb") as stderr, served("serve", ADVERSARIES, stderr=stderr) as process:
+        say(process, 1, "floods", {"megabytes": 3})
+        assert hear(process)["result"]["structuredContent"]["data"] == {"result": "done"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(ENDED_WITHIN_S) == 143
+    said = (tmp_path / "stderr").read_bytes()
+    assert said.count(b"x" * 999_999 + b"\n") == 3, "a few megabytes are nobody's flood"
+    assert b"the last line\n" in said
+    with open(tmp_path / "stderr", "wb") as stderr, served("serve", ADVERSARIES, stderr=stderr) as process:
+        say(process, 1, "floods", {"megabytes": 100})
+        assert hear(process)["result"]["structuredContent"]["data"] == {"result": "done"}
+        say(process, 2, "noop", {"a": 3})
+        assert hear(process)["id"] == 2
+    said = (tmp_path / "stderr").read_bytes()
+    assert 1_000_000 < len(said) < 30_000_000
+    assert said.count(b"tools print too much: most of it is left out") == 1
+
+
 def test_a_client_that_reads_nothing_is_not_read_from_any_more_and_costs_bounded_memory() -> None:
     with served("serve", ADVERSARIES, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None

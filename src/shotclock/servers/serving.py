@@ -31,7 +31,7 @@ from ..enforce.values import users_code_kept_out
 from ..inbox import Inbox
 from ..store import Store
 from .addresses import bound_socket, check_reach, parse_address
-from .complaints import Complaints, unblocking_stderr
+from .complaints import Complaints, relayed_stderr, unblocking_stderr
 from .descriptors import claimed_descriptors, share_descriptors
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class _Serving:
     async def run(self) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(users_code_kept_out())
-            complaints = stack.enter_context(unblocking_stderr())
+            complaints = stack.enter_context(relayed_stderr())
             if self._options.address is None:
                 wire = stack.enter_context(claimed_descriptors())
                 sock = None
