@@ -271,6 +271,21 @@ def test_phase_is_validation_only_where_nothing_ran(run: Run) -> None:
     assert phases == {"ran": "execution", "shaped": "execution", "item": "execution", "not": "validation"}
 
 
+def test_a_step_sees_its_own_variables_in_its_conditions(run: Run) -> None:
+    envelope = run(
+        """
+        env: {MODE: fast}
+        steps:
+          yes: {exec: echo y, if: "env.GO == 'now' and env.MODE == 'fast'", env: {GO: now}}
+          no: {exec: echo n, if: "env.GO == 'now'", env: {GO: later}}
+          bad: {exec: echo b, fail_if: "output ~ env.X == 'b1'", env: {X: "{{ item }}"}, for_each: [1]}
+          shaped: {exec: echo s, transform: "{{ output ~ env.Z }}", env: {Z: z}}
+        """
+    )
+    assert statuses(envelope) == {"yes": "succeeded", "no": "skipped", "bad": "failed", "shaped": "succeeded"}
+    assert step(envelope, "bad")["error"]["code"] == "FAIL_IF" and step(envelope, "shaped")["output"] == "sz"
+
+
 # --- answers that are no answers --------------------------------------------------------------------------
 
 

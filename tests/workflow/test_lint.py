@@ -91,10 +91,13 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
         ],
     ),
     "template/not-waited-for": (
-        [("steps: {a: {exec: x}, b: {exec: 'echo {{ outputs.a }}'}}", "steps.b.exec")],
+        [
+            ("steps: {a: {exec: x}, b: {exec: 'echo {{ outputs.a }}'}}", "steps.b.exec"),
+            ("steps: {a: {exec: x}, b: {exec: x, if: 'steps.a.status == 1'}}", "steps.b.if"),
+        ],
         [
             "steps: {a: {exec: x}, b: {exec: x, depends_on: a}, c: {exec: 'echo {{ outputs.a }}', depends_on: b}}",
-            "steps: {a: {exec: x}, b: {exec: 'echo {{ steps.a.status }}'}}",
+            "steps: {a: {exec: x}, b: {exec: 'echo {{ steps.a.status }}', depends_on: a}}",
             "steps: {a: {exec: x, on_success: {run: b}}, b: {exec: 'echo {{ outputs.a }}'}}",
             "steps: {a: {exec: 'echo {{ outputs.b }}'}, b: {exec: x, depends_on: a, on_success: {goto: a}}}",
         ],
@@ -286,10 +289,107 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
         ],
     ),
     "tool/unknown": (
-        [("steps: {a: {type: tool, tool: count}}", "steps.a.tool")],
         [
-            "tools: {count: {exec: wc}}\nsteps: {a: {type: tool, tool: count}}",
-            "steps: {a: {type: tool, tool: '{{ inputs.tool }}'}}",
+            ("steps: {a: {type: tool, tool: count}}", "steps.a.tool"),
+            ("inputs: {tool: {}}\nsteps: {a: {type: tool, tool: '{{ inputs.tool }}'}}", "steps.a.tool"),
+        ],
+        ["tools: {count: {exec: wc}}\nsteps: {a: {type: tool, tool: count}}"],
+    ),
+    "template/syntax": (
+        [
+            ("steps: {a: {exec: x, fail_if: 'output.includes(1) && true'}}", "steps.a.fail_if"),
+            ("steps: {a: {exec: x, if: '1 2'}}", "steps.a.if"),
+            ("steps: {a: {exec: x, if: '{{ (1 }}'}}", "steps.a.if"),
+            ("steps: {a: {exec: 'echo {% if 1 %}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: '{% assign x = 1 %}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: x, env: {A: '{{ 1 + }}'}}}", "steps.a.env.A"),
+            ("env: {A: '{{ 1 + }}'}\nsteps: {a: {exec: x}}", "env.A"),
+            ("outputs: {o: '{{ 1 + }}'}\nsteps: {a: {exec: x}}", "outputs.o"),
+            ("tools: {t: {exec: '{{ 1 + }}'}}\nsteps: {a: {exec: x}}", "tools.t.exec"),
+            ("steps: {a: {exec: x, for_each: '{{ 1 + }}'}}", "steps.a.for_each"),
+            ("steps: {a: {type: human-input, timeout: 1, prompt: '{{ 1 + }}'}}", "steps.a.prompt"),
+            ("steps: {a: {type: http_client, url: u, body: {b: [1, '{{ 1 + }}']}}}", "steps.a.body.b.1"),
+            ("steps: {a: {type: http_client, url: u, headers: {h: '{{ 1 + }}'}}}", "steps.a.headers.h"),
+            ("steps: {a: {exec: \"{% include 'x' %}\"}}", "steps.a.exec"),
+            (f"steps: {{a: {{exec: x, if: '{'(' * 5000}'}}}}", "steps.a.if"),
+        ],
+        [
+            "steps: {a: {exec: 'echo {% raw %}{{ (( {% endraw %}'}}",
+            "steps: {a: {exec: x, if: \"{{ '}}' == '&&' }}\"}}",
+            "steps: {a: {exec: 'echo ${#name} a && b || c'}}",
+            "steps: {a: {exec: x, description: '{{ 1 + }}'}}",
+        ],
+    ),
+    "template/unknown-name": (
+        [
+            ("steps: {a: {exec: 'echo {{ item }}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'echo {{ args.x }}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'echo {{ item | upper }}', if: 'true'}}", "steps.a.exec"),
+            ("steps: {a: {exec: x, for_each: [1], if: item == 1}}", "steps.a.if"),
+            ("steps: {a: {exec: 'echo {{ output }}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: x, if: always()}}", "steps.a.if"),
+            ("steps: {a: {exec: x, if: run.id == null}}", "steps.a.if"),
+        ],
+        [
+            "steps: {a: {exec: 'echo {{ item }} {{ index }}', for_each: [1], fail_if: item == 1}}",
+            "steps: {l: {exec: x, for_each: true}, a: {exec: 'echo {{ item }}', depends_on: l}}",
+            "tools: {t: {exec: 'echo {{ args.x }}'}}\nsteps: {a: {type: tool, tool: t}}",
+            "steps: {a: {exec: '{% for x in [1] %}{{ x }}{{ loop.index }}{% endfor %}{% set y = 1 %}{{ y }}'}}",
+            "steps: {a: {exec: '{% macro m(x) %}{{ x }}{% endmacro %}{{ m(1) }}'}}",
+            "steps: {a: {exec: '{{ range(3) | join }}', fail_if: output == run.name, transform: '{{ output | min }}'}}",
+            "steps: {a: {exec: x, if: true and none == false}}",
+        ],
+    ),
+    "template/unknown-input": (
+        [
+            ("steps: {a: {exec: 'echo {{ inputs.nope }}'}}", "steps.a.exec"),
+            ("inputs: {n: {}}\nsteps: {a: {exec: x, if: \"inputs['m'] == 1\"}}", "steps.a.if"),
+        ],
+        ["inputs: {n: {}, a-b: {}}\nsteps: {a: {exec: 'echo {{ inputs.n }} {{ inputs.a-b | upper }}'}}"],
+    ),
+    "template/unknown-filter": (
+        [("steps: {a: {exec: 'echo {{ run.id | json }}'}}", "steps.a.exec")],
+        ["steps: {a: {exec: 'echo {{ run | tojson }} {{ run.id | bool }}'}}"],
+    ),
+    "template/unknown-test": ([("steps: {a: {exec: x, if: run.id is set}}", "steps.a.if")], ["steps: {a: {exec: x}}"]),
+    "template/unknown-method": (
+        [("steps: {a: {exec: x, if: run.id.includes('x')}}", "steps.a.if")],
+        ["steps: {a: {exec: x, if: run.id.startswith('x') or run.get('x')}}"],
+    ),
+    "template/foreign": (
+        [("steps: {a: {exec: x, if: run.id.length == 5}}", "steps.a.if")],
+        ["steps: {a: {exec: x, if: run.id | length == 5}}"],
+    ),
+    "template/text-compared": (
+        [
+            ("steps: {a: {exec: x}, b: {exec: x, depends_on: a, if: outputs.a > 4}}", "steps.b.if"),
+            ("steps: {a: {exec: x, fail_if: output == 5}}", "steps.a.fail_if"),
+            ("steps: {a: {exec: x}, b: {exec: 'echo {{ outputs.a + 1 }}', depends_on: a}}", "steps.b.exec"),
+            ("steps: {a: {exec: x}, b: {exec: x, depends_on: a, if: outputs.a == true}}", "steps.b.if"),
+        ],
+        [
+            "steps: {a: {exec: x}, b: {exec: x, depends_on: a, if: outputs.a | int > 4}}",
+            "steps: {a: {exec: x, output_format: json, fail_if: output == 5}}",
+            "steps: {a: {exec: x, transform: '{{ 5 }}'}, b: {exec: x, depends_on: a, if: outputs.a > 4}}",
+            "steps: {a: {exec: x}, b: {exec: x, depends_on: a, if: outputs.a.n > 4 or outputs.a == '5'}}",
+            "steps: {a: {type: function, target: x, command: y}, b: {exec: x, depends_on: a, if: outputs.a > 4}}",
+        ],
+    ),
+    "graph/never-called": (
+        [
+            ("steps: {x: {exec: x}, a: {exec: x, on_fail: {run: a}}}", "steps.a"),
+            ("steps: {x: {exec: x, on_fail: {run: b}}, b: {exec: x}, a: {exec: x, on_success: {run: a}}}", "steps.a"),
+        ],
+        [
+            "steps: {a: {exec: x, on_fail: {run: b}}, b: {exec: x, on_fail: {run: c}}, c: {exec: x, on_fail: {run: b}}}",  # noqa: E501
+            "steps: {a: {exec: x, on_fail: {run: b}}, b: {exec: x, on_fail: {run: a}}, c: {exec: x, depends_on: a}}",
+        ],
+    ),
+    "human/default": (
+        [("steps: {a: {type: human-input, prompt: p, timeout: 1, choices: [a, b], default: c}}", "steps.a.default")],
+        [
+            "steps: {a: {type: human-input, prompt: p, timeout: 1, choices: [a, b], default: b}}",
+            "steps: {a: {type: human-input, prompt: p, timeout: 1, choices: [a], default: '{{ run.id }}'}}",
         ],
     ),
     "human/unbounded": (
@@ -311,7 +411,8 @@ ERRORS = {
     "budget/waits",
     "graph/missing-dependency",
 }
-ERRORS |= {"graph/unknown-target", "graph/cycle", "tool/unknown"}
+ERRORS |= {"graph/unknown-target", "graph/cycle", "graph/never-called", "tool/unknown", "human/default"}
+ERRORS |= {rule for rule in CASES if rule.startswith("template/")} - {"template/not-waited-for", "template/foreign"}
 
 FIRES = [(rule, text, field) for rule, (fires, _) in CASES.items() for text, field in fires]
 DOES_NOT = [(rule, text) for rule, (_, quiet) in CASES.items() for text in quiet]
@@ -550,3 +651,65 @@ def test_a_cycle_is_found_exactly_where_there_is_one_and_missing_names_beside_it
     missing = {(name, other) for name, other in missing if other not in waits}
     told = {(finding.path[1], finding.message) for finding in found if finding.rule == "graph/missing-dependency"}
     assert told == {(name, f"there is no step {other!r}") for name, other in missing}
+
+
+# --- all mistakes at once ---------------------------------------------------------------------------------
+
+
+def test_all_mistakes_are_told_at_once_whatever_kind_they_are_of() -> None:
+    text = """
+steps:
+  a: {run: echo hi, needs: nobody, if: "a && b"}
+  b: {type: http, url: x, timeout: banana, depends_on: [a, nope]}
+  c: {exec: [x], deppends_on: a, depends_on: zzz, fail_if: "output.x("}
+  d: {type: mcp, command: x, url: y, method: z, depends_on: b}
+  e: {exec: "echo {{ outputs.c }} {{ outputs.gone }}", depends_on: c, on_fail: {retry: {}}}
+  f: hello
+  g: {type: mcp, command: x, method: y, transport: stdio, depends_on: f}
+"""
+    found = [(finding.rule, finding.field) for finding in lint(load_text(text.encode()))]
+    assert found == [
+        ("schema/type", "steps.a"),
+        ("graph/missing-dependency", "steps.a.depends_on"),
+        ("template/syntax", "steps.a.if"),
+        ("schema/type", "steps.b.type"),
+        ("schema/value", "steps.b.timeout"),
+        ("graph/missing-dependency", "steps.b.depends_on"),
+        ("schema/value", "steps.c.exec"),
+        ("schema/unknown-key", "steps.c.deppends_on"),
+        ("graph/missing-dependency", "steps.c.depends_on"),
+        ("template/syntax", "steps.c.fail_if"),
+        ("schema/value", "steps.d"),
+        ("template/unknown-step", "steps.e.exec"),
+        ("schema/missing", "steps.e.on_fail.retry.max"),
+        ("schema/value", "steps.f"),
+    ]
+
+
+def test_what_is_left_out_of_a_broken_file_is_not_missed_elsewhere() -> None:
+    text = """
+inputs: {n: 5}
+tools: {t: 5}
+steps:
+  a: {type: tool, tool: t, arguments: {n: "{{ inputs.n }} {{ outputs.b }}"}, depends_on: b}
+  b: {type: ai, prompt: "{{ whatever }}"}
+"""
+    found = [(finding.rule, finding.field) for finding in lint(load_text(text.encode()))]
+    assert found == [("schema/value", "inputs.n"), ("schema/value", "tools.t"), ("schema/type", "steps.b.type")]
+
+
+@pytest.mark.parametrize(
+    ("condition", "hint"),
+    [
+        ("a && b", "and"), ("a || b", "or"), ("a === 1", "=="), ("!a", "not"), ("a ? 1 : 2", "if"),
+        ("xs.map(x => x)", "filters"), ("outputs.b.includes('x')", "in"), ("steps.b == null", "none"),
+        ("outputs.b | size > 2", "length"),
+    ],
+)  # fmt: skip
+def test_what_other_languages_write_is_told_as_it_is_written_here(linted: Lint, condition: str, hint: str) -> None:
+    found = linted(f'steps: {{b: {{exec: x}}, a: {{exec: x, depends_on: b, if: "{condition}"}}}}')
+    assert any(hint in str(finding.suggestion) for finding in found if finding.is_error), found
+
+
+def test_a_template_is_read_and_not_computed(linted: Lint) -> None:
+    assert linted("steps: {a: {exec: \"echo {{ 'a' * 9999999999 }}\"}}") == []

@@ -292,7 +292,8 @@ def test_what_is_like_nothing_gets_the_list(problems: Problems) -> None:
     ("written", "hint"),
     [
         ("comand", "did you mean 'command'?"),
-        ("http", "one of command"),
+        ("http", "did you mean 'http_client'?"),
+        ("bash", "did you mean 'command'? It has `shell: bash`"),
         ("http-client", "did you mean 'http_client'?"),
         ("git_checkout", "did you mean 'git-checkout'?"),
         ("humaninput", "did you mean 'human-input'?"),

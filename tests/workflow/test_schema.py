@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from shotclock.core.durations import format_duration
-from shotclock.workflow import lint, loading, mentions, yamltree
+from shotclock.workflow import expressions, lint, loading, mentions, yamltree
 from shotclock.workflow.kinds import KINDS
 from shotclock.workflow.loading import load_file, load_text
 from shotclock.workflow.schema import (
@@ -190,8 +190,11 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
     ]
 
 
+MODULES = (expressions, lint, loading, mentions, yamltree)
+
+
 def test_every_rule_is_in_the_reference_and_no_other() -> None:
-    source = "".join(Path(module.__file__ or "").read_text("utf-8") for module in (lint, loading, mentions, yamltree))
+    source = "".join(Path(module.__file__ or "").read_text("utf-8") for module in MODULES)
     rules = set(
         re.findall(r"\"((?:schema|graph|clock|budget|template|shell|env|tool|human|nested|file)/[a-z-]+)\"", source)
     )

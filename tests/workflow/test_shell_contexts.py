@@ -241,7 +241,7 @@ def test_check_points_at_a_value_in_a_script_for_sed_without_refusing_it() -> No
 
 
 def test_what_blocks_of_a_template_will_make_of_a_command_is_judged_when_it_is_known() -> None:
-    command = "{% if inputs.x %}sh -c '{% else %}echo '{% endif %}{{ inputs.x }}'"
+    command = "{% if env.x %}sh -c '{% else %}echo '{% endif %}{{ env.x }}'"
     assert check(command) == []
 
 

@@ -21,6 +21,7 @@ from .plan import (
     clean_up_wants_ms,
     graph_of,
     items_come_from,
+    on_demand,
     plan_of,
     run_timeout_ms,
     step_timeout_ms,
@@ -101,7 +102,7 @@ class _Nesting:
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
         workflow = loaded.workflow
         if workflow is None:
-            return list(loaded.findings)
+            return _in_order([*loaded.findings, *(_placed(loaded, found) for found in _beside(loaded))])
         own = list(_own(workflow, timeout_ms, self.unattended))
         below: list[Finding] = []
         for step_id, step in workflow.steps.items():
@@ -109,8 +110,7 @@ class _Nesting:
                 here, inside = self._child(loaded, step_id, step, timeout_ms, above)
                 own += here
                 below += inside
-        placed = [replace(found, place=loaded.source.place_of(found.path)) for found in own]
-        return _in_order(placed) + below
+        return _in_order([_placed(loaded, found) for found in own]) + below
 
     def _child(
         self, parent: Loaded, step_id: str, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
@@ -199,6 +199,10 @@ def _fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) 
             yield Finding("nested/input", f"{name} has no input {given!r}", (*path, given), suggestion=hint)
 
 
+def _placed(loaded: Loaded, found: Finding) -> Finding:
+    return replace(found, place=loaded.source.place_of(found.path))
+
+
 def _in_order(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (not finding.is_error, finding.place.line, finding.place.column))
 
@@ -216,6 +220,23 @@ def _own(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> It
     if not any(finding.rule == "graph/cycle" for finding in graph):
         yield from islice(mentions.findings(workflow), FINDINGS_LIMIT)
         yield from _budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
+
+
+def _beside(loaded: Loaded) -> Iterator[Finding]:
+    """What else is certainly wrong with a file of the wrong shape: nobody should have to mend it twice."""
+    workflow = loaded.salvaged
+    if workflow is None:
+        return
+    broken = {str(finding.path[0]) for finding in loaded.findings if finding.path}
+    graph = list(islice(_graph(workflow), FINDINGS_LIMIT))
+    found = [*graph, *islice(_people(workflow, unattended=False), FINDINGS_LIMIT)]
+    if "tools" not in broken:
+        found += islice(_tools(workflow), FINDINGS_LIMIT)
+    if not any(finding.rule == "graph/cycle" for finding in graph):
+        skip = ("template/unknown-input",) if "inputs" in broken else ()
+        found += islice(mentions.findings(workflow, skip=skip), FINDINGS_LIMIT)
+    told = {finding.path for finding in loaded.findings}
+    yield from (finding for finding in found if finding.is_error and finding.path not in told)
 
 
 def _steps_key(path: tuple[str, ...]) -> Path_:
@@ -239,6 +260,7 @@ def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
             yield from _targets(_steps_key((step_id, key)), reaction, graph)
     if workflow.defaults.on_fail is not None:
         yield from _targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
+    yield from _uncalled(workflow)
     if circle is not None:
         return
     never = {step_id for step_id, step in workflow.steps.items() if str(step.if_).strip().lower() == "false"}
@@ -255,6 +277,30 @@ def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
         causes = sorted(needs(graph[step_id]) & lost)
         message = f"can never start: it waits for {', '.join(causes)}, which never does"
         yield Finding("graph/unreachable", message, _steps_key((step_id,)), is_error=False)
+
+
+def _uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
+    """Steps that wait to be called for by others which wait for the same."""
+    calls: dict[str, list[str]] = {}
+    callers: dict[str, list[str]] = {}
+    for step_id, step in workflow.steps.items():
+        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
+            for name in (*reaction.run, reaction.goto or step_id) if reaction is not None else ():
+                calls.setdefault(step_id, []).append(name)
+                callers.setdefault(name, []).append(step_id)
+    waiting = on_demand(workflow)
+    reached = {name for name in workflow.steps if name not in waiting}
+    left = list(reached)
+    while left:
+        new = [name for name in calls.get(left.pop(), ()) if name not in reached]
+        reached.update(new)
+        left += new
+    for name in workflow.steps:
+        if name not in reached:
+            by = ", ".join(list(dict.fromkeys(callers.get(name, [name])))[:5])
+            message = f"can never start: only {by} would run it, and never starts either"
+            hint = "a step that a `run` names waits to be called for: leave one of them out of `run`"
+            yield Finding("graph/never-called", message, _steps_key((name,)), suggestion=hint)
 
 
 def _reactions(step: AnyStep) -> Iterator[tuple[str, Reaction]]:
@@ -402,7 +448,7 @@ def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) 
 
 def _tools(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
-        if isinstance(step, ToolStep) and step.tool not in workflow.tools and "{{" not in step.tool:
+        if isinstance(step, ToolStep) and step.tool not in workflow.tools:
             hint = suggest(step.tool, workflow.tools, otherwise="there are ")
             message = f"there is no tool {step.tool!r} in `tools`"
             yield Finding("tool/unknown", message, _steps_key((step_id, "tool")), suggestion=hint)
@@ -432,6 +478,12 @@ def _scripts(workflow: WorkflowFile) -> Iterator[Finding]:
 
 def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
+        if isinstance(step, HumanStep) and step.choices and step.default is not None:
+            is_known = not any(map(is_template, (*step.choices, step.default)))
+            if is_known and step.default not in step.choices:
+                message = f"{step.default!r} is none of its choices"
+                hint = suggest(step.default, step.choices, otherwise="one of ")
+                yield Finding("human/default", message, _steps_key((step_id, "default")), suggestion=hint)
         if isinstance(step, HumanStep) and not step_timeout_ms(workflow, step) and unattended:
             message = "waits for a person without an end, and nobody may be there"
             hint = "give it a `timeout` and a `default`, or run it at a terminal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import errno
 import os
@@ -23,6 +24,7 @@ from .schema import (
     Part,
     Reaction,
     Retry,
+    StepPart,
     ToolPart,
     WorkflowFile,
 )
@@ -36,6 +38,9 @@ FINDINGS_LIMIT = 200
 WORD_LIMIT = 60
 # So many names are listed in a suggestion, so many are compared.
 LISTED_LIMIT, COMPARED_LIMIT = 15, 500
+
+# So often what is wrong is taken out of a file: taking something out may leave something missing.
+SALVAGE_ROUNDS = 4
 
 Path_ = tuple[str | int, ...]
 
@@ -85,6 +90,8 @@ class Loaded:
     source: Source
     workflow: WorkflowFile | None
     findings: tuple[Finding, ...] = ()
+    salvaged: WorkflowFile | None = None
+    """Where its shape is wrong: the file without what is wrong, to find what else is. Never run."""
 
     def told(self, found: Finding) -> str:
         """In one line, as compilers do."""
@@ -129,7 +136,8 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         workflow = WorkflowFile.model_validate(plain)
         return Loaded(source, None if flaws else workflow, _sorted(flaws))
     except ValidationError as error:
-        return Loaded(source, None, _sorted(flaws + _findings(source, plain, error)))
+        salvaged, more = _salvage(source, plain, error)
+        return Loaded(source, None, _sorted([*flaws, *_findings(source, plain, error), *more]), salvaged)
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +153,51 @@ def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
                 for step_id, step in steps.items()
             }
     return typed
+
+
+def _salvage(
+    source: Source, plain: dict[str, Any], error: ValidationError
+) -> tuple[WorkflowFile | None, list[Finding]]:
+    """The file without what is wrong, if there is one; and what is wrong with steps of a kind that nobody knows."""
+    left = copy.deepcopy(plain)
+    unknown: set[str] = set()
+    found: list[Finding] = []
+    for _ in range(SALVAGE_ROUNDS):
+        for problem in error.errors(include_url=False):
+            path = _file_path(problem["loc"], left, problem["type"])
+            if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
+                unknown.add(str(path[-1]))
+            elif len(path) > 2 and str(path[1]) in unknown:
+                found.append(_finding(source, path, [problem]))
+            _repair(left, path, problem["type"])
+        try:
+            return WorkflowFile.model_validate(left), found
+        except ValidationError as next_error:
+            error = next_error
+    return None, found
+
+
+def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
+    """Take out what is wrong there. A step stays known by its name, whatever is wrong with it."""
+    if len(path) == 2 and path[0] in ("steps", "checks") and kind != "string_pattern_mismatch":
+        written = left[path[0]][path[1]]
+        known = {key for name in StepPart.model_fields for key in StepPart.keys_of(name)}
+        kept = {key: value for key, value in written.items() if key in known} if isinstance(written, dict) else {}
+        exec_ = written.get("exec") if isinstance(written, dict) else None
+        left[path[0]][path[1]] = {**kept, "type": "command", "exec": exec_ if isinstance(exec_, str) else "true"}
+        return
+    short = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
+    node: Any = left
+    for part in short[:-1]:
+        if not isinstance(node, dict) or part not in node:
+            return
+        node = node[part]
+    if not short or not isinstance(node, dict):
+        return
+    if kind == "missing":
+        node[short[-1]] = 1 if short[-1] == "max" else "x"  # all else that is required is text
+    else:
+        node.pop(short[-1], None)
 
 
 # --- what is wrong, and where -----------------------------------------------------------------------------
@@ -189,12 +242,17 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             path = (*path, "type")
             written = problem["input"].get("type")
             hint = suggest(str(written), KINDS, otherwise="one of ")
+            if isinstance(written, str) and written in _KINDS_ELSEWHERE:
+                hint = _KINDS_ELSEWHERE[written]
             if written == "ai":
                 hint = "`ai` steps are not there yet"
             message = "a step needs a `type`" if written is None else f"unknown type {shown(written)}"
             return Finding("schema/type", message, path, source.place_of(path), hint)
         case "union_tag_not_found":
             hint = suggest("", KINDS, otherwise="one of ")
+            for key in problem["input"] if isinstance(problem["input"], dict) else ():
+                if _ELSEWHERE.get(key) == "exec":
+                    hint = f"did you mean 'exec' instead of {key!r}?"
             return Finding("schema/type", "a step needs a `type`", path, place, hint)
         case "missing":
             return Finding("schema/missing", f"{path[-1]!r} is missing", path, source.place_of(path[:-1]))
@@ -251,6 +309,22 @@ _ELSEWHERE = {
     "timeout_seconds": "timeout",
     "question": "prompt",
     "file": "workflow",
+}
+# Kinds of steps that others have, and what does the same here.
+_KINDS_ELSEWHERE = {
+    "http": "did you mean 'http_client'?",
+    "fetch": "did you mean 'http_client'?",
+    "bash": "did you mean 'command'? It has `shell: bash`",
+    "shell": "did you mean 'command'?",
+    "script": "did you mean 'command'?",
+    "exec": "did you mean 'command'?",
+    "log": "a 'command' with `exec: echo …` does that",
+    "logger": "a 'command' with `exec: echo …` does that",
+    "noop": "a 'command' with `exec: 'true'` does that",
+    "human": "did you mean 'human-input'?",
+    "input": "did you mean 'human-input'?",
+    "git": "did you mean 'git-checkout'?",
+    "checkout": "did you mean 'git-checkout'?",
 }
 
 

@@ -62,6 +62,14 @@ def graph_of(workflow: WorkflowFile) -> dict[str, Groups]:
     return {step_id: groups_of(step.depends_on) for step_id, step in workflow.steps.items()}
 
 
+def on_demand(workflow: WorkflowFile) -> set[str]:
+    """Steps that only others call for: named by some `run`, and nobody waits for them."""
+    waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
+    reactions = [reaction for step in workflow.steps.values() for reaction in (step.on_fail, step.on_success)]
+    named = {name for reaction in (*reactions, workflow.defaults.on_fail) if reaction for name in reaction.run}
+    return {name for name in named if name not in waited_for}
+
+
 def run_timeout_ms(workflow: WorkflowFile) -> int | None:
     """Of the whole run. A bare number is seconds; none or 0 is no limit."""
     return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None

@@ -19,7 +19,7 @@ from ..core.graph import needs
 from ..enforce.clock import monotonic_ns
 from .kinds import KINDS
 from .places import Place, Places
-from .plan import clean_up_steps, graph_of, step_timeout_ms
+from .plan import clean_up_steps, graph_of, on_demand, step_timeout_ms
 from .schema import AnyStep, Reaction, WorkflowFile
 from .states import Reason, Status, StepState
 
@@ -94,7 +94,7 @@ class Running:
         for name, groups in self._graph.items():
             for other in needs(groups):
                 self._behind[other].append(name)
-        self._on_demand = _named_by_run(workflow)
+        self._on_demand = on_demand(workflow)
         self.states: dict[str, StepState] = {}
         for name, step in workflow.steps.items():
             self.states[name] = StepState(
@@ -454,11 +454,3 @@ class Shown(_View):
         state = self._states[name]
         shown = {"status": state.status.value, "error": state.error, "attempts": state.attempts}
         return {**shown, "output": state.output}
-
-
-def _named_by_run(workflow: WorkflowFile) -> set[str]:
-    """Steps that only others call for: named by some `run`, and nobody waits for them."""
-    waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
-    reactions = [reaction for step in workflow.steps.values() for reaction in (step.on_fail, step.on_success)]
-    named = {name for reaction in (*reactions, workflow.defaults.on_fail) if reaction for name in reaction.run}
-    return {name for name in named if name not in waited_for}

@@ -198,11 +198,15 @@ class McpStep(StepPart):
         serialization_alias="arguments",
     )
     connect_timeout: Clock | None = None
+    transport: Literal["stdio", "http"] | None = None
+    """As in other files: it follows from `command` or `url`."""
 
     @model_validator(mode="after")
     def _one_server(self) -> McpStep:
         if (self.command is None) == (self.url is None):
             raise ValueError("name one server: either `command` to start it, or `url` to reach it")
+        if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
+            raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
         return self
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ class Steps:
 
     async def _execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         try:
-            if step.if_ is not None and not await self._condition(step.if_, scope):
+            seen = await self._seeing_variables(step, step.if_, scope)
+            if step.if_ is not None and not await self._condition(step.if_, seen):
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
                 return
             items, source = await self._items(step, scope)
@@ -282,7 +283,9 @@ class Steps:
             await asyncio.sleep(pause_ms / 1000)
 
     async def _fails(self, step: AnyStep, scope: dict[str, Any]) -> bool:
-        return step.fail_if is not None and await self._condition(step.fail_if, scope)
+        if step.fail_if is None:
+            return False
+        return await self._condition(step.fail_if, await self._seeing_variables(step, step.fail_if, scope))
 
     def _noted(self, step: AnyStep, state: StepState, result: StepResult) -> Status:
         envelope = result.envelope
@@ -421,9 +424,28 @@ class Steps:
 
     async def _surroundings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
         """The variables that the file asks for, secret or not, and where it is done."""
+        filled = await self._variables(step, scope)
+        own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
+        written = step.cwd or own or self._workflow.defaults.cwd
+        folder = self._folder
+        if written is not None:
+            folder = folder / (await self._text(written, scope)).text
+        return filled, folder
+
+    async def _seeing_variables(self, step: AnyStep, text: object, scope: dict[str, Any]) -> dict[str, Any]:
+        """The scope of a text about the step as a whole, with those of its variables that it names."""
+        names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
+        return _with_env(scope, await self._variables(step, scope, names)) if names else scope
+
+    async def _variables(
+        self, step: AnyStep, scope: dict[str, Any], names: Collection[str] | None = None
+    ) -> dict[str, str]:
+        """What the file asks for by `env`, or of that only these."""
         asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
             asked = {**self._workflow.tools[step.tool].env, **asked}
+        if names is not None:
+            asked = {name: value for name, value in asked.items() if name in names}
         filled: dict[str, str] = {}
         if asked:
             references = References(self._environment)
@@ -434,12 +456,7 @@ class Steps:
             rendered = await self._rendered(taken, scope)
             filled = {key: references.put_in(as_text(value)) for key, value in rendered.items()}
         self._redaction.learn(filled)
-        own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
-        written = step.cwd or own or self._workflow.defaults.cwd
-        folder = self._folder
-        if written is not None:
-            folder = folder / (await self._text(written, scope)).text
-        return filled, folder
+        return filled
 
     async def rendered(self, template: str, scope: dict[str, Any]) -> Any:
         """What came of the run, as its `outputs` say it. Raises StepFailed."""
@@ -497,7 +514,8 @@ class Steps:
 
     async def _judge_output(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         if step.transform is not None:
-            made = await self._value(step.transform, {**scope, "output": state.output})
+            seen = await self._seeing_variables(step, step.transform, scope)
+            made = await self._value(step.transform, {**seen, "output": state.output})
             if isinstance(made, str) and templates.sole_expression(step.transform) is None:
                 made = read_printed(made).value
             try:

@@ -52,6 +52,18 @@ def is_simple(text: str) -> bool:
     return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
+def names_in(text: str) -> list[tuple[str, str | None]]:
+    """The plain names that a template looks up: each one's head, and the first name behind it."""
+    found = []
+    for name in _PLACEHOLDER.findall(text):
+        head = re.match(r"[A-Za-z_][\w-]*", name)
+        assert head is not None
+        part = _PART.match(name, head.end())
+        first = None if part is None else part[1] or part[3] or part[4]
+        found.append((head[0], first))
+    return found
+
+
 def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
     """Raises TemplateError for a name that is not there."""
     values: list[str] = []
