@@ -3,6 +3,9 @@
 import asyncio
 import json
 import os
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -116,7 +119,7 @@ def test_nobody_answers_and_the_proposal_stays_queued_until_the_identical_call_p
     jsonschema.validate(first.data, INCOMPLETE)
     assert (first.code, first.meta["exit_code"], first.data["status"]) == ("INCOMPLETE", 14, "pending")
     assert first.data["notes"] == "operator response timed out; proposal remains queued"
-    assert first.data["continue_command"] == f"shotclock inbox check {first.data['proposal_id']}"
+    assert first.data["continue_command"] == "call deploy again with the same arguments"
     assert second.data["proposal_id"] == first.data["proposal_id"] and ran_before == []
     assert third.ok and took_s < 5
     assert fourth.code == "INCOMPLETE" and fourth.data["proposal_id"] != first.data["proposal_id"]  # one yes, one run
@@ -342,6 +345,121 @@ def test_what_the_operator_left_alone_stays_the_commands_own_default(home: Home)
         return await put(n=7)
 
     assert ask_for(app, home, ask).arguments == {"n": 8}
+
+
+# --- what became of it --------------------------------------------------------------------------------------------
+
+
+FAILING = """
+import os, signal, time
+from shotclock import App, Context, Failure
+app = App("failing", default_timeout="5s")
+
+@app.command(approval=True)
+def fail(how: str) -> str:
+    if how == "full":
+        raise Failure("FILE_UNWRITABLE", "the disk is full")
+    if how == "hang":
+        time.sleep(60)
+    return "done"
+
+if __name__ == "__main__":
+    app()
+"""
+
+
+def told(home: Home) -> dict[str, Any]:
+    """What whoever looks at the one proposal is told about its run, as `inbox show` says it."""
+    with Store.open(home.path) as store:
+        [proposal] = store.proposals.list()
+    shown = subprocess.run(
+        [sys.executable, "-m", "shotclock", "inbox", "show", proposal.id, "--json"],
+        capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    run: dict[str, Any] = json.loads(shown.stdout)["data"]["run"]
+    return run
+
+
+def approve_the_one(home: Home) -> str:
+    async def work() -> str:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            [proposal] = await pending(inbox)
+            await inbox.decide(proposal.id, YES, ADA)
+            await inbox.close()
+            return proposal.id
+
+    return str(run(work()))
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout", "state", "code"),
+    [
+        ("well", "5s", "succeeded", None),
+        ("full", "5s", "failed", "FILE_UNWRITABLE"),
+        ("hang", "300ms", "failed", "TIMEOUT"),
+    ],
+)
+def test_the_command_that_continues_is_the_call_itself_and_the_proposal_shows_what_became_of_it(
+    how: str, timeout: str, state: str, code: str | None, home: Home, tool: Any
+) -> None:
+    program = tool("failing.py", FAILING)
+    asked = program.envelope("fail", how, "--budget", "200ms", "--timeout", timeout, code=14)
+    id = approve_the_one(home)
+    # Nothing has run, and nothing says so.
+    assert told(home) == {"state": "not_started", "at": None}
+    check = [sys.executable, "-m", "shotclock", "inbox", "check", id, "--wait", "0"]
+    checked = json.loads(subprocess.run(check, capture_output=True, check=True, timeout=60).stdout)
+    assert checked["data"]["run"]["state"] == "not_started" and checked["meta"]["ending"] == "not_started"
+    assert "again" in checked["data"]["continue_command"]
+    assert told(home)["state"] == "not_started"
+
+    words = shlex.split(asked["data"]["continue_command"])
+    ran = subprocess.run(words, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, cwd=program.folder)
+    envelope = json.loads(ran.stdout)
+    assert (envelope["ok"], (envelope["error"] or {}).get("code")) == (code is None, code), envelope
+    shown = told(home)
+    assert shown["state"] == state and shown.get("code") == code
+    if how == "full":
+        assert shown["message"] == "the disk is full"
+    with Store.open(home.path) as store:
+        assert [entry.action for entry in store.audit.of(id)] == ["proposed", "approved", "used", state]
+
+
+def test_of_a_run_whose_process_was_killed_nobody_claims_to_know_what_became(home: Home, tool: Any) -> None:
+    program = tool("failing.py", FAILING)
+    words = ("fail", "hang", "--budget", "200ms", "--timeout", "40s")
+    program.envelope(*words, code=14)
+    approve_the_one(home)
+    running = program.start(*words)
+    wait_for(lambda: told(home)["state"] == "running", "the run")
+    running.process.kill()
+    running.process.wait(20)
+    assert told(home)["state"] == "unknown"
+
+
+def test_what_became_of_a_job_and_of_a_call_inside_another_is_shown_as_well(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        call = guarded.app.call_with("migrate", {"folder": tmp_path, "seconds": 1.0}, budget="20s")
+        calling = asyncio.ensure_future(call)
+        [proposal] = await pending(inbox)
+        await inbox.decide(proposal.id, YES, ADA)
+        assert (await calling).ok
+        inner = asyncio.ensure_future(guarded.app.call("around", folder=tmp_path, service="web"))
+        [nested] = await pending(inbox)
+        await inbox.decide(nested.id, YES, ADA)
+        assert (await inner).ok
+        found = []
+        for each in (proposal, nested):
+            while (whole := await inbox.get(each.id)) is None or whole.outcome is None:
+                await asyncio.sleep(0.02)
+            found.append((whole, [entry.action for entry in await inbox.history(each.id)]))
+        return found
+
+    (job, told_of_job), (nested, told_of_nested) = with_inbox(work, home)
+    assert job.outcome.ok and job.runner.job_id is not None
+    assert told_of_job == ["proposed", "approved", "used", "started", "succeeded"]
+    assert nested.outcome.ok and told_of_nested == ["proposed", "approved", "used", "succeeded"]
 
 
 # --- a file instead of the call -----------------------------------------------------------------------------------

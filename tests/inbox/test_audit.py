@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from shotclock.core.errors import Failure
 from shotclock.core.proposals import ProposalStatus
-from shotclock.inbox import AuditFile, audit
+from shotclock.inbox import Access, AuditFile, Role, audit
 from shotclock.store import Store, StoreUnusable
 from shotclock.store.proposals import NewProposal
 from tests.inbox.work import AGENT, ANN, APPROVE, REJECT, bounded, code_of, opened, operation, wall_now
@@ -158,12 +159,95 @@ def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
         ("UPDATE proposals SET about = replace(about, 'Restart', 'Praise')", "is not what its entries say"),
         ("UPDATE proposals SET notes = 'yes' WHERE status = 'rejected'", "is not what its entries say"),
         ("DELETE FROM proposals WHERE status = 'rejected'", "is gone from the store"),
+        ("UPDATE proposals SET decided_by = 'bob' WHERE status = 'approved'", "is not what its entries say"),
+        ("UPDATE proposals SET decided_at = decided_at - 1 WHERE status = 'approved'", "is not what its entries say"),
+        ("UPDATE proposals SET decided_via = 'a person' WHERE status = 'approved'", "is not what its entries say"),
+        ("UPDATE proposals SET asked_by = 'bob' WHERE status = 'approved'", "is not what its entries say"),
+        ("UPDATE proposals SET created_at = 1 WHERE status = 'pending'", "is not what its entries say"),
+        ("UPDATE proposals SET used_at = used_at - 1 WHERE used_at > 0", "is not what its entries say"),
+        ("UPDATE proposals SET outcome = '[true,1,null,null]' WHERE used_at > 0", "is not what its entries say"),
+        ("UPDATE proposals SET key = 'k' WHERE status = 'pending'", "is not what its entries say"),
+        (
+            'UPDATE asks SET ask = replace(ask, \'"justification":""\', \'"justification":"sure"\')',
+            "is not what its entries say",
+        ),
+        (
+            'UPDATE asks SET ask = replace(ask, \'"deciders":[]\', \'"deciders":["bob"]\')',
+            "is not what its entries say",
+        ),
+        ("UPDATE asks SET ask = replace(ask, '86400000', '86400001')", "is not what its entries say"),
     ],
 )
 def test_what_is_changed_in_the_store_is_named_as_well(home: Path, file: Path, statement: str, expected: str):
     tampered(home, statement)
     found = verified(home)
     assert any(expected in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("UPDATE tokens SET role = 'operator' WHERE name = 'agent'", "is not what its entries say"),
+        ("UPDATE tokens SET digest = '0' WHERE name = 'agent'", "is not what its entries say"),
+        ("UPDATE tokens SET expires_at = NULL WHERE name = 'agent'", "is not what its entries say"),
+        ("UPDATE tokens SET revoked_at = NULL WHERE name = 'gone'", "is not what its entries say"),
+        ("UPDATE tokens SET name = 'ann' WHERE name = 'agent'", "is not what its entries say"),
+        ("DELETE FROM tokens WHERE name = 'gone'", "is gone from the store"),
+        ("INSERT INTO tokens VALUES ('zzzzzzzz', 'eve', 'operator', '0', 1, NULL, NULL)", "without any entry"),
+    ],
+)
+def test_what_is_changed_about_a_token_is_named(home: Path, statement: str, expected: str):
+    with Store.open(home) as store:
+        access = Access(store)
+        for name in ("agent", "gone"):
+            access.issue(name, Role.AGENT, ANN, wall_now(), ttl_ms=1_000_000)
+        access.revoke("gone", ANN, wall_now())
+    assert verified(home) == []
+    tampered(home, statement)
+    (problem,) = verified(home)
+    assert expected in problem
+
+
+def test_an_anchor_elsewhere_tells_of_a_tail_that_was_cut_and_of_a_trail_that_was_rewritten(
+    home: Path, file: Path, tmp_path: Path
+):
+    anchor = tmp_path / "anchors"
+    with Store.open(home) as store:
+        trail = AuditFile(store)
+        head = trail.anchor(anchor, wall_now())
+        assert head == trail.head() and head.seq == ENTRIES
+        assert trail.check_anchor(anchor) == []
+        # The last rejection never happened: all of it is taken away, and nothing in here misses it.
+        connection = sqlite3.connect(home / "shotclock.db")
+        row = connection.execute("SELECT id, seq FROM proposals WHERE status = 'rejected'").fetchone()
+        seqs = [seq for (seq,) in connection.execute("SELECT seq FROM audit WHERE proposal = ?", row[:1])]
+        assert seqs == [2, 8]
+        connection.execute("DELETE FROM audit WHERE seq = 8")
+        connection.execute("UPDATE audit_filed SET seq = 7")
+        connection.commit()
+        (problem,) = trail.check_anchor(anchor)
+        assert str(problem) == "entry 8 was there when it was anchored (line 1), and is gone"
+        # Or somebody else decided it: the chain is written anew from there.
+        from shotclock.store.audit import append
+
+        append(connection, wall_now(), "rejected", row[0], "anna", {"notes": ""})
+        connection.commit()
+        connection.close()
+        (problem,) = trail.check_anchor(anchor)
+        assert "entry 8 is not the one that was anchored (line 1): the trail was rewritten" in str(problem)
+
+
+def test_a_file_without_anchors_is_no_proof_of_anything(home: Path, file: Path, tmp_path: Path):
+    with Store.open(home) as store:
+        trail = AuditFile(store)
+        for content, code in ((None, "FILE_NOT_FOUND"), (b"", "FILE_UNREADABLE"), (b"\xff", "FILE_UNREADABLE")):
+            if content is not None:
+                (tmp_path / "anchors").write_bytes(content)
+            with pytest.raises(Failure) as refused:
+                trail.check_anchor(tmp_path / "anchors")
+            assert refused.value.code == code
+        (tmp_path / "anchors").write_text("hello\n")
+        assert "is no anchor" in str(trail.check_anchor(tmp_path / "anchors")[0])
 
 
 def test_an_end_that_was_taken_from_file_and_store_alike_is_missed_by_the_proposal_it_was_about(home: Path, file: Path):

@@ -21,7 +21,7 @@ EACH, ALL = "SHOTCLOCK_INBOX_LIMIT_EACH", "SHOTCLOCK_INBOX_LIMIT"
         ({OURS: "", SECONDS: " "}, 30_000),
         ({OURS: "5s"}, 5_000),
         ({OURS: "PT1M"}, 60_000),
-        ({OURS: "250ms", SECONDS: "nonsense that is not looked at"}, 250),
+        ({OURS: "250ms", SECONDS: "30"}, 250),
         ({OURS: "0"}, 0),
         ({SECONDS: "30"}, 30_000),
         ({SECONDS: "0.5"}, 500),
@@ -51,6 +51,12 @@ def test_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_variable(sai
         response_budget_ms({SECONDS: said})
     assert refused.value.code == "ARG_ERROR"
     assert refused.value.context["errors"][0]["field"] == SECONDS
+
+
+def test_nonsense_in_either_variable_is_refused_whichever_counts():
+    with pytest.raises(Failure) as refused:
+        response_budget_ms({OURS: "250ms", SECONDS: "soon"})
+    assert SECONDS in str(refused.value)
 
 
 def test_without_an_environment_it_is_our_own(monkeypatch: pytest.MonkeyPatch):

@@ -200,8 +200,22 @@ def test_a_steps_approval_shows_and_binds_its_environment_its_directory_and_its_
     assert '"up to 3: one approval covers all of them"' in text
     assert re.search('- "environment.TOKEN: [0-9a-f]{16}"', text), text
     assert "prod-db" in text.partition("values:")[2], "what is interpolated into the command"
+    assert proposal.outcome is None
     runs("--resume", "r1", code=0)
     assert (runs.folder / "done").read_text().splitlines() == ["prod-db sekret-one prod-db in here"] * 3
+    with Store.open(runs.folder / "home") as store:
+        ran = store.proposals.get(proposal.id)
+        assert ran is not None and ran.outcome is not None and ran.outcome.ok
+
+
+def test_the_approval_of_a_step_that_failed_says_so(runs: Runs) -> None:
+    runs(runs.flow("steps: {ship: {exec: echo no >&2; exit 7, approval: true}}"), "--run-id", "r1", code=14)
+    proposal = runs.decide(YES)
+    runs("--resume", "r1", code=3)
+    with Store.open(runs.folder / "home") as store:
+        ran = store.proposals.get(proposal.id)
+        assert ran is not None and ran.outcome is not None
+        assert (ran.outcome.ok, ran.outcome.code) == (False, "COMMAND_FAILED")
 
 
 @pytest.mark.parametrize("change", ["secret", "environment", "nothing"])

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from ..core.clocks import Clocks
@@ -28,7 +29,7 @@ from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.forked import carry_out
-from ..inbox import Inbox, Principal, Role, refused
+from ..inbox import AuditFile, Inbox, Principal, Role, refused
 from ..servers.operators.shown import Compared, compared_with, summary, whole
 from ..store import Store
 from ..store.audit import Entry
@@ -123,8 +124,12 @@ def _understand_others(verb: str, said: dict[str, Any], mistakes: Mistakes) -> N
         mistakes.append({"field": "limit", "message": f"must be 1 to {MOST_LISTED}"})
     if verb == "list" and said["all"] and said["status"] is not None:
         mistakes.append({"field": "status", "message": "--all and --status exclude each other"})
-    if verb == "audit" and said["verify"] and said["proposal_id"] is not None:
-        mistakes.append({"field": "verify", "message": "the trail is one chain: it is verified as a whole"})
+    if verb == "audit":
+        is_whole = [name for name in ("verify", "head", "anchor") if said[name]]
+        if is_whole and said["proposal_id"] is not None:
+            mistakes.append({"field": is_whole[0], "message": "the trail is one chain: it is looked at as a whole"})
+        if said["verify"] and said["head"]:
+            mistakes.append({"field": "head", "message": "--head and --verify exclude each other"})
     if verb == "propose":
         if said["title"] is None and not any(mistake["field"] == "title" for mistake in mistakes):
             mistakes.append({"field": "title", "message": "what is proposed? --title says it in one line"})
@@ -163,7 +168,7 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
             status = None if said["all"] else ProposalStatus(said["status"] or "pending")
             return _inside(begin, lambda inbox: _listed(inbox, me, status, said["limit"]))
         case "audit":
-            return carry_out(begin(), lambda: _audited(id, verify=said["verify"], limit=said["limit"]))
+            return carry_out(begin(), lambda: _audited(id, said))
         case "extend":
             return _inside(begin, lambda inbox: _told(inbox.extend(id, said["by"], me), me))
         case "withdraw":
@@ -283,11 +288,17 @@ async def _listed(inbox: Inbox, me: Principal, status: ProposalStatus | None, li
     return Outcome(Ending.FINISHED, data={"status": said, "proposals": proposals, "more": len(found) > limit})
 
 
-def _audited(id: str, *, verify: bool, limit: int) -> Outcome:
+def _audited(id: str, said: dict[str, Any]) -> Outcome:
+    anchor = None if said["anchor"] is None else Path(said["anchor"]).absolute()
+    limit: int = said["limit"]
     try:
         with Store.open() as store:
-            if verify:
-                return asyncio.run(_verified(store))
+            if said["verify"]:
+                return asyncio.run(_verified(store, anchor))
+            if said["head"] or anchor is not None:
+                trail = AuditFile(store)
+                head = trail.head() if anchor is None else trail.anchor(anchor, now())
+                return Outcome(Ending.FINISHED, data={"head": {"seq": head.seq, "hash": head.hash}})
             entries = _last_entries(store, limit) if not id else store.audit.of(id)[-limit:]
             if id and not entries:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
@@ -306,10 +317,12 @@ def _last_entries(store: Store, limit: int) -> list[Entry]:
     return last
 
 
-async def _verified(store: Store) -> Outcome:
+async def _verified(store: Store, anchor: Path | None) -> Outcome:
     inbox = Inbox(store)
     try:
         found = await inbox.verify_audit()
+        if anchor is not None:
+            found += AuditFile(store).check_anchor(anchor)
     finally:
         await inbox.close()
     problems = [{"place": p.place, "message": p.message, "seq": p.seq, "line": p.line} for p in found]

@@ -31,6 +31,16 @@ COLOURS = {
 }
 
 
+# What became of what was approved.
+RUNS = {
+    "not_started": "not run yet: whoever asked has to call again",
+    "running": "running",
+    "succeeded": "succeeded",
+    "failed": "failed",
+    "unknown": "began, and its process is gone: nobody knows how far it came",
+}
+
+
 def drawn(render: Callable[[Console], None], to_stderr: bool = False) -> str:
     """As the terminal on that stream would show it."""
     console = Console(highlight=False, stderr=to_stderr)
@@ -115,6 +125,8 @@ def line_of(event: dict[str, Any], now: WallTime) -> Text:
         text.append(f"  {one_line(each['asked_by'], 40)}, {_open_for(each['expires_at'], now)}", style="dim")
     elif each["decided_by"] is not None:
         text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
+        if each["run"] is not None:
+            text.append(f"  {RUNS[each['run']['state']]}", style="dim")
     return text
 
 
@@ -183,6 +195,15 @@ def _print_decision(console: Console, data: Any) -> None:
         _print_text(console, decision["notes"])
     if data["shown"]["modified"] is not None:
         _print_text(console, data["shown"]["modified"], is_marked=True)
+    if data["run"] is not None:
+        _print_run(console, data["run"])
+
+
+def _print_run(console: Console, run: Any) -> None:
+    at = "" if run["at"] is None else f" at {run['at']}"
+    why = f": {run['code']} {one_line(run['message'] or '')}" if run["state"] == "failed" else ""
+    style = {"succeeded": "green", "failed": "red", "unknown": "red"}.get(run["state"], "yellow")
+    console.print(Text(f"{RUNS[run['state']]}{at}{why}", style=style))
 
 
 def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:
@@ -206,10 +227,12 @@ def render_result(data: Any, console: Console) -> None:
     status = data["status"]
     line = Text.assemble((data["proposal_id"], "bold"), "  ", (status, COLOURS[status]), "  ", one_line(data["title"]))
     console.print(line)
-    if status == "pending":
-        console.print(Text(f"  goes on with: {data['continue_command']}", style="dim"))
-    else:
+    if data.get("continue_command") is not None:
+        console.print(Text(f"  goes on with: {one_line(data['continue_command'], 2_000)}", style="dim"))
+    if status != "pending":
         _print_text(console, data["notes"])
+    if data.get("run") is not None:
+        _print_run(console, data["run"])
     if data.get("answer") is not None:
         _print_text(console, f"answer: {data['answer']}")
 
@@ -235,6 +258,9 @@ def render_audit(data: Any, console: Console) -> None:
             console.print(Text("the audit trail is whole", style="green"))
         for problem in data["problems"]:
             console.print(Text(f"✗ {visible(problem['message'])}", style="red"))
+        return
+    if "head" in data:
+        console.print(Text(f"{data['head']['seq']} {data['head']['hash']}"), soft_wrap=True)
         return
     for entry in data["entries"]:
         render_entry(entry, console)

@@ -40,7 +40,7 @@ _USAGES = {
     "reject": "ID [--notes TEXT]",
     "extend": "ID DURATION",
     "watch": "[--for DURATION]",
-    "audit": "[ID | --verify]",
+    "audit": "[ID | --head | --verify] [--anchor FILE]",
     "serve": "[--http HOST:PORT]",
     "propose": "--title TEXT [--file FILE [--current FILE]] [OPTIONS]",
     "check": "ID [--wait DURATION]",
@@ -152,6 +152,8 @@ def _deciding(words: Words, group: Group) -> None:
         /,
         *,
         verify: Annotated[bool, _FLAG] = False,
+        head: Annotated[bool, _FLAG] = False,
+        anchor: _FILE = None,
         limit: _LIMIT = LISTED,
         json: _JSON = False,
     ) -> None:
@@ -160,7 +162,12 @@ def _deciding(words: Words, group: Group) -> None:
         Parameters
         ----------
         verify
-            Whether the trail is whole: each entry that was removed, changed or put elsewhere is named (exit 1).
+            Whether the trail is whole: each entry that was removed, changed or put elsewhere is named (exit 1), and so
+            is each proposal or token that is not what its entries say.
+        head
+            The end of the trail: how many entries there are, and the hash of the last one. Keep it elsewhere.
+        anchor
+            Append the head to this file. With --verify: check that the trail still has every head in this file.
         limit
             So many entries at most.
         """

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -69,6 +70,8 @@ class Request:
     heartbeat: Heartbeat | None = None
     justification: str = ""
     confirmed: bool = False
+    words: tuple[str, ...] = ()
+    """As it was written."""
 
 
 def main(app: Offered, words: list[str]) -> int:
@@ -119,7 +122,7 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
         return _refuse(catalogue, "manifest", mistakes, as_json) if mistakes else _manifest(catalogue, as_json)
     spec = catalogue.find(words[0])
     assert spec is not None
-    request = _request(spec, parsed, mistakes)
+    request = replace(_request(spec, parsed, mistakes), words=tuple(words))
     return _perform(app, catalogue, request, mistakes, as_json)
 
 
@@ -395,6 +398,7 @@ async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelo
                     stdin=stdin,
                     justification=request.justification,
                     confirmed=request.confirmed,
+                    again=shlex.join([*own_words(), *request.words]),
                     began_ns=process_began_ns(),
                 )
     finally:

@@ -144,6 +144,7 @@ class Ask:
             "path": None if self.file is None else self.file.path,
             "destructive": self.policy.destructive,
             "deciders": list(self.policy.deciders),
+            "dispatched": self.dispatched,
         }
 
     def as_json(self) -> dict[str, JSON]:

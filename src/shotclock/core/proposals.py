@@ -101,6 +101,7 @@ class Summary:
     decided_at: WallTime | None
     decided_via: str | None
     used_at: WallTime | None
+    runner: Runner | None
     outcome: Ran | None
     kind: Kind
     title: str
@@ -108,6 +109,7 @@ class Summary:
     path: str | None
     destructive: bool
     deciders: tuple[str, ...]
+    dispatched: bool
     notes: str | None
     """The beginning of what the operator wrote; None while nobody has decided."""
 
@@ -166,6 +168,7 @@ class Proposal:
             self.decided_at,
             self.decided_via,
             self.used_at,
+            self.runner,
             self.outcome,
             **{**about, "kind": self.ask.kind, "deciders": self.ask.policy.deciders},
             notes=None if self.decision is None else self.decision.notes[:NOTES_SHOWN],

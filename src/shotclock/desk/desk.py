@@ -125,6 +125,7 @@ class Desk:
         caller: Principal | None = None,
         justification: str = "",
         confirmed: bool = False,
+        again: str | None = None,
         began_ns: int = 0,
     ) -> Envelope:
         """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
@@ -132,9 +133,10 @@ class Desk:
 
         `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
         for a command that may outlive it, or for a person; None waits as long as the work takes. `caller` is who asks
-        where a person has to approve it, `justification` why. `confirmed` says that it may destroy what it destroys, as
-        the argument `confirm_destructive` does; without either it is only shown. `began_ns` is when this caller began
-        to wait, if that was earlier.
+        and owns what it starts, `justification` why a person should approve it, and `again` how this caller makes the
+        same call once more. `confirmed` says that it may destroy what it destroys, as the argument
+        `confirm_destructive` does; without either it is only shown. `began_ns` is when this caller began to wait, if
+        that was earlier.
 
         All of it is one call on one clock, from here on: looking at its arguments, waiting for a lock or for the first
         call with the same key, and the work. Only while a person is asked the clock stands still.
@@ -165,7 +167,8 @@ class Desk:
             if checked.ok and dry_run:
                 checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
             return checked
-        asked = arguments
+        asked, owner = arguments, None if caller is None else caller.owner
+        proposal_id: str | None = None
         if dry_run:
             arguments = {**arguments, "dry_run": True}
         elif self._approvals is not None and self._approvals.guards(name):
@@ -181,21 +184,33 @@ class Desk:
                 parent,
                 stop,
                 stdin,
+                again or f"call {name} again with the same arguments",
             )
             if isinstance(passed, Envelope):
                 return passed
-            arguments = passed.arguments
+            arguments, proposal_id = passed.arguments, passed.proposal_id
             budget_ms = None if budget_ms is None else max(0, budget_ms - passed.waited_ms)
             if passed.waited_ms:  # the clocks of the work stood still for a person
                 admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=admission.began_ns)
-        try:
+
+        async def carry_out() -> Envelope:
             if self._goes_on_as_job(spec) and not dry_run:
                 return await self._as_job(
-                    spec, arguments, admission, budget_ms, idempotency_key, resume_from, on_progress, stop, stdin
+                    spec,
+                    arguments,
+                    admission,
+                    budget_ms,
+                    idempotency_key,
+                    resume_from,
+                    on_progress,
+                    stop,
+                    stdin,
+                    owner,
+                    proposal_id,
                 )
 
             def key() -> str:
-                return jobs.invocation_key(self.catalogue, name, arguments, idempotency_key, stdin)
+                return jobs.invocation_key(self.catalogue, name, arguments, idempotency_key, stdin, owner)
 
             attending = Attending(self.store, key, spec, on_progress, resume_from)
             attending.stdin_path = None if stdin is None else stdin.path
@@ -207,13 +222,21 @@ class Desk:
                 return await run()
             from .repeats import Repeats
 
-            repeats = Repeats(self.store(), f"{self.catalogue.name}/{name}", idempotency_key, asked, stdin)
+            repeats = Repeats(self.store(), self._scope(spec, owner), idempotency_key, asked, stdin)
             envelope = await repeats.call(admission, run, stop)
             return _stopped(admission, stop, Ending.NOT_STARTED) if envelope is None else envelope
+
+        envelope: Envelope | None = None
+        try:
+            envelope = await carry_out()
         except Failure as failure:  # the store cannot be used
-            return answer(admission, raised(failure))
+            envelope = answer(admission, raised(failure))
         except NotSerializable as error:  # what is kept or repeated has to be written down
-            return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
+            envelope = answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
+        finally:
+            if self._approvals is not None:
+                self._approvals.record(proposal_id, envelope)
+        return envelope
 
     async def job(
         self,
@@ -223,8 +246,10 @@ class Desk:
         *,
         parent: Deadline | None = None,
         on_progress: Progress | None = None,
+        caller: Principal | None = None,
     ) -> Envelope:
-        """list, status, wait or cancel. Waiting without a limit takes as long as the job."""
+        """list, status, wait or cancel. Waiting without a limit takes as long as the job. To an agent, jobs of others
+        are not there."""
         clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
         admission = admit(
             f"job {action}",
@@ -236,7 +261,13 @@ class Desk:
         )
         try:
             return await self.jobs().perform(
-                action, job_id, admission, app=self.catalogue.name, budget_ms=wait_ms, on_progress=on_progress
+                action,
+                job_id,
+                admission,
+                app=self.catalogue.name,
+                of=None if caller is None else caller.sees_jobs_of,
+                budget_ms=wait_ms,
+                on_progress=on_progress,
             )
         except Failure as failure:
             return answer(admission, raised(failure))
@@ -254,10 +285,12 @@ class Desk:
         parent: Deadline | None,
         stop: asyncio.Future[str] | None,
         stdin: Stdin | None,
+        again: str,
     ) -> Passed | Envelope:
         """Nobody is asked about arguments that are wrong, nor about work that is under way or done."""
+        owner = None if caller is None else caller.owner
         try:
-            if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin):
+            if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin, owner):
                 return inbox.Passed(arguments, 0)
             checked = await self._check(spec, arguments, _ahead(admission), stop)
             if not checked.ok:
@@ -271,6 +304,7 @@ class Desk:
                     justification=justification,
                     budget_ms=budget_ms,
                     parent=self._earlier(parent),
+                    again=again,
                 )
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
@@ -291,6 +325,7 @@ class Desk:
         admission: Admission,
         idempotency_key: str | None,
         stdin: Stdin | None,
+        owner: str | None,
     ) -> bool:
         """Whether the identical call was approved before, and its work is under way or its answer kept."""
         if self._goes_on_as_job(spec):
@@ -298,11 +333,15 @@ class Desk:
             timeout_ms = admission.clocks.timeout_ms or 0
             return self.jobs().is_under_way(
                 jobs.Invocation(
-                    self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin
+                    self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin, owner
                 )
             )
+        return idempotency_key is not None and self.store().replies.is_known(self._scope(spec, owner), idempotency_key)
+
+    def _scope(self, spec: CommandSpec, owner: str | None) -> str:
+        """Where an idempotency key counts: for one command of one owner. No name of either has an @ in it."""
         scope = f"{self.catalogue.name}/{spec.name}"
-        return idempotency_key is not None and self.store().replies.is_known(scope, idempotency_key)
+        return scope if owner is None else f"{scope}@{owner}"
 
     def _goes_on_as_job(self, spec: CommandSpec) -> bool:
         return spec.interruption is not None and spec.interruption.detach and self._program is not None
@@ -349,6 +388,8 @@ class Desk:
         on_progress: Progress | None,
         stop: asyncio.Future[str] | None,
         stdin: Stdin | None,
+        owner: str | None,
+        proposal_id: str | None,
     ) -> Envelope:
         """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job."""
         checked = await self._check(spec, arguments, _ahead(admission), stop)
@@ -357,13 +398,22 @@ class Desk:
         assert self._program is not None
         timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
         invocation = jobs.Invocation(
-            self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, resume_from, stdin
+            self.catalogue,
+            spec,
+            self._program,
+            arguments,
+            timeout_ms,
+            idempotency_key,
+            resume_from,
+            stdin,
+            owner,
+            proposal_id,
         )
         front = self.jobs()
         if idempotency_key is not None:
             from .repeats import reused
 
-            scope = f"{self.catalogue.name}/{spec.name}"
+            scope = self._scope(spec, owner)
             problem = await asyncio.to_thread(reused, self.store(), scope, idempotency_key, invocation.key())
             if problem is not None:
                 return answer(admission, Outcome(Ending.NOT_STARTED, problem))

@@ -72,7 +72,7 @@ class Gatekeeper(Protocol):
     def guards(self, name: str) -> bool: ...
     async def approve(
         self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
-    ) -> Mapping[str, object] | Outcome: ...
+    ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome: ...
 
 
 @dataclass(slots=True)
@@ -217,6 +217,7 @@ class Runtime:
         known = self._operations.get(operation) if isinstance(operation, str) else operation
         if admission is None:
             admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
+        tell: Callable[[Envelope], None] | None = None
         try:
             outcome = self._refusal(known, admission, depth)
             # Only what was registered: looking at the arguments of a call takes nobody's place, and asks nobody.
@@ -228,7 +229,7 @@ class Runtime:
                 if isinstance(passed, Outcome):
                     outcome = passed
                 else:  # the work's own clock starts when somebody has said yes
-                    arguments = passed
+                    arguments, tell = passed
                     began_ns = admission.began_ns
                     admission = self._admit(admission.name, known, clocks, scope, began_ns=began_ns)
             if outcome is None:
@@ -245,11 +246,15 @@ class Runtime:
             left = answer(admission, outcome)
             self._tell_observers(left)
             cancelled.envelope = left  # type: ignore[attr-defined]
+            if tell is not None:
+                tell(left)
             raise
         except Exception as error:  # ours: the surface still gets its envelope
             outcome = raised(error)
         envelope = answer(admission, outcome)
         self._tell_observers(envelope)
+        if tell is not None:
+            tell(envelope)
         return envelope
 
     async def run(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .access import Role as Role
     from .answers import outcome_of as outcome_of
     from .answers import refused as refused
+    from .answers import run_of as run_of
+    from .answers import told_of as told_of
     from .approvals import Approvals as Approvals
     from .approvals import Passed as Passed
     from .approvals import text_at as text_at
@@ -39,7 +41,9 @@ _MODULES = {
     "outcome_of": "answers",
     "refused": "answers",
     "response_budget_ms": "budget",
+    "run_of": "answers",
     "text_at": "approvals",
+    "told_of": "answers",
 }
 __all__ = sorted(_MODULES)
 __getattr__ = names_of(__name__, _MODULES)

@@ -49,6 +49,16 @@ class Principal:
         except KeyError:  # a container may run as a user that has no name
             return cls(f"uid-{os.getuid()}", Role.OPERATOR)
 
+    @property
+    def owner(self) -> str | None:
+        """Whose their jobs and keys are. None: the user's whose store it is."""
+        return None if self == Principal.local() else self.name
+
+    @property
+    def sees_jobs_of(self) -> str | None:
+        """An agent sees its own. None: everybody's."""
+        return self.name if self.role is Role.AGENT else None
+
     def may_see(self, proposal: Proposal | Summary) -> bool:
         return self.role is Role.OPERATOR or proposal.asked_by == self.name
 

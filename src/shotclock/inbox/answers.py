@@ -12,31 +12,67 @@ from ..core.durations import format_duration
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Problem
 from ..core.errors import Failure
-from ..core.proposals import Proposal, ProposalStatus, result_of
+from ..core.proposals import Proposal, ProposalStatus, Summary, result_of
 from ..core.records import changed
 from ..enforce.admission import Outcome
+from ..enforce.identity import is_alive
 from ..enforce.outcomes import failure_outcome
 
+CALL_AGAIN = "make the call that was approved again, with the same arguments: it runs then"
 
-def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int) -> Outcome:
-    """What is said about a proposal to whoever asked for it, or asks how it stands."""
-    data: dict[str, object] = dict(result_of(proposal))
+
+def run_of(proposal: Proposal | Summary, dispatched: bool) -> dict[str, object] | None:
+    """What became of what was approved: not_started, running, succeeded, failed, or unknown where its process is gone.
+
+    None where nobody allowed anything, or whoever asked does it without us."""
+    if not proposal.status.allows or not dispatched:
+        return None
+    if proposal.outcome is not None:
+        state = "succeeded" if proposal.outcome.ok else "failed"
+        known: dict[str, object] = {"state": state, "at": proposal.outcome.at.iso()}
+        return (
+            known
+            if proposal.outcome.ok
+            else {**known, "code": proposal.outcome.code, "message": proposal.outcome.message}
+        )
+    if proposal.used_at is None:
+        return {"state": "not_started", "at": None}
+    runner = proposal.runner
+    state = "running" if runner is not None and is_alive(runner.holder) else "unknown"
+    job = {} if runner is None or runner.job_id is None else {"job_id": runner.job_id}
+    return {"state": state, "at": proposal.used_at.iso(), **job}
+
+
+def told_of(proposal: Proposal) -> dict[str, object]:
+    """The one shape of an answer, with what became of what was allowed."""
+    run = run_of(proposal, proposal.ask.dispatched)
+    return {**result_of(proposal), **({} if run is None else {"run": run})}
+
+
+def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int, again: str | None = None) -> Outcome:
+    """What is said about a proposal to whoever asked for it, or asks how it stands. `again` is how to go on with a call
+    that waits for it: the call itself."""
+    data = told_of(proposal)
     status = proposal.status
     if status.allows:
+        run = data.get("run")
+        if isinstance(run, dict) and run["state"] == "not_started":
+            data["continue_command"] = again or CALL_AGAIN
+            return Outcome(Ending.NOT_STARTED, data=data)
         return Outcome(Ending.FINISHED, data=data)
     if status is ProposalStatus.PENDING:
         data |= {
             "state": "paused",
             "job_id": proposal.id,
             "progress": {"done": 0, "total": 1, "unit": "decisions"},
-            "continue_command": f"shotclock inbox check {proposal.id}",
+            "continue_command": again or f"shotclock inbox check {proposal.id}",
             "cancel_command": f"shotclock inbox withdraw {proposal.id}",
         }
         message = f"nobody has decided {proposal.id} within {format_duration(budget_ms)}; it remains queued"
         fired = Fired(ClockKind.BUDGET, "caller", budget_ms, waited_ms)
-        return Outcome(
-            Ending.NOT_STARTED, Problem("INCOMPLETE", message, fired=fired, side_effects=SideEffects.NONE), data
-        )
+        hint = None if again is None else "the identical call picks the decision up and runs: data.continue_command"
+        problem = Problem("INCOMPLETE", message, fired=fired, side_effects=SideEffects.NONE, suggestion=hint)
+        return Outcome(Ending.NOT_STARTED, problem, data)
     if status is ProposalStatus.REJECTED:
         notes = f": {data['notes']}" if data["notes"] else ""
         return Outcome(

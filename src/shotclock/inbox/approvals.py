@@ -17,6 +17,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..core.arguments import to_jsonable
@@ -30,7 +31,7 @@ from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, 
 from ..enforce.admission import Admission, Outcome
 from ..enforce.clock import monotonic_ns
 from .access import Principal
-from .answers import outcome_of
+from .answers import CALL_AGAIN, outcome_of
 from .budget import response_budget_ms
 from .inbox import Inbox
 
@@ -44,6 +45,8 @@ class Passed:
 
     arguments: Mapping[str, object]
     waited_ms: int
+    proposal_id: str | None = None
+    """The approval that this run has used up, and that is owed its outcome."""
 
 
 class Approvals:
@@ -79,8 +82,10 @@ class Approvals:
         justification: str = "",
         budget_ms: int | None = None,
         parent: Deadline | None = None,
+        again: str | None = None,
     ) -> Passed | Outcome | Envelope:
-        """An envelope where what the operator made of the arguments is refused; the approval is not spent then.
+        """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
+        is how whoever calls picks the decision up.
 
         Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
         """
@@ -105,24 +110,37 @@ class Approvals:
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
                 return Passed(_approved(spec, arguments, proposal), waited_ms)
             if not proposal.status.allows:
-                return outcome_of(proposal, waited_ms, wait_ms)
+                return outcome_of(proposal, waited_ms, wait_ms, again)
             approved = _approved(spec, arguments, proposal)
             if proposal.status is ProposalStatus.MODIFIED and (wrong := await self._wrong(spec, approved)) is not None:
                 return wrong
             if await inbox.use(proposal.id, ask.action_hash):
-                return Passed(approved, waited_ms)
+                return Passed(approved, waited_ms, proposal.id)
+
+    def record(self, proposal_id: str | None, envelope: Envelope | None) -> None:
+        """Write down what became of a run, for whoever approved it. No envelope: it was cancelled.
+
+        What goes on as a job is written down by the job."""
+        if proposal_id is None or (envelope is not None and envelope.ending == "detached"):
+            return
+        code = "CANCELLED" if envelope is None else envelope.code
+        error = {} if envelope is None else envelope.error or {}
+        self._inbox().record_outcome(proposal_id, code, str(error.get("message", "")))
 
     async def approve(
         self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
-    ) -> Mapping[str, object] | Outcome:
-        """For a call from inside another: the same gate, within the time that the outer one has left."""
+    ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome:
+        """For a call from inside another: the same gate, within the time that the outer one has left. With the
+        arguments comes whom to tell what became of it."""
         spec = self._specs[admission.name]
         wrong = await self._wrong(spec, arguments, admission)
-        passed = wrong or await self.ask(spec, arguments, Principal.local(), parent=parent)
+        passed = wrong or await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN)
         if isinstance(passed, Envelope):
             error = passed.error or {}
             return Outcome(Ending.NOT_STARTED, Problem(str(passed.code), str(error.get("message", "")), "validation"))
-        return passed if isinstance(passed, Outcome) else passed.arguments
+        if isinstance(passed, Outcome):
+            return passed
+        return passed.arguments, partial(self.record, passed.proposal_id)
 
     async def _wrong(
         self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission | None = None

@@ -26,11 +26,8 @@ def response_budget_ms(environ: Mapping[str, str] | None = None) -> int:
     """Raises Failure (ARG_ERROR) for what is no duration: call it at the start, not when somebody waits already."""
     environ = os.environ if environ is None else environ
     room_in_inbox(environ)  # whoever asks how long to wait is about to ask people, and hears of that nonsense as early
-    if said := environ.get(VARIABLE, "").strip():
-        try:
-            return parse_duration_ms(said)
-        except DurationError as error:
-            raise _refused(VARIABLE, str(error)) from None
+    budget_ms: int | None = None
+    # Both are looked at, whichever counts: nonsense in the other would be believed once this one is gone.
     if said := environ.get(SECONDS_VARIABLE, "").strip():
         if not _SECONDS.fullmatch(said):
             raise _refused(SECONDS_VARIABLE, f"{said[:40]!r} is not a number of seconds: write 30 or 0.5")
@@ -38,8 +35,12 @@ def response_budget_ms(environ: Mapping[str, str] | None = None) -> int:
         budget_ms = math.ceil(float(said) * 1000)
         if budget_ms > MAX_MS:
             raise _refused(SECONDS_VARIABLE, f"{said!r} is too long: the longest clock is ten years")
-        return budget_ms
-    return RESPONSE_BUDGET_MS
+    if said := environ.get(VARIABLE, "").strip():
+        try:
+            return parse_duration_ms(said)
+        except DurationError as error:
+            raise _refused(VARIABLE, str(error)) from None
+    return RESPONSE_BUDGET_MS if budget_ms is None else budget_ms
 
 
 def room_in_inbox(environ: Mapping[str, str] | None = None) -> Room:

@@ -21,13 +21,16 @@ from functools import partial
 from typing import TypeVar
 
 from ..core.deadlines import Deadline
+from ..core.envelope import shortened
 from ..core.errors import Failure
 from ..core.proposals import (
     Ask,
     Decision,
     Proposal,
     ProposalStatus,
+    Ran,
     Room,
+    Runner,
     Summary,
     may_decide,
     must_be_open,
@@ -38,7 +41,7 @@ from ..core.proposals import (
 )
 from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
-from ..enforce.identity import is_alive
+from ..enforce.identity import is_alive, this_process
 from ..store import Store
 from ..store.audit import Entry
 from ..store.home import private_directory, private_key
@@ -62,6 +65,8 @@ PROPOSED_AT_ONCE = 100
 # Of the store's directory: what the digests of hidden values are made with. 64 bits of a digest are shown.
 KEY_FILE = "approvals.key"
 HIDDEN_DIGITS = 16
+# Of an error's message, as it is kept with the proposal.
+OUTCOME_SHOWN = 500
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 T = TypeVar("T")
@@ -154,11 +159,13 @@ class Inbox:
         return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, _now()))
 
     async def use(self, proposal_id: str, action_hash: str) -> bool:
-        """Whether this approval of exactly that action is ours to act on: once, and for nobody after us."""
+        """Whether this approval of exactly that action is ours to act on: once, and for nobody after us.
+
+        Whoever uses it owes a `record_outcome`."""
 
         def work() -> bool:
             try:
-                self._proposals.use(proposal_id, action_hash, _now())
+                self._proposals.use(proposal_id, action_hash, _now(), Runner(this_process()))
             except Failure as failure:
                 if failure.code in ("ALREADY_DECIDED", "ACTION_CHANGED", "NOT_ALLOWED"):
                     return False
@@ -167,6 +174,21 @@ class Inbox:
             return True
 
         return await self._do(work)
+
+    def record_outcome(self, proposal_id: str, code: str | None, message: str = "") -> None:
+        """Write down what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
+        outcome = Ran(code is None, _now(), code, shortened(message, OUTCOME_SHOWN) if code is not None else None)
+
+        def work() -> None:
+            try:
+                self._proposals.record_outcome(proposal_id, outcome)
+            except Failure:  # it is known already, or the store cannot be used: what was done is done
+                return
+            self._changed()
+
+        with self._lock:
+            if not self._closed:
+                self._hand.submit(work)
 
     async def digest_of_hidden(self, text: str) -> str:
         """Tell hidden values apart without showing them. Keyed, so that nobody finds a short one by trying."""

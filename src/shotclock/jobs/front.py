@@ -64,14 +64,16 @@ class Front:
         *,
         app: str | None = None,
         active_only: bool = False,
+        of: str | None = None,
         budget_ms: int | None = None,
         on_progress: Progress | None = None,
     ) -> Envelope:
-        """One of list, status, wait and cancel. Raises Failure where there is no such job, or no usable store."""
+        """One of list, status, wait and cancel. Raises Failure where there is no such job, or no usable store. `of`: to
+        this owner, whom the jobs of others do not concern; None sees all."""
         if verb == "list":
-            jobs = await asyncio.to_thread(self.list, app, active_only=active_only)
+            jobs = await asyncio.to_thread(self.list, app, active_only=active_only, of=of)
             return answer(admission, Outcome(Ending.FINISHED, data={"jobs": jobs}))
-        job = await asyncio.to_thread(self.find, job_id or "")
+        job = await asyncio.to_thread(self.find, job_id or "", of)
         if verb == "status":
             return answer(admission, Outcome(Ending.FINISHED, data=self.shown(job)))
         if verb == "cancel":
@@ -220,9 +222,9 @@ class Front:
 
     # --- looking and cancelling ---------------------------------------------------------------------------
 
-    def find(self, prefix: str) -> Job:
+    def find(self, prefix: str, of: str | None = None) -> Job:
         """Raises Failure where there is none, or more than one."""
-        found = self._store.jobs.find(prefix)
+        found = self._store.jobs.find(prefix, of)
         if isinstance(found, Ambiguous):
             message = f"more than one job begins with {prefix!r}: {', '.join(found.ids)}"
             raise Failure("JOB_NOT_FOUND", message)
@@ -231,8 +233,10 @@ class Front:
             raise Failure("JOB_NOT_FOUND", f"there is no job {prefix!r}")
         return current
 
-    def list(self, app: str | None = None, *, active_only: bool = False) -> list[dict[str, object]]:
-        found = self._store.jobs.list(app, active_only)
+    def list(
+        self, app: str | None = None, *, active_only: bool = False, of: str | None = None
+    ) -> list[dict[str, object]]:
+        found = self._store.jobs.list(app, active_only, of=of)
         return [self.shown(job) for listed in found if (job := self.look(listed.id)) is not None]
 
     async def cancel(self, job: Job) -> Job:
@@ -262,6 +266,7 @@ class Front:
             "attempt": job.attempt,
             "created_at": job.created_at.iso(),
             "log": job.log_path,
+            "owner": job.owner,
         }
         if job.ended_at is not None:
             shown["ended_at"] = job.ended_at.iso()

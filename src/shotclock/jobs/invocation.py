@@ -35,9 +35,15 @@ class Invocation:
     idempotency_key: str | None = None
     resume_from: str | None = None
     stdin: Stdin | None = None
+    owner: str | None = None
+    """Whose job it is. None: the user's whose store it is."""
+    proposal_id: str | None = None
+    """The approval that it uses up, and that is owed its outcome."""
 
     def key(self) -> str:
-        return invocation_key(self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin)
+        return invocation_key(
+            self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin, self.owner
+        )
 
     def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
         interruption = self.spec.interruption
@@ -55,6 +61,7 @@ class Invocation:
                 "catalogue": self.catalogue.to_plain(),
                 "timeout_ms": self.timeout_ms,
                 "resume_from": self.resume_from,
+                "proposal_id": self.proposal_id,
             },
             max_lifetime_ms=interruption.max_lifetime_ms,
             idle_timeout_ms=interruption.idle_timeout_ms,
@@ -63,6 +70,7 @@ class Invocation:
             stdin_path=None if self.stdin is None else f"{log_path.removesuffix('.log')}.stdin",
             deadline_at=now + self.timeout_ms if self.timeout_ms else None,
             resume=interruption.resume,
+            owner=self.owner,
         )
 
 
@@ -72,9 +80,10 @@ def invocation_key(
     arguments: Mapping[str, object],
     idempotency_key: str | None = None,
     stdin: Stdin | None = None,
+    owner: str | None = None,
 ) -> str:
-    """The same command, arguments, directory, version, key and input: the same work. What is not said and what is
-    said to be as it is by default are the same."""
+    """The same command, arguments, directory, version, key, input and owner: the same work. What is not said and what
+    is said to be as it is by default are the same."""
     spec = catalogue.find(command)
     properties = {} if spec is None else spec.input_schema.get("properties", {})
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
@@ -86,6 +95,7 @@ def invocation_key(
         _directory(),
         idempotency_key,
         None if stdin is None else stdin.digest,
+        *([] if owner is None else [owner]),
     ]
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

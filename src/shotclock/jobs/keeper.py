@@ -17,7 +17,9 @@ from pathlib import Path
 from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, shortened
+from ..core.errors import Failure
+from ..core.proposals import Ran, Runner
 from ..core.walltime import WallTime
 from ..enforce import telemetry
 from ..enforce.admission import Outcome, Tool, admit, answer
@@ -53,6 +55,10 @@ def main(home: str, job_id: str) -> None:
         for fd in (1, 2):
             os.dup2(log_in, fd)
         os.close(log_in)
+        proposal_id = job.spec.get("proposal_id")
+        if proposal_id is not None:
+            with contextlib.suppress(Failure):  # a busy store: then it says later what became of it
+                store.proposals.go_on_as_job(proposal_id, Runner(this_process(), job.id), now())
         try:
             envelope = asyncio.run(_keep(store, job, log, log_file))
         except Exception as error:
@@ -60,6 +66,11 @@ def main(home: str, job_id: str) -> None:
             outcome.ending = Ending.NOT_STARTED
             envelope = answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"])), outcome)
         store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
+        if proposal_id is not None:
+            message = str((envelope.error or {}).get("message", ""))
+            ran = Ran(envelope.ok, now(), envelope.code, None if envelope.ok else shortened(message, 500))
+            with contextlib.suppress(Failure):  # the job itself says it
+                store.proposals.record_outcome(proposal_id, ran)
         if envelope.ok:
             store.checkpoints.clear(job.key)
     telemetry.finish()

@@ -249,6 +249,7 @@ class Gate:
                 wait_ms,
                 parent=parent,
                 on_progress=None if progress is None else progress.heard,
+                caller=caller,
             )
         else:
             assert spec is not None
@@ -269,8 +270,9 @@ class Gate:
                 stop=stop,
                 caller=caller,
                 justification=justification,
+                again=f"call the tool {name} again with the same arguments",
             )
-        return await self._backed(name, work, started_ns, stop)
+        return _in_tools(await self._backed(name, work, started_ns, stop))
 
     def _budget_ms(self, asked_ms: int | None, terms: Terms) -> int:
         """How long the caller of something that may outlive it waits: as it asked, and in time before the backstop and
@@ -397,6 +399,17 @@ async def _keeping_what_is_left(work: Coroutine[Any, Any, Envelope], left: list[
 def _caller() -> TraceContext | None:
     scope = current_scope.get()
     return None if scope is None else scope.span.trace
+
+
+def _in_tools(envelope: Envelope) -> Envelope:
+    """How to go on with what waits for a person, for a client that has tools and perhaps no shell."""
+    data = envelope.data
+    if envelope.code == "INCOMPLETE" and isinstance(data, dict) and data.get("status") == "pending":
+        with_id = f"with proposal_id {data['proposal_id']}"
+        data["cancel_command"] = f"call the tool {WITHDRAW} {with_id}"
+        if str(data.get("continue_command")).startswith("shotclock "):
+            data["continue_command"] = f"call the tool {CHECK} {with_id}"
+    return envelope
 
 
 def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -93,6 +93,8 @@ def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]
                 mistakes.append({"field": field, "message": "must be a list of texts"})
         elif not isinstance(value, str):
             mistakes.append({"field": field, "message": "must be a text"})
+        elif field == "justification" and not value.strip():
+            mistakes.append({"field": field, "message": "must say why the operator should agree"})
         elif field == "ttl":
             try:
                 parse_duration_ms(value)

@@ -56,6 +56,8 @@ class NewJob:
     log_path: str | None = None
     stdin_path: str | None = None
     deadline_at: WallTime | None = None
+    owner: str | None = None
+    """Whose it is. None: the user's whose store it is."""
     resume: bool = False
     """Whether a lost job of the same key is to be taken up again, rather than reported."""
 
@@ -98,6 +100,7 @@ class Job:
     ended_at: WallTime | None
     envelope: dict[str, Any] | None
     delivered_at: WallTime | None
+    owner: str | None
 
     @property
     def is_active(self) -> bool:
@@ -115,7 +118,8 @@ class Ambiguous:
 _COLUMNS = (
     "id, key, app, command, arguments, cwd, program, tool_version, idempotency_key, spec, log_path, stdin_path, state, "
     "attempt, keeper, progress_done, progress_total, progress_unit, progress_at, heartbeat_at, created_at, attempt_at, "
-    "deadline_at, max_lifetime_ms, idle_timeout_ms, cancel_requested_at, ended_at, envelope, delivered_at"
+    "deadline_at, max_lifetime_ms, idle_timeout_ms, cancel_requested_at, ended_at, envelope, delivered_at, "
+    "owner"
 )
 
 
@@ -162,24 +166,28 @@ class Jobs:
         with self._database.read() as connection:
             return _get(connection, id)
 
-    def find(self, prefix: str) -> Job | Ambiguous | None:
-        """The one job whose id begins like this. The whole id always finds its job."""
+    def find(self, prefix: str, of: str | None = None) -> Job | Ambiguous | None:
+        """The one job whose id begins like this. The whole id always finds its job. `of`: only among those of this
+        owner; what others have is not there."""
         if not _ID.fullmatch(prefix):
             return None
         with self._database.read() as connection:
             if (exact := _get(connection, prefix)) is not None:
-                return exact
+                return exact if of is None or exact.owner == of else None
             after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
             rows = connection.execute(
-                "SELECT id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT ?", (prefix, after, _AMBIGUOUS_SHOWN)
+                "SELECT id FROM jobs WHERE id >= ? AND id < ? AND owner IS ifnull(?, owner) ORDER BY id LIMIT ?",
+                (prefix, after, c.maybe_text_in(of), _AMBIGUOUS_SHOWN),
             ).fetchall()
             if len(rows) > 1:
                 return Ambiguous(prefix, tuple(id for (id,) in rows))
             return _get(connection, rows[0][0]) if rows else None
 
-    def list(self, app: str | None = None, active_only: bool = False, limit: int = 100) -> tuple[Job, ...]:
-        """The newest first."""
-        query, parameters = _listing(app, active_only, limit)
+    def list(
+        self, app: str | None = None, active_only: bool = False, limit: int = 100, of: str | None = None
+    ) -> tuple[Job, ...]:
+        """The newest first. `of`: only those of this owner."""
+        query, parameters = _listing(app, active_only, limit, of)
         with self._database.read() as connection:
             return tuple(map(_job, connection.execute(query, parameters).fetchall()))
 
@@ -297,10 +305,12 @@ def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[Holder], 
     return (untold or job.idempotency_key is not None) and now - job.ended_at < RETENTION_MS
 
 
-def _listing(app: str | None, active_only: bool, limit: int) -> tuple[str, tuple[Any, ...]]:
+def _listing(app: str | None, active_only: bool, limit: int, of: str | None) -> tuple[str, tuple[Any, ...]]:
     conditions = (["app = ?"] if app is not None else []) + (["ended_at IS NULL"] if active_only else [])
+    conditions += ["owner = ?"] if of is not None else []
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    parameters = ((c.text_in(app),) if app is not None else ()) + (c.count_in(limit, "limit"),)
+    names = tuple(c.text_in(name) for name in (app, of) if name is not None)
+    parameters = (*names, c.count_in(limit, "limit"))
     return f"SELECT {_COLUMNS} FROM jobs{where} ORDER BY seq DESC LIMIT ?", parameters
 
 
@@ -325,6 +335,7 @@ def _new_row(new: NewJob, now: WallTime) -> dict[str, Any]:
         "deadline_at": c.maybe_time_in(new.deadline_at),
         "max_lifetime_ms": c.count_in(new.max_lifetime_ms, "max_lifetime_ms"),
         "idle_timeout_ms": c.count_in(new.idle_timeout_ms, "idle_timeout_ms"),
+        "owner": c.maybe_text_in(new.owner),
     }
 
 
@@ -384,6 +395,7 @@ def _job(row: tuple[Any, ...]) -> Job:
         id, key, app, command, arguments, cwd, program, tool_version, idempotency_key, spec, log_path, stdin_path,
         state, attempt, keeper, done, total, unit, progress_at, heartbeat_at, created_at, attempt_at,
         deadline_at, max_lifetime_ms, idle_timeout_ms, cancel_requested_at, ended_at, envelope, delivered_at,
+        owner,
     ) = row  # fmt: skip
     progress = None if done is None else Progress(done, total, c.maybe_text_out(unit), WallTime(progress_at))
     return Job(
@@ -413,4 +425,5 @@ def _job(row: tuple[Any, ...]) -> Job:
         ended_at=c.maybe_time_out(ended_at),
         envelope=None if envelope is None else c.json_out(envelope),
         delivered_at=c.maybe_time_out(delivered_at),
+        owner=c.maybe_text_out(owner),
     )

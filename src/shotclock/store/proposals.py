@@ -58,7 +58,7 @@ _ROW = (
 _WHOLE = f"SELECT {_COLUMNS} FROM proposals JOIN asks USING (id)"
 _SUMMARY = (
     "SELECT id, proposals.seq, status, asked_by, created_at, expires_at, decided_by, decided_at, used_at, about, "
-    "notes, decided_via, outcome"
+    "notes, decided_via, outcome, runner"
 )
 
 
@@ -155,14 +155,10 @@ class Proposals:
 
         return self._change(id, now, step, "used", None, lambda _: details)
 
-    def go_on_as_job(self, id: str, job_id: str, now: WallTime) -> Proposal:
-        """Write down that what was approved is run by this job."""
-
-        def step(proposal: Proposal) -> Proposal:
-            assert proposal.runner is not None
-            return replace(proposal, runner=replace(proposal.runner, job_id=job_id))
-
-        return self._change(id, now, step, "started", None, lambda _: {"job_id": job_id})
+    def go_on_as_job(self, id: str, runner: Runner, now: WallTime) -> Proposal:
+        """Write down that what was approved is run by the keeper of a job."""
+        details = {"job_id": runner.job_id}
+        return self._change(id, now, lambda there: replace(there, runner=runner), "started", None, lambda _: details)
 
     def record_outcome(self, id: str, outcome: Ran) -> Proposal:
         """Write down what became of what was approved. Raises Failure if nothing was run, or it is known already."""
@@ -617,10 +613,12 @@ def _summary(row: tuple[Any, ...]) -> Summary:
         notes=c.maybe_text_out(row[10]),
         decided_via=c.maybe_text_out(row[11]),
         outcome=_outcome_out(row[12]),
+        runner=_runner_out(row[13]),
         kind=Kind(about["kind"]),
         title=about["title"],
         operation=about["operation"],
         path=about["path"],
         destructive=bool(about["destructive"]),
         deciders=tuple(about["deciders"]),
+        dispatched=bool(about.get("dispatched", False)),
     )

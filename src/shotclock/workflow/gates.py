@@ -61,6 +61,7 @@ class StepGate:
         self._run_began_at = run_began_at
         self._waits = waits
         self._redaction = redaction
+        self._used: str | None = None
 
     async def passed(
         self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int, deadline: Deadline | None
@@ -90,9 +91,16 @@ class StepGate:
             if not await self._inbox.use(proposal.id, ask.action_hash):
                 problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/used")
+            self._used = proposal.id
         except Failure as failure:
             return StepResult(answer(admission, raised(failure)), None, "approval/failed")
         return rendered._replace(settings={**rendered.settings, **changed})
+
+    def record(self, error: Mapping[str, Any] | None) -> None:
+        """Write down what became of the step, for whoever approved it."""
+        if self._used is not None:
+            code = None if error is None else str(error.get("code"))
+            self._inbox.record_outcome(self._used, code, "" if error is None else str(error.get("message", "")))
 
     async def _propose(self, ask: Ask) -> Proposal:
         try:

@@ -248,7 +248,6 @@ class Steps:
     async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
-        approved: RenderedStep | None = None
         deadline = self._deadlines.of(name)
         if step.approval:
             gate = StepGate(
@@ -258,7 +257,24 @@ class Steps:
             passed = await gate.passed(state.id, step, rendered, most, deadline)
             if isinstance(passed, StepResult):
                 return self._noted(step, state, passed)
-            approved = passed
+            ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
+            try:
+                verdict = await self._retried(name, step, state, scope, passed)
+                ended = (state.error or {}) if verdict.is_bad else None
+            except StepFailed as failed:
+                ended = failed.error
+                raise
+            finally:
+                gate.record(ended)
+            return verdict
+        return await self._retried(name, step, state, scope, None)
+
+    async def _retried(
+        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: RenderedStep | None
+    ) -> Status:
+        retry = retry_of(self._workflow, step)
+        most = 1 + (retry.max if retry is not None else 0)
+        deadline = self._deadlines.of(name)
         while True:
             state.attempts += 1
             state.side_effects = None  # of the try before

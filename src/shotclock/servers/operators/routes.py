@@ -27,11 +27,10 @@ from ...core.proposals import (
     Proposal,
     ProposalStatus,
     problems_with_decision,
-    result_of,
 )
 from ...core.walltime import WallTime
 from ...enforce.clock import wall_ns
-from ...inbox import Inbox, Principal, Role, response_budget_ms
+from ...inbox import Inbox, Principal, Role, response_budget_ms, told_of
 from .access import Door, principal_of
 from .answers import enveloped, refusal
 from .events import Streams
@@ -236,7 +235,7 @@ class Operators:
 
         async def work() -> dict[str, Any]:
             proposal = await self._seen(request)
-            return result_of(await self._decided(proposal, wait_ms))
+            return told_of(await self._decided(proposal, wait_ms))
 
         return await enveloped("inbox check", work(), wait_ms=wait_ms)
 
@@ -271,7 +270,7 @@ class Operators:
 
         async def work() -> dict[str, Any]:
             proposal = await self._inbox().propose(ask_of(said), principal, key=key)
-            return result_of(await self._decided(proposal, wait_ms))
+            return told_of(await self._decided(proposal, wait_ms))
 
         return await enveloped("inbox propose", work(), mutates=True, idempotent=True, wait_ms=wait_ms)
 
@@ -334,7 +333,7 @@ class Operators:
         async def work() -> dict[str, Any]:
             await _body(request)
             proposal = await self._seen(request)
-            return result_of(await self._inbox().withdraw(proposal.id, principal))
+            return told_of(await self._inbox().withdraw(proposal.id, principal))
 
         return await enveloped("inbox withdraw", work(), mutates=True)
 

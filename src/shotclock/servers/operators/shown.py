@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...core.errors import Failure
 from ...core.proposals import Ask, Decision, Proposal, Summary
 from ...core.texts import visible
-from ...inbox import Principal, Role, text_at
+from ...inbox import Principal, Role, run_of, text_at
 
 
 class Compared(NamedTuple):
@@ -47,6 +47,7 @@ def compared_with(proposal: Proposal, principal: Principal) -> Compared:
 
 def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
     is_decider = not proposal.deciders or principal.name in proposal.deciders
+    run = run_of(proposal, proposal.dispatched)
     return {
         "id": proposal.id,
         "seq": proposal.seq,
@@ -63,6 +64,7 @@ def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
         "decided_at": None if proposal.decided_at is None else proposal.decided_at.iso(),
         "decided_via": proposal.decided_via,
         "used_at": None if proposal.used_at is None else proposal.used_at.iso(),
+        "run": run,
         "notes": proposal.notes,
         "may_decide": principal.role is Role.OPERATOR and is_decider,
         "shown": _marked(
@@ -72,6 +74,7 @@ def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
                 "asked_by": proposal.asked_by,
                 "decided_by": proposal.decided_by,
                 "decided_via": proposal.decided_via,
+                "run": None if run is None or run.get("message") is None else str(run["message"]),
             }
         ),
     }

@@ -9,6 +9,12 @@ const EXTENSIONS = [["15 minutes", 900_000], ["1 hour", 3_600_000], ["1 day", 86
 // What counts as "it is over" when somebody else was faster.
 const OVER = new Set(["ALREADY_DECIDED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN"]);
 
+// What became of what was approved. Only what is known is said.
+const RUNS = {
+  not_started: "Not run yet: whoever asked has to call again.", running: "Running", succeeded: "Succeeded", failed: "Failed",
+  unknown: "It began, and its process is gone: nobody knows how far it came.",
+};
+
 const namedErrors = (errors) => errors.map(({ field, message }) => `${field.replace(/^arguments\./, "")}: ${message}`).join("; ");
 
 export class ProposalView {
@@ -52,7 +58,7 @@ export class ProposalView {
       this.root.firstChild.scrollTop = 0;
     }
     this.#showHead();
-    if (!same || before.status !== proposal.status) { this.#editor = null; this.#showBody(); this.#showBar(); }
+    if (!same || before.status !== proposal.status || before.run?.state !== proposal.run?.state) { this.#editor = null; this.#showBody(); this.#showBar(); }
   }
 
   // --- what is asked ------------------------------------------------------------------------------
@@ -70,7 +76,6 @@ export class ProposalView {
         p.status === "pending" ? fact("expires", countdown(p, { words: true })) : null,
         fact("asked", moment(p.created_at)),
         p.policy.deciders.length ? fact("for", marked(p.shown.deciders.join(", "))) : null,
-        p.used_at ? fact("carried out", moment(p.used_at)) : null,
         fact("id", el("code", {}, p.id))),
     ];
     this.head.replaceChildren(...parts.filter(Boolean));
@@ -99,6 +104,9 @@ export class ProposalView {
       el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : marked(p.shown.decided_by)), p.decided_via ? [" via ", el("bdi", {}, marked(p.shown.decided_via))] : null, " · ", moment(p.decided_at)] : null),
       d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, marked(p.shown.answer))) : null,
       d && d.notes ? el("blockquote", {}, marked(p.shown.notes)) : null);
+    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, el("strong", {}, RUNS[p.run.state]),
+      p.run.at ? [" · ", moment(p.run.at)] : null,
+      p.run.state === "failed" ? [": ", el("code", {}, p.run.code), " ", marked(p.shown.run || "")] : null));
     if (d && p.status === "modified") {
       box.append(el("h3", {}, "What the operator changed"),
         p.kind === "file" ? textChange(p.shown.file.path, p.shown.file.proposed, p.shown.modified) : textChange(p.shown.about, p.shown.action, p.shown.modified));
