@@ -3,6 +3,7 @@
 Screenshots go to tests/operators/screenshots (not kept in the repository): look at them after a change of the page.
 """
 
+import asyncio
 import hashlib
 import json
 import random
@@ -10,12 +11,15 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shotclock.inbox import Role
+from shotclock.core.proposals import Ask, Kind
+from shotclock.inbox import Inbox, Principal, Role
+from shotclock.store import Store
 from tests.operators.serving import Served, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -507,6 +511,43 @@ def test_a_file_on_this_machine_is_read_by_the_server_and_not_believed(
     asked = served.ask("POST", "/api/inbox", {"title": "x", "file": {"path": str(path), "proposed": ""}}, token=agent)
     seen = served.ask("GET", f"/api/inbox/{asked.data['proposal_id']}", token=agent).data["proposal"]
     assert seen["shown"]["file"]["before"] is None and "allow 9.example" not in json.dumps(seen)
+
+
+def test_what_was_approved_shows_what_became_of_it(served: Served, opened: Any) -> None:
+    cleared(served)
+
+    async def ran(id: str, action_hash: str) -> None:
+        with Store.open(served.home) as store:
+            inbox = Inbox(store)
+            assert await inbox.use(id, action_hash)
+            inbox.record_outcome(id, "FILE_UNWRITABLE", "the disk is full")
+            await inbox.close()
+
+    async def asked() -> Any:
+        ask = Ask(Kind.OPERATION, "Write it", operation="shop/write", arguments={"n": 1}, dispatched=True)
+        with Store.open(served.home) as store:
+            inbox = Inbox(store)
+            proposal = await inbox.propose(ask, Principal("builder", Role.AGENT))
+            await inbox.close()
+            return proposal
+
+    proposal = in_thread(asked)
+    page = opened(served)
+    row(page, "Write it").click()
+    expect(page.locator(".action")).to_contain_text('run: "shop/write"')
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
+    expect(outcome(page)).to_contain_text("Not run yet")
+    in_thread(lambda: ran(proposal.id, proposal.action_hash))
+    expect(outcome(page).locator(".run.failed")).to_contain_text("Failed")
+    expect(outcome(page).locator(".run.failed")).to_contain_text("FILE_UNWRITABLE the disk is full")
+    assert "carried out" not in page.locator("#detail").inner_text()
+
+
+def in_thread(work: Any) -> Any:
+    """Playwright has an event loop of its own in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(asyncio.wait_for(work(), 30))).result(60)
 
 
 def test_differences_are_right_and_bounded(served: Served, opened: Any) -> None:
