@@ -546,3 +546,28 @@ def test_a_thousand_steps_in_a_row_and_side_by_side(run: Run) -> None:
     chain = "".join(f"  s{n}: {{exec: 'true'" + (f", depends_on: s{n - 1}" if n else "") + "}\n" for n in range(300))
     assert run("steps:\n" + chain).ok
     assert run("steps:\n" + "".join(f"  s{n}: {{exec: 'true'}}\n" for n in range(300))).ok
+
+
+def test_a_step_that_fails_does_not_call_for_itself_because_of_the_defaults(run: Run, tmp_path: Path) -> None:
+    envelope = run("""
+        defaults: {on_fail: {run: notify}}
+        steps:
+          a: {exec: exit 1}
+          b: {exec: sleep 0.5; exit 1}
+          notify: {exec: "echo told >> told; exit 1"}
+    """)
+    assert statuses(envelope) == {"a": "failed", "b": "failed", "notify": "failed"}
+    assert len((tmp_path / "told").read_text().splitlines()) == 2, "once for each of the others"
+
+
+@pytest.mark.slow
+def test_steps_that_call_for_each_other_for_ever_do_not(run: Run, tmp_path: Path) -> None:
+    envelope = run("""
+        steps:
+          a: {exec: "echo a >> ran; exit 1", on_fail: {run: b}}
+          b: {exec: "echo b >> ran; exit 1", on_fail: {run: a}}
+          c: {exec: exit 1, on_fail: {run: a}}
+    """)
+    assert statuses(envelope) == {"a": "failed", "b": "failed", "c": "failed"}
+    assert 2 <= len((tmp_path / "ran").read_text().splitlines()) <= 210
+    assert "LOOP_CAP" in [note["code"] for note in envelope.warnings], "also at the top, where somebody looks"

@@ -25,6 +25,8 @@ from .states import Reason, Status, StepState
 
 # How often a step may send the run back to an earlier one. A loop that has not ended by then is not going to.
 LOOP_CAP = 10
+# How often one may call for others by `run`. It may be gone back to by several, so it is more.
+CALL_CAP = 100
 # How many steps may be started in all, with every repetition: past this something feeds itself.
 START_CAP = 100_000
 NS_PER_MS = 1_000_000
@@ -365,15 +367,23 @@ class Running:
         return None
 
     def _react(self, name: str, state: StepState, reaction: Reaction) -> None:
-        for other in reaction.run:
-            self._again(other)
+        called = [other for other in reaction.run if other != name]  # `defaults` name it for itself as well
+        if called and state.calls >= CALL_CAP:
+            self._warn_of_loop(state, f"{name} called for {', '.join(called)} {CALL_CAP} times, which is the limit")
+        elif called:
+            state.calls += 1
+            for other in called:
+                self._again(other)
         if reaction.goto is not None:
             if state.loops >= LOOP_CAP:
-                message = f"{name} went back to {reaction.goto} {LOOP_CAP} times, which is the limit"
-                state.warnings.append(warning("LOOP_CAP", message))
+                self._warn_of_loop(state, f"{name} went back to {reaction.goto} {LOOP_CAP} times, which is the limit")
             else:
                 state.loops += 1
                 self._again(reaction.goto)
+
+    def _warn_of_loop(self, state: StepState, message: str) -> None:
+        state.warnings.append(warning("LOOP_CAP", message))
+        self.notes.append(warning("LOOP_CAP", message))
 
     def _again(self, name: str) -> None:
         """Run a step (once more), and everything behind it that has run before."""

@@ -69,6 +69,8 @@ class StepState:
     """Its failure does not stop those who wait for it."""
     visit: int = 0
     """How often it was begun anew."""
+    calls: int = 0
+    """How often it has called for others by `run`."""
     is_called: bool = False
     """A `run` of another step has called for it."""
     is_cut_short: bool = False
@@ -96,6 +98,7 @@ class StepState:
             timeout_ms=self.timeout_ms,
             loops=self.loops,
             visit=self.visit,
+            calls=self.calls,
             continues=self.continues,
             is_called=self.is_called,
         )
@@ -120,7 +123,9 @@ class StepState:
 
 
 _FIELDS = tuple(field.name for field in fields(StepState))
-_SHOWN = tuple(name for name in _FIELDS if name not in ("id", "continues", "visit", "is_called", "is_cut_short"))
+_SHOWN = tuple(
+    name for name in _FIELDS if name not in ("id", "continues", "visit", "calls", "is_called", "is_cut_short")
+)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}
