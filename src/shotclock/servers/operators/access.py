@@ -114,7 +114,8 @@ class Door:
             scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
                 scope["user"] = _user(principal)  # a session of MCP belongs to whoever began it
-            await self._app(scope, _bounded(receive, limit), sent)
+            # MCP counts by itself, and what its receiving raises would become a 500.
+            await self._app(scope, _bounded(receive, None if scope["path"] == MCP_PATH else limit), sent)
         except Failure as failure:  # ours, or that the store cannot be used
             if not sent.started:
                 await refusal(_name_of(scope), failure)(scope, receive, sent)
@@ -270,7 +271,7 @@ def _too_large(limit: int) -> Refused:
     return Refused("REQUEST_TOO_LARGE", f"a request may have {limit} bytes here", headers={"Connection": "close"})
 
 
-def _bounded(receive: Receive, limit: int) -> Receive:
+def _bounded(receive: Receive, limit: int | None) -> Receive:
     """What comes in pieces says no length before: it is counted. Raises ClientDisconnect where it does not end."""
     read, is_whole = 0, False
 
@@ -281,7 +282,7 @@ def _bounded(receive: Receive, limit: int) -> Receive:
             raise ClientDisconnect
         is_whole = is_whole or not message.get("more_body", False)
         read += len(message.get("body", b""))
-        if read > limit:
+        if limit is not None and read > limit:
             raise _too_large(limit)
         return message
 
