@@ -14,10 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo browser test check bench soak lock clean
+.PHONY: help setup demo browser test test-matrix check bench soak lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## create .venv with the pinned dependencies and shotclock itself
 
@@ -69,6 +69,23 @@ test: $(STAMP) browser ## the whole suite
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not soak and not alone"
 	$(BIN)/python -m pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
+# Each version in a venv of its own, .venv-3.12 and so on. A pyenv shim of a version that is not activated does not run.
+PYTHONS := 3.11 3.12 3.13
+test-matrix: ## the whole suite on Python 3.11, 3.12 and 3.13, as far as they are found on PATH or under pyenv
+	@failed=; found=; \
+	for version in $(PYTHONS); do \
+	  python=; \
+	  for each in "$$(command -v python$$version)" "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python; do \
+	    [ -n "$$each" ] && "$$each" -c 'import venv' >/dev/null 2>&1 && { python=$$each; break; }; \
+	  done; \
+	  [ -n "$$python" ] || { echo "Python $$version: not found, left out" >&2; continue; }; \
+	  found="$$found $$version"; echo "Python $$version: $$python"; \
+	  $(MAKE) test PYTHON="$$python" VENV=".venv-$$version" || failed="$$failed $$version"; \
+	done; \
+	[ -n "$$found" ] || { echo "none of $(PYTHONS) is found" >&2; exit 1; }; \
+	[ -z "$$failed" ] || { echo "failed on:$$failed" >&2; exit 1; }; \
+	echo "passed on:$$found"
+
 check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -98,5 +115,5 @@ lock: ## resolve requirements.lock and requirements-bench.lock anew
 	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml
 
 clean: ## remove everything the other targets made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-3.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

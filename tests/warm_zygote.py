@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import linecache
 import os
 import pickle
 import runpy
@@ -248,6 +249,8 @@ def run(words: list[str]) -> None:
             runpy._run_module_as_main(module)  # type: ignore[attr-defined]
         case ["-c", text, *_]:
             sys.argv = ["-c", *words[3:]]
+            if sys.version_info >= (3, 13):  # from there on a traceback shows the lines of such a text
+                linecache.cache["<string>"] = (len(text), None, text.splitlines(keepends=True), "<string>")
             exec(compile(text, "<string>", "exec", dont_inherit=True), main.__dict__)
         case [file, *_]:
             path = os.path.join(os.getcwd(), file.removeprefix("./"))  # what the interpreter takes for absolute

@@ -27,7 +27,9 @@ def script(code: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         textwrap.dedent(code)
     )
     with open(folder / "out", "wb") as out:
-        process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=out, stderr=out)
+        # From 3.12 on Python warns of a fork beside threads, which is what is meant here.
+        words = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+        process = subprocess.Popen(words, start_new_session=True, stdout=out, stderr=out)
     try:
         eventually(lambda: (folder / "ready").exists() or process.poll() is not None, within=10)
         assert process.poll() is None, (folder / "out").read_text()
