@@ -48,6 +48,7 @@ COMPUTED = [
     'n=abc; echo ${n:"{{ x }}":1}',
     "echo $(( $(echo {{ x }}) ))",
     "command let n={{ x }}",
+    "test -n x && [ ! -v {{ x }} ]",
 ]
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
 SCRIPTS = [
@@ -99,6 +100,17 @@ SCRIPTS = [
     "true && sh -c 'echo {{ x }}' || :",
     "case a in a) sh -c 'echo {{ x }}';; esac",
     "f() { sh -c 'echo {{ x }}'; }; f",
+    "function f { eval {{ x }}; }; f",
+    "function f() { eval {{ x }}; }; f",
+    "case a in (a) eval {{ x }};; esac",
+    "set -- 1; for i do eval {{ x }}; done",
+    "command -p eval {{ x }}",
+    "\\eval {{ x }}",
+    "2>/dev/null eval {{ x }}",
+    "echo {{ x }} > >(sh); sleep 0.2",
+    "echo {{ x }} | tee >(bash) > /dev/null; sleep 0.2",
+    "xargs -I% sh -c 'echo %' <<< {{ x }}",
+    "bash /dev/fd/0 <<E\n{{ x }}\nE",
 ]
 OTHER_PROGRAMS = [
     "ssh host rm {{ x }}",
@@ -117,6 +129,9 @@ OTHER_PROGRAMS = [
     "python3.11 -u -c \"print('{{ x }}')\"",
     "python3 <<E\nprint('{{ x }}')\nE",
     "python3 - <<E\nprint('{{ x }}')\nE",
+    "python3 -u /dev/stdin <<E\nprint('{{ x }}')\nE",
+    "echo {{ x }} | parallel -j2",
+    "[ {{ x }} {{ x }} ]",
     "perl -e 'print {{ x }}'",
     "perl -pe 's/a/{{ x }}/'",
     "perl -i.bak -ne 'print {{ x }}'",
@@ -208,6 +223,13 @@ ALLOWED = [
     "source {{ x }}",
     "set -- {{ x }}; echo \"$1\"",
     "exit {{ x }}",
+    "python3 -u script.py <<E\n{{ x }}\nE",
+    "[ {{ x }} = {{ x }} ]",
+    "echo {{ x }} > >(tee log)",
+    "echo {{ x }} | tee >(grep sh)",
+    "function f { echo {{ x }}; }",
+    "for i in {{ x }} do; do echo; done",
+    "case {{ x }} in (a|b) echo;; ({{ x }}) echo;; esac",
 ]  # fmt: skip
 
 
@@ -235,8 +257,11 @@ def test_a_value_that_is_only_data_is_not_refused(command: str) -> None:
     with_references(with_marks(command), ["1"])
 
 
-def test_check_points_at_a_value_in_a_script_for_sed_without_refusing_it() -> None:
-    (refusal,) = find_refusals(f"sed 's/a/{mark(0)}/' file")
+@pytest.mark.parametrize(
+    "command", ["sed 's/a/{{ x }}/' file", "sed -i -e 's/a/{{ x }}/' file", "make -j2 V={{ x }} all"]
+)
+def test_check_points_at_a_value_that_another_program_may_take_for_commands_without_refusing_it(command: str) -> None:
+    (refusal,) = find_refusals(with_marks(command))
     assert not refusal.is_error
 
 

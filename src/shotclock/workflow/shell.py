@@ -174,6 +174,7 @@ _CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs
 _CODE_WORDS = {"--eval", "--print", "--command", "--run"}
 _SSH_OPTIONS_WITH_VALUE = set("bcDEeFIiJLlmOopQRSWwBP")
 _READ_OPTIONS_WITH_VALUE = set("dinNptu")
+_STANDARD_INPUT = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
 _AWK = {"awk", "gawk", "mawk", "nawk"}
 
 
@@ -186,7 +187,7 @@ def _refusals(script: Script) -> Iterator[Refusal]:
         return
     looked = _Commands(script)
     for start, end in script.computed:
-        yield from _in_arithmetic(looked.repeated([Word(inside=[(start, end)])]))
+        yield from _in_arithmetic(looked.repeated([Word(inside=[(start, end)])]), "arithmetic")
     for command in script.commands:
         yield from looked.refusals(command)
 
@@ -196,10 +197,15 @@ def _in_script(positions: Iterable[int], program: str) -> Iterator[Refusal]:
         yield Refusal(position, f"a value stands inside a script for {program}, which would run what is in it", _BESIDE)
 
 
-def _in_arithmetic(positions: Iterable[int], where: str = "arithmetic") -> Iterator[Refusal]:
+def _in_arithmetic(positions: Iterable[int], where: str, hint: str = _BY_ENV) -> Iterator[Refusal]:
     for position in positions:
-        message = f"a value stands in {where}, where bash would run what is in it"
-        yield Refusal(position, message, "compare it with `[ … ]`, or compute with $((…))")
+        yield Refusal(position, f"a value stands in {where}, where bash would run what is in it", hint)
+
+
+def _in_settings(positions: Iterable[int], program: str, what: str) -> Iterator[Refusal]:
+    for position in positions:
+        message = f"a value stands in {what} for {program}, which would take what is in it for commands of its own"
+        yield Refusal(position, message, "let it be escaped, or use a program that takes it as data", False)
 
 
 class _Commands:
@@ -223,8 +229,9 @@ class _Commands:
                 yield from self._script_in_words(_program(word), rest[number + 1 :])
                 # Who is not known to start what it is given may still do so: `wrapper bash -c "…"`.
                 if number == 0 or name in _STARTING:
-                    yield from self._script_of(_program(word), rest[number + 1 :], piped=command.piped_from)
+                    yield from self._script_of(_program(word), rest[number + 1 :], command)
         yield from self._input(command, rest)
+        yield from self._output(command)
 
     def values_in(self, words: Iterable[Word]) -> list[int]:
         """Those that stand in them, and in the commands whose output they take."""
@@ -305,7 +312,13 @@ class _Commands:
             if before == "-v" or (name == "printf" and word.text.startswith("-v")):
                 yield from _in_arithmetic(self.repeated([word]), f"`{name} -v`")
             elif name == "[[" and (before in _COMPARISONS or behind in _COMPARISONS):
-                yield from _in_arithmetic(self.repeated([word]), "a comparison of numbers in [[…]]")
+                hint = "compare it with `[ … ]`"
+                yield from _in_arithmetic(self.repeated([word]), "a comparison of numbers in [[…]]", hint)
+            elif name in ("test", "[") and number and words[number - 1].marks and word.marks:
+                # The first may be `-v`.
+                yield from _in_arithmetic(
+                    word.marks, f"`{name}` behind another value", "write an operator between them"
+                )
 
     # --- scripts for other programs -----------------------------------------------------------------------
 
@@ -319,7 +332,7 @@ class _Commands:
             letters = _CODE_LETTERS.get(found["name"], "e")
             yield from _in_script(self.values_in(_code_words(words, letters)), name)
 
-    def _script_of(self, name: str, words: Sequence[Word], *, piped: int | None) -> Iterator[Refusal]:
+    def _script_of(self, name: str, words: Sequence[Word], command: Command) -> Iterator[Refusal]:
         if name in _AWK:
             yield from _in_script(self.values_in(_awk_programs(words)), name)
         elif name == "ssh":
@@ -334,16 +347,14 @@ class _Commands:
         elif name == "parallel":
             texts = [word.text for word in words]
             yield from _in_script(self.values_in(words[: texts.index(":::")] if ":::" in texts else words), name)
-        elif name == "xargs" and piped is not None:
-            yield from self._xargs(words, piped)
+        elif name == "xargs":
+            yield from self._xargs(words, command)
         elif name in ("sed", "gsed"):
-            for position in self.values_in(_sed_scripts(words)):
-                message = (
-                    "a value stands inside a script for sed, which would take what is in it for commands of its own"
-                )
-                yield Refusal(position, message, "let it be escaped, or use a program that takes it as data", False)
+            yield from _in_settings(self.values_in(_sed_scripts(words)), name, "a script")
+        elif name in ("make", "gmake"):
+            yield from _in_settings(self.values_in(word for word in words if "=" in word.text), name, "a variable")
 
-    def _xargs(self, words: Sequence[Word], piped: int) -> Iterator[Refusal]:
+    def _xargs(self, words: Sequence[Word], command: Command) -> Iterator[Refusal]:
         """What it reads becomes a script where it is put into one, or where the script is missing."""
         texts = [word.text for word in words]
         for number, word in enumerate(words):
@@ -354,19 +365,28 @@ class _Commands:
                 replaced = [text[2:] or following for text, following in follows if text.startswith("-I")]
                 is_put_in = any(place and place in each.text for each in script for place in replaced)
                 if is_put_in or (asks and not script and not rest):
-                    end = next(at for at, each in enumerate(self._commands) if word in each.words)
-                    yield from _in_script(self._values_of(self._commands[piped:end]), word.text)
+                    yield from _in_script(self._read_by(command), word.text)
 
     # --- scripts on standard input ------------------------------------------------------------------------
 
     def _input(self, command: Command, rest: Sequence[Word]) -> Iterator[Refusal]:
-        reader = _reads_script(rest)
-        if reader is None:
-            return
-        yield from _in_script(self.values_in(command.input), reader)
+        if (reader := _reads_script(rest)) is not None:
+            yield from _in_script(self._read_by(command), reader)
+
+    def _output(self, command: Command) -> Iterator[Refusal]:
+        """`echo … > >(sh)` and `… | tee >(sh)`."""
+        for start, end in (part for word in (*command.words, *command.output) for part in word.feeding):
+            for fed in self._commands[start:end]:
+                if (reader := _reads_script(fed.words[_first_program(fed.words) :])) is not None:
+                    yield from _in_script([*self.values_in(command.words), *self._read_by(command)], reader)
+
+    def _read_by(self, command: Command) -> list[int]:
+        """The values in what a command reads."""
+        found = self.values_in(command.input)
         if command.piped_from is not None:
             end = next(number for number, each in enumerate(self._commands) if each is command)
-            yield from _in_script(self._values_of(self._commands[command.piped_from : end]), reader)
+            found += self._values_of(self._commands[command.piped_from : end])
+        return found
 
 
 def _program(word: Word) -> str:
@@ -376,7 +396,13 @@ def _program(word: Word) -> str:
 def _first_program(words: Sequence[Word]) -> int:
     """Behind assignments and what merely says how the next word is looked up."""
     number = 0
-    while number < len(words) and (_ASSIGNED.match(words[number].text) or words[number].text in ("command", "builtin")):
+    is_looked_up = False
+    while number < len(words):
+        text = words[number].text
+        if text in ("command", "builtin"):
+            is_looked_up = True
+        elif not _ASSIGNED.match(text) and not (is_looked_up and text.startswith("-")):
+            break
         number += 1
     return number
 
@@ -482,14 +508,14 @@ def _reads_script(words: Sequence[Word]) -> str | None:
             script, operands = _shell_script(rest)
             asks = any(_is_code_option(each.text, "c") for each in rest)
             from_input = any(re.fullmatch(r"-[a-z]*s[a-z]*", each.text) for each in rest)
-            if not script and not asks and (not operands or from_input or operands[0].text in ("-", "/dev/stdin")):
+            if not script and not asks and (not operands or from_input or operands[0].text in _STANDARD_INPUT):
                 return name
             return None
         if _INTERPRETER.fullmatch(name):
-            harmless = re.compile(r"-[uIsSBEqOvwW]*")
-            return name if all(harmless.fullmatch(each.text) for each in rest[:1]) else None
+            operands = [each for each in rest if not re.fullmatch(r"-[uiIsSBEqOvwW]+", each.text)]
+            return name if not operands or operands[0].text in _STANDARD_INPUT else None
         if name in (".", "source"):
-            return name if rest and rest[0].text in ("/dev/stdin", "-", "/proc/self/fd/0") else None
+            return name if rest and rest[0].text in _STANDARD_INPUT else None
         if name == "ssh":
             host, remote = _ssh_words(rest)
             if host is not None and not remote:
@@ -497,6 +523,6 @@ def _reads_script(words: Sequence[Word]) -> str | None:
             return _reads_script([Word(text) for each in remote for text in each.text.split()])
         if name == "su":
             return None if any(_is_code_option(each.text, "c") for each in rest) else name
-        if name in ("at", "batch"):
+        if name in ("at", "batch") or (name == "parallel" and all(each.text.startswith("-") for each in rest)):
             return name
     return None

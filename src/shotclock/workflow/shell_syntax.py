@@ -53,6 +53,8 @@ class Word:
     """Positions of the values that stand in it."""
     inside: list[tuple[int, int]] = field(default_factory=list)
     """Whose output it takes: from and to which command."""
+    feeding: list[tuple[int, int]] = field(default_factory=list)
+    """Who reads what is written to it: the commands of `>(…)`."""
     is_quoted: bool = False
 
 
@@ -61,6 +63,8 @@ class Command:
     words: list[Word] = field(default_factory=list)
     input: list[Word] = field(default_factory=list)
     """What it reads: here-strings, the text of here-documents, the output of `<(…)`."""
+    output: list[Word] = field(default_factory=list)
+    """Where it writes: the targets of its redirections."""
     piped_from: int | None = None
     """The first of the commands whose output it reads."""
 
@@ -80,6 +84,12 @@ def read_script(text: str) -> Script:
     script = Script()
     _Reader(text, 0, len(text), script, 0).read_list("")
     return script
+
+
+def _is_command_next(words: list[Word], word: str) -> bool:
+    """Whether a word stands where a command or a word of the grammar may: `function f {` and `for x do` among them."""
+    first = words[0].text if words else ""
+    return not words or (word == "{" and first == "function") or (word == "do" and first in ("for", "select"))
 
 
 class _Reader:
@@ -130,9 +140,10 @@ class _Reader:
                 self._read_arithmetic("))", Place.ARITHMETIC)
             elif char == "(":
                 self._at += 1
-                is_function = len(command.words) == 1 and self._text.startswith(")", self._at)
+                is_function = self._text.startswith(")", self._at) and len(command.words) in (1, 2)
+                is_pattern = bool(command.words) and command.words[0].text == "case"
                 self.read_list(")", around)
-                if is_function:
+                if is_function or is_pattern:
                     command = Command()
                     commands.append(command)
             elif self._is_redirection(char):
@@ -141,7 +152,7 @@ class _Reader:
                 word = self._read_word(around)
                 if word is None:
                     continue  # the number of a redirection
-                name = "" if word.is_quoted or command.words else word.text
+                name = "" if word.is_quoted or not _is_command_next(command.words, word.text) else word.text
                 if name == "[[":
                     command.words.append(word)
                     self._read_test(command, around)
@@ -151,7 +162,7 @@ class _Reader:
                     groups.append(pipeline)
                 elif name in _CLOSING and groups:
                     pipeline = groups.pop()
-                if name in _KEPT or name not in _OPENING | _CLOSING | _BETWEEN:
+                if name in _KEPT or not name or name not in _OPENING | _CLOSING | _BETWEEN:
                     command.words.append(word)
                 elif name not in _CLOSING:
                     command = Command(piped_from=command.piped_from)
@@ -226,8 +237,9 @@ class _Reader:
             self._at += 1
         self._skip_blanks()
         target = self._read_word(around)
-        if reads and target is not None:
-            command.input.append(Word(inside=target.inside))  # a file that a value names is not the value
+        if target is not None:
+            # A file that a value names is not the value.
+            (command.input if reads else command.output).append(Word(inside=target.inside, feeding=target.feeding))
 
     def _skip_blanks(self) -> None:
         while self._at < self._end and self._text[self._at] in _BLANK:
@@ -279,7 +291,7 @@ class _Reader:
                         return None
                     break
                 self._at += 2
-                word.inside.append(self.read_list(")"))
+                (word.inside if char == "<" else word.feeding).append(self.read_list(")"))
             elif char == "'":
                 word.is_quoted = True
                 self._at += 1
