@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import docstring_parser
 
-from .core.arguments import CONTEXT_NAME, signature_of, to_jsonable
+from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, signature_of, to_jsonable
 from .core.asks import Policy
 from .core.catalogue import ApprovedFile, Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
@@ -36,7 +36,7 @@ from .core.effects import SideEffects
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
-from .core.operation import HandlerReference, Isolation, Operation
+from .core.operation import HandlerReference, Isolation, Operation, hyphenated
 from .desk import Desk
 from .enforce import worker
 from .enforce.call import Runtime
@@ -66,6 +66,8 @@ DEFAULT_GRACE = "500ms"
 """Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+# What the names of MCP tools are made of.
+_COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}
 """Every App of this process by its key. A worker that imported the same program finds the same ones here."""
@@ -182,13 +184,15 @@ class App:
         stdin: bool = False,
         mcp: bool = True,
     ) -> None:
-        name = name or function.__name__.strip("_").replace("_", "-").lower()
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"a command's name is lower case words joined by hyphens, not {name!r}")
-        if name in BUILT_IN:
-            raise ValueError(f"{name!r} is a command that every app has: choose another name")
-        if name in self._commands:
-            raise ValueError(f"{self.name} already has a command {name!r}")
+        name = name or function.__name__.strip("_")
+        if not _COMMAND_NAME.fullmatch(name):
+            message = "a command's name is up to 128 letters, digits, hyphens, underscores and dots, a letter first"
+            raise ValueError(f"{message}, not {name!r}")
+        written = hyphenated(name)
+        if written in BUILT_IN:
+            raise ValueError(f"{written!r} is a command that every app has: choose another name")
+        if (other := next((each for each in self._commands if hyphenated(each) == written), None)) is not None:
+            raise ValueError(f"{self.name} already has a command {other!r}: both are {written!r} on the command line")
         signature = signature_of(function)
         parameters = [p for p in inspect.signature(function).parameters.values() if p.name != CONTEXT_NAME]
         flags: dict[str, str] = {}
@@ -252,7 +256,9 @@ class App:
             raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
         spec.operation()  # refuses what cannot be isolated as asked
         self._commands[name] = spec
-        self._functions[name] = function if is_async or stdin else _asking_nobody(function, name)
+        if not is_async and not stdin:
+            function = _asking_nobody(function, name)
+        self._functions[name] = _keeping_its_word(function, spec)
 
     # --- what others see of it ----------------------------------------------------------------------------
 
@@ -498,6 +504,36 @@ def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any
                 raise
             message = f"{name} asks a question, and nobody can answer it here"
             raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
+
+    return run
+
+
+def _keeping_its_word(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
+    """What a command returns is what it declares: a client throws away what does not fit the schema it was given."""
+    schema = spec.output_schema
+    if schema is None:
+        return function
+
+    def checked(result: object) -> object:
+        try:
+            reason = misfit(result, schema)
+        except NotSerializable:  # which is another failure, told by whoever sends it
+            return result
+        if reason is None:
+            return result
+        raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            return checked(await function(*arguments, **named))
+
+        return run_async
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        return checked(function(*arguments, **named))
 
     return run
 

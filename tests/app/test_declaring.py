@@ -36,7 +36,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an interruption that is none": ({"interruption": {"detach": False, "resume": False}}, "interrupt"),
     "a lifetime of nothing": ({"interruption": {"max_lifetime_ms": 10}}, "max_lifetime_ms"),
     "a name with spaces": ({"name": "two words"}, "name"),
-    "a name in capitals": ({"name": "Import"}, "name"),
     "a name that every app has": ({"name": "manifest"}, "every app"),
     "the word for jobs": ({"name": "job"}, "every app"),
     "a negative timeout": ({"timeout": "-5s"}, "-5s"),

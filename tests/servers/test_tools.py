@@ -91,7 +91,7 @@ def test_the_list_says_what_each_command_declared() -> None:
             listed = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert "hidden" not in listed
             assert "job" not in listed
-            noop, erase, stock = listed["noop"], listed["erase"], listed["out-of-stock"]
+            noop, erase, stock = listed["noop"], listed["erase"], listed["out_of_stock"]
             assert noop.description is not None
             assert noop.description.startswith("Gives back what it was given.")
             assert noop.input_schema["properties"]["a"]["type"] == "integer"

@@ -92,7 +92,7 @@ def main(app: Offered, words: list[str]) -> int:
 
 def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
     vocabulary = _vocabulary(catalogue)
-    names = [spec.name for spec in catalogue.commands] + ["manifest", "help"]
+    names = [spec.hyphenated for spec in catalogue.commands] + ["manifest", "help"]
     if any(spec.interruption for spec in catalogue.commands):
         names.insert(-2, "job")
     if not words:
@@ -101,6 +101,8 @@ def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -
         return _refuse(catalogue, catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
     if words[0] == "help":
         words = [*words[1:2], "--help"]
+    if (meant := catalogue.find(words[0])) is not None:
+        words = [meant.hyphenated, *words[1:]]
     if not words[0].startswith("-") and words[0] not in names:
         close = difflib.get_close_matches(words[0], names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
@@ -138,7 +140,7 @@ def _vocabulary(catalogue: Catalogue) -> Words:
         epilogue="Off a terminal every command prints one JSON envelope on stdout.",
     )
     for spec in catalogue.commands:
-        vocabulary.add(_stand_in(spec), name=spec.name)
+        vocabulary.add(_stand_in(spec), name=spec.hyphenated)
     vocabulary.add(_manifest_help, name="manifest")
     if any(spec.interruption for spec in catalogue.commands):
         vocabulary.add(_job_help, name="job")

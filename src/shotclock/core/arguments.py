@@ -195,3 +195,91 @@ def _with_named_numbers(plain: Any) -> Any:
     if isinstance(plain, dict):
         return {key: _with_named_numbers(item) for key, item in plain.items()}
     return plain
+
+
+# --- what a function returns ------------------------------------------------------------------------------
+
+_SAYS_NOTHING = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$defs", "$comment"})
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
+    """Why a result does not fit the schema of what its function declares, or None where it does.
+
+    What most functions declare is looked at here, without a copy; the rest by jsonschema, which is slow to import.
+    """
+    try:
+        if _fits(value, schema, schema.get("$defs", {})):
+            return None
+    except _TooMuch:
+        pass
+    from jsonschema import Draft202012Validator
+
+    error = next(Draft202012Validator(schema).iter_errors(to_valid_json(value)[0]), None)
+    if error is None:
+        return None
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    return f"{(place.lstrip('.') + ': ') if place else ''}{error.message}"
+
+
+class _TooMuch(Exception):
+    """The schema says something that is not looked at here."""
+
+
+def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
+    if (reference := schema.get("$ref")) is not None:
+        return _fits(value, definitions[reference.rpartition("/")[2]], definitions)
+    if type(value) not in _JSON_TYPES:
+        value = to_valid_json(value)[0]
+    if isinstance(value, float) and not math.isfinite(value):
+        return False  # is no number in JSON
+    for keyword, said in schema.items():
+        if keyword in _SAYS_NOTHING:
+            continue
+        if keyword == "type" and isinstance(said, str):
+            if not isinstance(value, _TYPES[said]) or (isinstance(value, bool) and said in ("integer", "number")):
+                return False
+        elif keyword == "anyOf":
+            if not any(_fits(value, option, definitions) for option in said):
+                return False
+        elif keyword == "enum":
+            if not any(type(value) is type(choice) and value == choice for choice in said):
+                return False
+        elif keyword == "const":
+            if type(value) is not type(said) or value != said:
+                return False
+        elif keyword == "items" and isinstance(said, dict):
+            if isinstance(value, list) and not all(_fits(item, said, definitions) for item in value):
+                return False
+        elif keyword == "required":
+            if isinstance(value, dict) and any(name not in value for name in said):
+                return False
+        elif keyword == "properties":
+            if isinstance(value, dict) and not all(
+                _fits(value[name], each, definitions) for name, each in said.items() if name in value
+            ):
+                return False
+        elif keyword == "additionalProperties":
+            if not _others_fit(value, said, schema.get("properties", {}), definitions):
+                return False
+        else:
+            raise _TooMuch
+    return True
+
+
+def _others_fit(value: object, said: Any, known: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
+    if said is True or not isinstance(value, dict):
+        return True
+    others = [item for name, item in value.items() if name not in known]
+    return not others if said is False else all(_fits(item, said, definitions) for item in others)
+
+
+_JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})

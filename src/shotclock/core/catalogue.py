@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from .asks import Policy
 from .clocks import Clocks
-from .operation import HandlerReference, Isolation, Operation
+from .operation import HandlerReference, Isolation, Operation, hyphenated
 from .records import as_dict
 
 JsonSchema = dict[str, Any]
@@ -97,6 +97,11 @@ class CommandSpec:
     on_mcp: bool = True
 
     @property
+    def hyphenated(self) -> str:
+        """Its name as the command line writes it."""
+        return hyphenated(self.name)
+
+    @property
     def needs_confirmation(self) -> bool:
         """Whether whoever calls has to confirm it. Where a person decides, that person does."""
         return self.destructive and self.approval is None and self.requires_person is None
@@ -172,4 +177,6 @@ class Catalogue:
         return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
 
     def find(self, name: str) -> CommandSpec | None:
-        return next((command for command in self.commands if command.name == name), None)
+        """By its name, or by another spelling of it: no two commands differ only in that."""
+        meant = hyphenated(name)
+        return next((command for command in self.commands if command.hyphenated == meant), None)

@@ -194,6 +194,8 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "return plain data: dicts, lists, strings, numbers, dataclasses or models"),
         ErrorEntry("RESULT_TOO_LARGE", 1, 500, False, UNKNOWN, "The result is larger than a tool's answer may be.",
                    "return less, or write it to a file and return its path"),
+        ErrorEntry("RESULT_INVALID", 1, 500, False, UNKNOWN, "The result is not of the type that the command declares.",
+                   "mend the function or its return annotation; data is what it returned"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
                    "define it at the top level of an importable module, or ask for isolation='loop' or 'thread'"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",

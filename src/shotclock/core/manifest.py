@@ -25,6 +25,9 @@ COMMON_CODES = (
     "INTERNAL_ERROR",
     "WORKER_CRASHED",
     "RESULT_NOT_SERIALIZABLE",
+    "RESULT_INVALID",
+    "INPUT_REQUIRED",
+    "SUPERVISOR_LOST",
     "HANDLER_NOT_IMPORTABLE",
     "CANCELLED",
     "SPAWN_FAILED",
@@ -32,6 +35,16 @@ COMMON_CODES = (
     "INTERRUPTED",
     "STORE_BUSY",
     "STORE_UNUSABLE",
+)
+# What a command may answer with while nobody has said yes.
+APPROVAL_CODES = (
+    "INCOMPLETE",
+    "PROPOSAL_REJECTED",
+    "PROPOSAL_EXPIRED",
+    "PROPOSAL_WITHDRAWN",
+    "ACTION_CHANGED",
+    "INBOX_FULL",
+    "FILE_UNREADABLE",
 )
 _EXIT_NAMES = {
     0: "SUCCESS",
@@ -58,7 +71,7 @@ _POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, Any]:
-    commands = {spec.name: _command(spec) for spec in catalogue.commands}
+    commands = {spec.hyphenated: _command(spec) for spec in catalogue.commands}
     commands["manifest"] = _builtin("This list: every command, flag and exit code.")
     if any(spec.interruption for spec in catalogue.commands):
         verbs = {
@@ -113,6 +126,8 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
         "flags": flags,
         "exit_codes": _exit_codes(spec),
     }
+    if spec.name != spec.hyphenated:
+        entry["aliases"] = [spec.name]
     positionals = [
         _positional(name, resolved(properties[name], definitions), name in required)
         for name in spec.positionals
@@ -121,7 +136,7 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
     if positionals and all(positionals):
         entry["positionals"] = positionals
     if spec.output_schema is not None:
-        entry["output_schema"] = spec.output_schema
+        entry["output_schema"] = data_schema(spec.output_schema)
     if spec.steps:
         entry["steps"] = list(spec.steps)
     if spec.interruption is not None:
@@ -171,6 +186,35 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
     if spec.steps:
         flags["resume-from"] = {**_flag("enum", "Skip the steps before this one."), "enum_values": list(spec.steps)}
     return flags
+
+
+def data_schema(own: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an envelope's data, of what the function returns: an object, an array or null is the data, a bare
+    value is named `result`."""
+    definitions = own.get("$defs", {})
+    shape = _named(_without(own, "$defs"), definitions)
+    return {**shape, "$defs": definitions} if definitions else shape
+
+
+def _named(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    for choice in ("anyOf", "oneOf"):
+        if choice in schema:
+            options = [_named(option, definitions) for option in schema[choice]]
+            return {**_without(_without(schema, choice), "discriminator"), "anyOf": options}
+    meant = schema
+    for _ in range(16):  # a definition that refers to itself ends somewhere
+        if "$ref" not in meant:
+            break
+        meant = definitions.get(meant["$ref"].rpartition("/")[2], {})
+    if any(choice in meant for choice in ("anyOf", "oneOf")) and meant is not schema:
+        return _named(meant, definitions)
+    values = meant.get("enum", [meant["const"]] if "const" in meant else [])
+    if meant.get("type") in _BARE or any(isinstance(value, str | int | float) for value in values):
+        return {"type": "object", "properties": {"result": schema}, "required": ["result"]}
+    return schema
+
+
+_BARE = ("string", "integer", "number", "boolean")
 
 
 def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +283,8 @@ def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
     codes = [*COMMON_CODES]
     if spec.interruption is not None:
         codes += ["INCOMPLETE", "JOB_LOST"]
+    if spec.approval is not None:
+        codes += APPROVAL_CODES
     if spec.single_flight is not None or spec.concurrency is not None:
         codes.append("LOCK_HELD")
     if spec.requires_person is not None:

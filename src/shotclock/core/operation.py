@@ -14,6 +14,11 @@ Place = Literal["process", "loop", "thread"]
 Guard = Callable[..., Any]
 
 
+def hyphenated(name: str) -> str:
+    """The name as a command line writes it. Two that differ only in their spelling are one."""
+    return name.replace("_", "-").lower()
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerReference:
     """A handler that is called where it is imported, which is not here: by module and name, as in `app:import`."""

@@ -67,7 +67,6 @@ class Desk:
         runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug)
         self._program = program
         self._command = command or ["shotclock"]
-        self._specs = {spec.name: spec for spec in catalogue.commands}
         self._checks: dict[str, Operation] = {}
         self._opened: Store | None = None
         self._inbox: Inbox | None = None
@@ -141,10 +140,11 @@ class Desk:
         All of it is one call on one clock, from here on: looking at its arguments, waiting for a lock or for the first
         call with the same key, and the work. Only while a person is asked the clock stands still.
         """
-        spec = self._specs.get(name)
+        spec = self.catalogue.find(name)
         if spec is None:
             admission = self.runtime.admit(name, clocks, parent=parent, began_ns=began_ns)
             return await self.runtime.call(name, arguments, admission=admission)
+        name = spec.name  # however it was spelt
         has_dry_run = "dry_run" in spec.input_schema["properties"]
         said: object = False
         if spec.needs_confirmation and CONFIRMATION in arguments:

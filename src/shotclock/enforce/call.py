@@ -21,7 +21,7 @@ from ..core.deadlines import Deadline
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
-from ..core.operation import Guard, HandlerReference, Operation
+from ..core.operation import Guard, HandlerReference, Operation, hyphenated
 from . import commands, kernel, spans, telemetry, wire, worker
 from .admission import (
     OURSELVES,
@@ -173,6 +173,14 @@ class Runtime:
         self._operations[operation.name] = operation
         return operation
 
+    def _found(self, name: str) -> Operation | None:
+        """By its name, or by another spelling of it, with hyphens for underscores."""
+        known = self._operations.get(name)
+        if known is None and self._operations:
+            meant = hyphenated(name)
+            known = next((each for each in self._operations.values() if hyphenated(each.name) == meant), None)
+        return known
+
     @property
     def orphans(self) -> list[dict[str, object]]:
         """Abandoned work that still runs: its name and for how long."""
@@ -214,9 +222,9 @@ class Runtime:
             attendant = NOBODY if on_progress is None else Listener(on_progress)
         scope = current_scope.get()
         depth = 0 if scope is None else scope.depth + 1
-        known = self._operations.get(operation) if isinstance(operation, str) else operation
+        known = self._found(operation) if isinstance(operation, str) else operation
         if admission is None:
-            admission = self._admit(operation if isinstance(operation, str) else operation.name, known, clocks, scope)
+            admission = self._admit(str(operation) if known is None else known.name, known, clocks, scope)
         tell: Callable[[Envelope], None] | None = None
         try:
             outcome = self._refusal(known, admission, depth)
@@ -345,9 +353,10 @@ class Runtime:
     ) -> Admission:
         """Start the clocks of a call that something else is done for before it is dispatched. `parent` is a deadline
         that came with it, beside those of the call that this one is made in and of this process."""
-        known = self._operations.get(operation) if isinstance(operation, str) else operation
-        name = operation if isinstance(operation, str) else operation.name
-        return self._admit(name, known, clocks, current_scope.get(), parent, began_ns)
+        known = self._found(operation) if isinstance(operation, str) else operation
+        return self._admit(
+            str(operation) if known is None else known.name, known, clocks, current_scope.get(), parent, began_ns
+        )
 
     def _admit(
         self,

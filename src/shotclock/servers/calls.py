@@ -122,6 +122,8 @@ class Gate:
         name, meta = params.get("name"), params.get("_meta")
         if not isinstance(name, str) or not isinstance(meta, dict | None):
             raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
+        if name not in self._tools and (spec := self._desk.catalogue.find(name)) is not None and spec.on_mcp:
+            name = spec.name  # spelt otherwise, as on the command line
         # The request's own task: everything that is done for it stands below whoever sent it.
         current_scope.set(Scope(self._desk.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1

@@ -9,6 +9,7 @@ from mcp_types import Tool, ToolAnnotations
 
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, JsonSchema
 from ..core.durations import format_duration
+from ..core.manifest import data_schema
 from .proposals import CHECK, PROPOSE, WITHDRAW, proposal_tools
 
 JOB_TOOL = "job"
@@ -101,27 +102,27 @@ def _description(spec: CommandSpec) -> str:
 
 
 def _envelope_schema(own: JsonSchema | None) -> JsonSchema:
-    """The envelope with the command's own result as its data. An answer that says something else (nothing yet, an
-    error with what was done before it, a function that does not keep its word) is an answer nevertheless, and no client
-    may throw it away: so it is lenient where it cannot be sure."""
-    anything: JsonSchema = {"type": ["object", "array", "null"]}
+    """The envelope, with the command's own result as the data of a success. What a failure says beside its error is
+    open: how far it came, what there was before."""
     schema: JsonSchema = {
         "type": "object",
         "properties": {
             "ok": {"type": "boolean"},
-            "data": anything,
-            "error": {"type": ["object", "null"], "description": "code, message, retryable, suggestion, context"},
+            "data": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]},
+            "error": {
+                "anyOf": [{"type": "object"}, {"type": "null"}],
+                "description": "code, message, retryable, suggestion, context",
+            },
             "warnings": {"type": "array"},
             "meta": {"type": "object", "description": "exit_code, duration_ms, timeout_ms, ending, side_effects, …"},
         },
         "required": ["ok", "data", "error", "warnings", "meta"],
     }
     if own:
-        definitions = own.get("$defs")
-        shape = {key: value for key, value in own.items() if key != "$defs"}
-        if shape.get("type") in ("string", "integer", "number", "boolean"):  # a bare value is named
-            shape = {"type": "object", "properties": {"result": shape}, "required": ["result"]}
-        schema["properties"]["data"] = {"anyOf": [shape, anything]}
+        shape = data_schema(own)
+        definitions = shape.pop("$defs", None)
+        succeeded = {"properties": {"ok": {"const": True}, "data": shape}}
+        schema["anyOf"] = [succeeded, {"properties": {"ok": {"const": False}}}]
         if definitions:  # the references inside point at the root
             schema["$defs"] = definitions
     return schema
