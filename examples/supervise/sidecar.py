@@ -13,13 +13,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shotclock import App, Failure
 
+Tool = TypeVar("Tool", bound=Callable[..., Any])
 # An answer that is longer is no list of routes.
 MOST_ROUTES_BYTES = 256 * 1024
 
@@ -99,9 +100,10 @@ def lists_hosts(text: str) -> str:
 # --- the tools --------------------------------------------------------------------------------------------------------
 
 
-def proposes(path: Path) -> Any:
+def proposes(name: str, path: Path) -> Callable[[Tool], Tool]:
     """A command that takes the whole text of a file and why it should be so, and runs once an operator has said yes."""
     return app.command(
+        name=name,
         approval={"file": {"path": path, "proposed": "proposed_file", "decision": "decision"}, "ttl": "8h"},
         idempotent=True,
         # Looking whether the file is still the one that the operator saw and replacing it are one step.
@@ -111,7 +113,7 @@ def proposes(path: Path) -> Any:
     )
 
 
-@proposes(ROUTES)
+@proposes("egress-block", ROUTES)
 def egress_block(
     proposed_file: Annotated[str, AfterValidator(fits(Routes))],
     justification: str,
@@ -129,7 +131,7 @@ def egress_block(
     return written(decision)
 
 
-@proposes(HOSTS)
+@proposes("egress-allow", HOSTS)
 def egress_allow(
     proposed_file: Annotated[str, AfterValidator(lists_hosts)],
     justification: str,
@@ -147,7 +149,7 @@ def egress_allow(
     return written(decision)
 
 
-@proposes(CAPABILITIES)
+@proposes("capability-block", CAPABILITIES)
 def capability_block(
     proposed_file: Annotated[str, AfterValidator(fits(Capabilities))],
     justification: str,
@@ -166,6 +168,7 @@ def capability_block(
 
 
 @app.command(
+    name="list-egress-routes",
     timeout="5s",
     grace="0ms",
     mutates=False,

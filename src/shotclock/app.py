@@ -14,6 +14,7 @@ The composition root: it stands above every surface and hands each of them a cat
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
@@ -23,7 +24,7 @@ from dataclasses import replace
 from functools import wraps
 from string import Formatter
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
 
 import docstring_parser
 
@@ -145,11 +146,21 @@ class App:
 
     # --- declaring ----------------------------------------------------------------------------------------
 
-    def command(self, function: Callable[..., Any] | None = None, /, **declared: Unpack[Declared]) -> Any:
+    @overload
+    def command(self, function: F, /, **declared: Unpack[Declared]) -> F: ...
+
+    @overload
+    def command(self, function: None = None, /, **declared: Unpack[Declared]) -> Callable[[F], F]: ...
+
+    def command(self, function: F | None = None, /, **declared: Unpack[Declared]) -> F | Callable[[F], F]:
         """Make a function a command. What is not declared is assumed to be the worse: it mutates, not idempotently.
 
         The function itself stays as it was and can be called directly, off the clock. See docs/reference/app.md.
         """
+        for option in declared.keys() - Declared.__annotations__.keys():
+            close = difflib.get_close_matches(option, Declared.__annotations__, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(Declared.__annotations__)}"
+            raise TypeError(f"@app.command has no option {option!r}; {hint}")
         if function is not None:
             self._declare(function, **declared)
             return function

@@ -135,7 +135,12 @@ def test_a_warning_is_written_as_the_envelope_demands_and_says_something(code: s
 
 # --- what is not ----------------------------------------------------------------------------------
 
-unregistered = st.text().filter(lambda code: code not in {entry.code for entry in error_entries()})
+
+def is_unregistered(code: str) -> bool:
+    return code not in {entry.code for entry in error_entries()}
+
+
+unregistered = st.text().filter(is_unregistered)
 
 
 @given(unregistered)

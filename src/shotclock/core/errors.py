@@ -12,6 +12,10 @@ from collections.abc import Iterable, Mapping
 from .effects import SideEffects
 from .records import value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
 _CODE = re.compile(r"[A-Z][A-Z0-9_]+")
 
 
@@ -331,7 +335,7 @@ def register_error(
     exit_code: int = 1,
     http_status: int = 500,
     retryable: bool = False,
-    side_effects: SideEffects = UNKNOWN,
+    side_effects: SideEffects | Literal["none", "partial", "complete", "unknown"] = UNKNOWN,
 ) -> ErrorEntry:
     """Add an application's own code. It needs a namespace, and may not redefine one that is there."""
     side_effects = SideEffects(side_effects)
