@@ -17,6 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from shotclock.core.walltime import WallTime
+from shotclock.inbox import Access, Principal, Role
+from shotclock.store import Store
 from tests.enforce.bounds import eventually
 from tests.servers.client import ADVERSARIES, ENDED_WITHIN_S, ROOT, STARTED_WITHIN_S
 
@@ -154,9 +157,12 @@ def test_a_client_that_does_not_read_its_answer_is_let_go_of(tmp_path: Path) -> 
             client.sendall(request * 400)  # more than the buffers of both sides hold
 
             server, mine = psutil.Process(process.pid), client.getsockname()[1]
-            eventually(
-                lambda: not any(c.raddr and c.raddr.port == mine for c in server.net_connections("tcp")), within=15
-            )
+
+            def is_open() -> bool:
+                return any(each.raddr and each.raddr.port == mine for each in server.net_connections("tcp"))
+
+            eventually(is_open, within=10)
+            eventually(lambda: not is_open(), within=15)
         assert health(port)["ok"]
 
 
@@ -217,3 +223,38 @@ def test_of_one_clients_sessions_the_one_that_was_idle_longest_makes_room_and_st
         assert process.wait(ENDED_WITHIN_S) == 143
         assert time.monotonic() - began < 5
         assert b"Traceback" not in log.read_bytes()
+
+
+def test_agents_that_wait_leave_room_for_the_person_they_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(home))
+    with Store.open(home) as store:
+        now = WallTime.of_ns(time.time_ns())
+        token = Access(store).issue("olga", Role.OPERATOR, Principal.local(), now).text
+    ask = b'{"title": "May I?", "wait_ms": 25000}'
+    head = (
+        f"POST /api/inbox HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(ask)}"
+    )
+    with flooded(tmp_path, "--nofile=256") as (port, _, log), ExitStack() as stack:
+        clients = half_open(stack, port, 110, head.encode() + b"\r\n\r\n" + ask)
+        refused = [client for client in clients if said_by(client).startswith(b"HTTP/1.1 429 ")]
+        assert 10 < len(refused) < 60, len(refused)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/inbox", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert len(json.load(answer)["data"]["proposals"]) == 1
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
+            assert page.status == 200
+        assert b"Traceback" not in log.read_bytes()
+
+
+def said_by(client: socket.socket) -> bytes:
+    """What came within a moment: those who wait for a person are told nothing yet."""
+    client.settimeout(0.1)
+    try:
+        return client.recv(4096)
+    except OSError:
+        return b""

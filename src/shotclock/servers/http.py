@@ -78,7 +78,7 @@ class HttpServer(uvicorn.Server):
         link = None if site.wants_token else Link(say_link)
         routes = [Route("/health", _health_endpoint(health), methods=["GET"]), *self._operators.routes()]
         app = Starlette(routes=routes) if mcp is None else _with_mcp(mcp, routes)
-        door = Door(app, site, store, Sessions(lambda: store().home), link)
+        door = Door(app, site, store, Sessions(lambda: store().home), link, max(1, most_connections * 3 // 4))
         self._operators.door = door
         say_link("" if link is None else link.key)
         self._connections = Connections(most_connections, say)

@@ -12,7 +12,9 @@ A wrong token is never taken for none: whoever shows one is refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from functools import lru_cache, partial
 from http.cookies import CookieError, SimpleCookie
 
@@ -87,8 +89,15 @@ class Door:
     """ASGI middleware around everything that a server offers over HTTP."""
 
     def __init__(
-        self, app: ASGIApp, site: Site, store: Callable[[], Store], sessions: Sessions, link: Link | None
+        self,
+        app: ASGIApp,
+        site: Site,
+        store: Callable[[], Store],
+        sessions: Sessions,
+        link: Link | None,
+        most_each: int,
     ) -> None:
+        """`most_each` requests of one agent may be answered at once."""
         self._app = app
         self._site = site
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
@@ -98,6 +107,8 @@ class Door:
         self._api = Buckets(API_RATE)
         self._mcp = Buckets(MCP_RATE)
         self._wrong = Buckets(WRONG_TOKEN_RATE)
+        self._most_each = most_each
+        self._answering: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,12 +126,41 @@ class Door:
             if principal != ANONYMOUS:
                 scope["user"] = _user(principal)  # a session of MCP belongs to whoever began it
             # MCP counts by itself, and what its receiving raises would become a 500.
-            await self._app(scope, _bounded(receive, None if scope["path"] == MCP_PATH else limit), sent)
+            body = _Body(receive, None if scope["path"] == MCP_PATH else limit)
+            with self._place(principal, scope["path"], body):
+                await self._app(scope, body, sent)
         except Failure as failure:  # ours, or that the store cannot be used
             if not sent.started:
                 await refusal(_name_of(scope), failure)(scope, receive, sent)
         except ClientDisconnect:
             pass  # before it had sent all of its request: nobody is there to be told
+
+    @contextlib.contextmanager
+    def _place(self, principal: Principal, path: str, body: _Body) -> Iterator[None]:
+        """One of the places that an agent has. Others are kept free, or those who wait for a person would keep that
+        person's page from being served. A request that is not whole has no place: its connection may be dropped."""
+        if principal.role is Role.OPERATOR or is_public(path):
+            yield
+            return
+        who = f"{principal.role} {principal.name}"
+        if self._answering[who] >= self._most_each:
+            message = f"{self._most_each} requests of yours are being answered, which is the most"
+            raise Refused("RATE_LIMITED", message, retry_after_ms=1_000)
+        has_place = False
+
+        def take() -> None:
+            nonlocal has_place
+            has_place = True
+            self._answering[who] += 1
+
+        body.when_whole(take)
+        try:
+            yield
+        finally:
+            if has_place:
+                self._answering[who] -= 1
+                if not self._answering[who]:
+                    del self._answering[who]
 
     def _check_names(self, scope: Scope, headers: Headers) -> None:
         if len(headers.getlist("host")) != 1 or not self._answers_to(headers["host"]):
@@ -271,22 +311,32 @@ def _too_large(limit: int) -> Refused:
     return Refused("REQUEST_TOO_LARGE", f"a request may have {limit} bytes here", headers={"Connection": "close"})
 
 
-def _bounded(receive: Receive, limit: int | None) -> Receive:
-    """What comes in pieces says no length before: it is counted. Raises ClientDisconnect where it does not end."""
-    read, is_whole = 0, False
+class _Body:
+    """The way in. What comes in pieces says no length before: it is counted. Raises ClientDisconnect where it does not
+    end, and Refused where it is too long."""
 
-    async def counting() -> Message:
-        nonlocal read, is_whole
-        message = await receive()
-        if message["type"] == "http.disconnect" and not is_whole:
+    def __init__(self, receive: Receive, limit: int | None) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._read = 0
+        self._is_whole = False
+        self._tell: Callable[[], None] | None = None
+
+    def when_whole(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._is_whole:
             raise ClientDisconnect
-        is_whole = is_whole or not message.get("more_body", False)
-        read += len(message.get("body", b""))
-        if limit is not None and read > limit:
-            raise _too_large(limit)
+        self._read += len(message.get("body", b""))
+        if self._limit is not None and self._read > self._limit:
+            raise _too_large(self._limit)
+        if not self._is_whole and not message.get("more_body", False):
+            self._is_whole = True
+            if self._tell is not None:
+                self._tell()
         return message
-
-    return counting
 
 
 _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
