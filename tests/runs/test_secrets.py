@@ -13,7 +13,7 @@ import pytest
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.secrets import is_same
+from shotclock.workflow.secrets import Redaction, is_same, without_secrets
 
 from .conftest import statuses, step
 from .test_people import YES, Runs
@@ -169,6 +169,28 @@ def test_check_points_at_variables_that_are_not_set_here(shotclock: Callable[...
     assert [(each["rule"], each["severity"], each["field"]) for each in found] == [
         ("env/unset", "warning", "steps.a.env.T")
     ]
+
+
+def test_a_known_secret_is_not_kept_wherever_it_stands_in_the_file() -> None:
+    secret = "token-value-1"
+    written = {
+        "inputs": {"a": {"default": f"x {secret}"}},
+        "tools": {"t": {"exec": f"curl {secret}", "stdin": secret}},
+        "steps": {
+            secret: {"type": "command", "exec": f"curl -H 'X: {secret}'", "depends_on": [secret]},
+            "h": {
+                "type": "http_client",
+                "url": f"https://x/?q={secret}",
+                "body": {"k": [secret]},
+                "params": {"p": secret},
+            },
+            "m": {"type": "mcp", "command": f"server {secret}", "args": [secret], "arguments": {"a": {"b": secret}}},
+            "g": {"type": "git-checkout", "repository": f"https://x:{secret}@host/r"},
+        },
+    }
+    kept = without_secrets(written, Redaction({"API_TOKEN": secret}))
+    assert json.dumps(kept).count(secret) == 2  # the name of a step, and who waits for it
+    assert is_same(kept, written)
 
 
 def test_a_workflow_with_nothing_to_hide_is_kept_as_it_is(run: Run, tmp_path: Path) -> None:

@@ -157,7 +157,8 @@ def _in_base64(data: bytes) -> Iterator[str]:
 # --- a workflow as it is written down -----------------------------------------------------------------------
 
 # What of a step or a tool is free text. The other keys are names and numbers, which a report reads.
-_TEXTS = {"exec", "stdin", "url", "body", "params", "args", "arguments", "repository", "prompt", "default", "inputs"}
+_TEXTS = {"exec", "stdin", "url", "body", "params", "command", "args", "arguments", "repository"}
+_TEXTS |= {"prompt", "default", "inputs", "transform"}
 
 
 def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
