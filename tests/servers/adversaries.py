@@ -71,6 +71,25 @@ async def blocks_others(folder: str) -> None:
     work.sleeps(folder)
 
 
+@app.command(timeout="15s")
+async def waits_for_a_child(folder: str) -> None:
+    child = await asyncio.create_subprocess_exec("sleep", str(work.FOREVER_S))
+    work.mark(folder, "child", child.pid)
+    work.mark(folder, "ready", child.pid)
+    await child.wait()
+
+
+@app.command(isolation="loop", timeout="15s")
+async def waits_for_a_child_beside_others(folder: str) -> None:
+    await waits_for_a_child(folder)
+
+
+@app.command(isolation="loop", timeout="15s")
+async def blocks_others_for(seconds: float) -> str:
+    time.sleep(seconds)
+    return "done"
+
+
 @app.command(isolation="loop", timeout="10s")
 async def remembers(what: str) -> list[str]:
     remembered.append(what)

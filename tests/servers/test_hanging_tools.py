@@ -30,8 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 TIMEOUT_S = 0.3
 ASYNC_HANGING = ["blocks-the-loop", "holds-the-gil-on-the-loop", "swallows-cancellation"]
 ADVERSARIES = [function.__name__.replace("_", "-") for function in HANGING] + ASYNC_HANGING
-# Their process is the host's, which others share: it lives on where they let it.
-IN_THE_HOST = [*ASYNC_HANGING, "sleeps-async"]
 CRASHING = ["exits", "segfaults", "segfaults-on-the-loop"]
 
 # What the server may have beyond its first processes while it is idle: the warm workers with their supervisors.
@@ -57,12 +55,24 @@ def test_every_hanging_tool_is_answered_on_time_and_the_next_call_works(
                 following = await envelope_of(client, "noop", {"a": 7})
                 if following["data"] != {"result": 7}:
                     wrong.append(f"after {tool}: {following}")
-                if tool not in IN_THE_HOST:
-                    await soon(lambda folder=folder: not marked(folder))
+                await soon(lambda folder=folder: not marked(folder))
         return wrong
 
     wrong = run(scenario(), within=150)
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_tool_that_blocks_a_shared_loop_ends_by_its_own_clock_and_its_neighbour_runs_elsewhere() -> None:
+    async def scenario() -> None:
+        async with connected() as (client, _):
+            blocking = asyncio.ensure_future(envelope_of(client, "blocks-others-for", {"seconds": 4}))
+            await asyncio.sleep(0.5)
+            meta = {"shotclock.dev/timeoutMs": 3000}
+            neighbour = await envelope_of(client, "remembers", {"what": "a"}, meta=meta)
+            assert neighbour["ok"] and not blocking.done(), neighbour
+            assert (await blocking)["data"] == {"result": "done"}
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("tool", CRASHING)

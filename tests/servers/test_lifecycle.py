@@ -226,7 +226,7 @@ def test_a_client_that_closes_our_stdout_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("transport", "mode"), [("stdio", MODERN), ("stdio", LEGACY), ("http", LEGACY)])
-@pytest.mark.parametrize("tool", ["patient", "patient-async"])
+@pytest.mark.parametrize("tool", ["patient", "waits-for-a-child", "waits-for-a-child-beside-others"])
 def test_a_cancelled_call_is_really_stopped(transport: str, mode: str, tool: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected(transport, mode) as (client, _):
@@ -234,8 +234,7 @@ def test_a_cancelled_call_is_really_stopped(transport: str, mode: str, tool: str
             await soon(lambda: (tmp_path / "ready").exists(), within=10)
             call.cancel()
             await asyncio.wait([call], timeout=10)
-            if tool == "patient":  # the async one ends as a task; its host lives on
-                await soon(lambda: not marked(tmp_path))
+            await soon(lambda: not marked(tmp_path))
             assert (await envelope_of(client, "noop", {"a": 3}))["data"] == {"result": 3}
 
     run(scenario())

@@ -471,7 +471,7 @@ class HostedCall(Ticket):
         self._settle(Ending.ABANDONED, survivors)
 
     def _arrived(self, result: object) -> None:
-        if started := spawned.taken(self._scope):
+        if spawned.noted and (started := spawned.taken(self._scope)):
             self._is_ending = True
             then = partial(self._has_arrived, result)
             if self._fired is None:  # it may keep them for the calls after it, as it keeps what is in memory

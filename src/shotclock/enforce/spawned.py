@@ -104,13 +104,15 @@ def beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then:
 
 
 _started: weakref.WeakKeyDictionary[Scope, Started] = weakref.WeakKeyDictionary()
+noted: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
+"""Whether anything is there, asked at the end of every call."""
 _listener: Callable[[Started, int], None] | None = None
 _is_watching = False
 
 
 def taken(scope: Scope) -> Started | None:
     """What the call has started, and is no longer kept here."""
-    return _started.pop(scope, None) if _started else None
+    return _started.pop(scope, None)
 
 
 def given_up(scope: Scope) -> Started:

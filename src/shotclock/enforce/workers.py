@@ -370,8 +370,9 @@ class Worker:
     def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
         self.assigned.popleft()
         self.began_ns = monotonic_ns()
-        for further in list(self._further.values()):
-            further.cancel()  # nobody waits for it any more
+        if self._further:
+            for further in list(self._further.values()):
+                further.cancel()  # nobody waits for it any more
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
             outcome.warnings += (left_behind(leaked),)
