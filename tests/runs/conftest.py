@@ -1,8 +1,10 @@
 """A workflow written in a test, run by the real engine with a store of its own."""
 
 import asyncio
+import http.server
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,41 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
         return envelope
 
     return run
+
+
+@pytest.fixture
+def web() -> Iterator[Callable[[str, bytes], str]]:
+    """A function that puts a body of a content type onto a server, and returns its URL."""
+    bodies: dict[str, tuple[str, bytes]] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, body = bodies[self.path]
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def put(kind: str, body: bytes) -> str:
+        path = f"/{len(bodies)}"
+        bodies[path] = kind, body
+        return f"http://127.0.0.1:{server.server_port}{path}"
+
+    yield put
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def speaking() -> Path:
+    """The program of an MCP server that says what it is told to."""
+    return Path(__file__).with_name("speaking.py")
 
 
 def _loaded(text: str, folder: Path) -> WorkflowFile:

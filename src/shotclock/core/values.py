@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from .envelope import Warning_, warning
 
 # Whoever writes a value down, hides secrets in it or shows it goes into it level by level.
 DEPTH_LIMIT = 200
@@ -71,6 +73,13 @@ def as_plain(value: Any) -> Read:
     """
     kept: list[str] = []
     return Read(_plain(value, kept, 0), tuple(kept))
+
+
+def warn_of_kept(literals: Sequence[str]) -> Warning_:
+    """The warning of a value that has numbers in it which stayed text."""
+    shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
+    more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
+    return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: no number here can be exactly that, so it stays text")
 
 
 def as_text(value: Any) -> str:

@@ -76,6 +76,8 @@ class Conversation:
         """The connection ended while something was still asked."""
         self.stray = b""
         """The beginning of what the server said that is no message."""
+        self.kept: tuple[str, ...] = ()
+        """Numbers of its answers that could not be held as they were written."""
 
     def enter(self, stage: Stage) -> None:
         self.stage, self.stage_began_ns = stage, monotonic_ns()
@@ -206,7 +208,8 @@ class Conversation:
                 unread = bytearray(rest)
                 for line in lines:
                     try:
-                        message = _parsed(line)
+                        message, kept = _parsed(line)
+                        self.kept += kept
                     except ValueError as error:
                         self._settle(self._problem(error))
                         return
@@ -291,22 +294,20 @@ async def _writes(
             coming_in.close()  # whoever waits for an answer learns that there will be none
 
 
-def _parsed(line: bytes) -> Any:
-    """The message, or None if it is none. Raise ValueError for an answer that cannot be read: nobody else would ever
-    answer what was asked."""
+def _parsed(line: bytes) -> tuple[Any, tuple[str, ...]]:
+    """The message, or None if it is none, and the numbers in it that stayed text. Raise ValueError for an answer that
+    cannot be read: nobody else would ever answer what was asked."""
     if not line.lstrip().startswith(b"{"):
-        return None
-    try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError as error:
-        if b'"jsonrpc"' not in line or not (b'"result"' in line or b'"error"' in line):
-            return None
-        # Half a character is no text to the SDK, and still JSON.
-        plain = read_json(line.decode("utf-8", "replace")).value
-        try:
-            return types.jsonrpc_message_adapter.validate_python(plain, by_name=False)
-        except ValueError:
-            raise error from None
+        return None, ()
+    adapter = types.jsonrpc_message_adapter
+    if b'"structuredContent"' not in line:
+        with contextlib.suppress(ValueError):
+            return adapter.validate_json(line, by_name=False), ()
+    if b'"jsonrpc"' not in line or not (b'"result"' in line or b'"error"' in line):
+        return None, ()
+    # By our own reading: the SDK's makes another number of 1e999, and half a character is no text to it.
+    plain, kept = read_json(line.decode("utf-8", "replace"))
+    return adapter.validate_python(plain, by_name=False), kept
 
 
 def _first(error: BaseException) -> BaseException:

@@ -21,7 +21,7 @@ from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.trace import TRACEPARENT
-from ..core.values import as_plain
+from ..core.values import as_plain, warn_of_kept
 from ..enforce import commands
 from ..enforce.admission import Admission, Outcome, answer, no_time_left
 from ..enforce.call import Runtime
@@ -256,7 +256,8 @@ class _Call:
             self._rule = "mcp/tool_error"
             message = text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool said that it failed, and no more"
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
-        return Outcome(Ending.FINISHED, data=data), output
+        notes = (warn_of_kept(talk.kept),) if talk.kept else ()
+        return Outcome(Ending.FINISHED, data=data, warnings=notes), output
 
     def _with_report(self, outcome: Outcome, server: Opened) -> Outcome:
         """What its supervisor says about the server's own process."""

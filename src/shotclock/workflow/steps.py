@@ -15,11 +15,11 @@ from typing import Any
 
 from ..core.clocks import Clocks
 from ..core.effects import Ending, SideEffects
-from ..core.envelope import Envelope, warning
+from ..core.envelope import Envelope
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
 from ..core.texts import one_line
-from ..core.values import Read, as_plain, as_text, is_true, read_json, read_printed
+from ..core.values import Read, as_plain, as_text, is_true, read_json, read_printed, warn_of_kept
 from ..core.walltime import WallTime
 from ..enforce.call import Runtime
 from ..enforce.clock import monotonic_ns
@@ -316,7 +316,7 @@ class Steps:
                 state.output = self._redaction.value(result.output.removesuffix("\n"))
         state.ending = envelope.ending
         state.side_effects = SideEffects(str(envelope.meta["side_effects"]))
-        notes = [*envelope.warnings, _kept_as_text(kept)] if kept else envelope.warnings
+        notes = [*envelope.warnings, warn_of_kept(kept)] if kept else envelope.warnings
         if written_timeout(step) is None:  # that it has less than its kind may take is nobody's surprise
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = [self._redaction.value(note) for note in notes]
@@ -579,12 +579,6 @@ def _is_too_large(value: Any) -> bool:
     if isinstance(value, str) and len(value) * 6 <= OUTPUT_LIMIT:
         return False
     return len(json.dumps(value)) > OUTPUT_LIMIT
-
-
-def _kept_as_text(literals: tuple[str, ...]) -> dict[str, object]:
-    shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
-    more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
-    return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: no number here can be exactly that, so it stays text")
 
 
 def _kind_of(value: Any) -> str:
