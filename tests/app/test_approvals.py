@@ -171,6 +171,19 @@ def test_what_only_wants_to_be_seen_goes_on_when_nobody_objects(home: Home, tmp_
     assert envelope.ok and lines_of(tmp_path / "done") == ["announced"]
 
 
+def test_that_it_went_on_unanswered_and_what_became_of_it_is_in_the_trail(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        assert (await guarded.app.call("announced", folder=tmp_path)).ok
+        [listed] = await inbox.list()
+        while (proposal := await inbox.get(listed.id)) is None or proposal.outcome is None:
+            await asyncio.sleep(0.02)
+        return proposal, [entry.action for entry in await inbox.history(listed.id)], await inbox.verify_audit()
+
+    proposal, told, problems = with_inbox(work, home)
+    assert proposal.status is ProposalStatus.EXPIRED and proposal.outcome.ok and problems == []
+    assert told == ["proposed", "expired", "went-on", "succeeded"]
+
+
 def test_a_call_from_inside_another_is_no_way_around_it(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
         calling = asyncio.ensure_future(guarded.app.call("around", folder=tmp_path, service="web"))

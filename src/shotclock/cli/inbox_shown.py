@@ -155,6 +155,8 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
     if data["decision"] is not None:
         console.print()
         _print_decision(console, data)
+    if data["run"] is not None:
+        _print_run(console, data["run"], unanswered=status == "expired")
     console.print()
     for entry in data["history"]:
         render_entry(entry, console)
@@ -195,15 +197,14 @@ def _print_decision(console: Console, data: Any) -> None:
         _print_text(console, decision["notes"])
     if data["shown"]["modified"] is not None:
         _print_text(console, data["shown"]["modified"], is_marked=True)
-    if data["run"] is not None:
-        _print_run(console, data["run"])
 
 
-def _print_run(console: Console, run: Any) -> None:
+def _print_run(console: Console, run: Any, *, unanswered: bool = False) -> None:
     at = "" if run["at"] is None else f" at {run['at']}"
     why = f": {run['code']} {one_line(run['message'] or '')}" if run["state"] == "failed" else ""
     style = {"succeeded": "green", "failed": "red", "unknown": "red"}.get(run["state"], "yellow")
-    console.print(Text(f"{RUNS[run['state']]}{at}{why}", style=style))
+    how = "nobody decided, and it went on as its rules say: " if unanswered else ""
+    console.print(Text(f"{how}{RUNS[run['state']]}{at}{why}", style=style))
 
 
 def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:

@@ -52,6 +52,7 @@ __all__ = [
     "ended",
     "expired",
     "extended",
+    "gone_on",
     "may_decide",
     "must_be_open",
     "problems_with",
@@ -146,6 +147,11 @@ class Proposal:
     @property
     def is_open(self) -> bool:
         return self.status.is_open
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody has gone on with it yet, after a yes or without an answer."""
+        return self.used_at is None and self.runner is None
 
     @property
     def remind_at(self) -> WallTime | None:
@@ -262,9 +268,20 @@ def used(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | N
     return replace(proposal, used_at=now, runner=runner)
 
 
+def gone_on(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
+    """Go on without an answer. Raises Failure unless its rules say so, it is of exactly that action, and nobody has."""
+    if proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default":
+        raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and nothing lets it go on")
+    if action_hash != proposal.action_hash:
+        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes something else than what would be done")
+    if proposal.runner is not None:
+        raise Failure("ALREADY_DECIDED", f"what {proposal.id} proposes has gone on before")
+    return replace(proposal, runner=runner)
+
+
 def ended(proposal: Proposal, outcome: Ran) -> Proposal:
     """Raises Failure unless it was used, and nobody has said yet what became of it."""
-    if proposal.used_at is None:
+    if proposal.is_unused:
         raise Failure("NOT_ALLOWED", f"nothing was run with {proposal.id}")
     if proposal.outcome is not None:
         raise Failure("ALREADY_DECIDED", f"what became of {proposal.id} is known")

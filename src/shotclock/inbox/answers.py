@@ -25,7 +25,8 @@ def run_of(proposal: Proposal | Summary, dispatched: bool) -> dict[str, object] 
     """What became of what was approved: not_started, running, succeeded, failed, or unknown where its process is gone.
 
     None where nobody allowed anything, or whoever asked does it without us."""
-    if not proposal.status.allows or not dispatched:
+    is_unanswered = proposal.status is ProposalStatus.EXPIRED and proposal.runner is not None
+    if not dispatched or not (proposal.status.allows or is_unanswered):
         return None
     if proposal.outcome is not None:
         state = "succeeded" if proposal.outcome.ok else "failed"
@@ -35,12 +36,12 @@ def run_of(proposal: Proposal | Summary, dispatched: bool) -> dict[str, object] 
             if proposal.outcome.ok
             else {**known, "code": proposal.outcome.code, "message": proposal.outcome.message}
         )
-    if proposal.used_at is None:
+    if proposal.used_at is None and not is_unanswered:
         return {"state": "not_started", "at": None}
     runner = proposal.runner
     state = "running" if runner is not None and is_alive(runner.holder) else "unknown"
     job = {} if runner is None or runner.job_id is None else {"job_id": runner.job_id}
-    return {"state": state, "at": proposal.used_at.iso(), **job}
+    return {"state": state, "at": None if proposal.used_at is None else proposal.used_at.iso(), **job}
 
 
 def told_of(proposal: Proposal) -> dict[str, object]:

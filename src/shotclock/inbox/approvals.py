@@ -108,7 +108,9 @@ class Approvals:
                 proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
-                return Passed(_approved(spec, arguments, proposal), waited_ms)
+                if await inbox.use(proposal.id, ask.action_hash, unanswered=True):
+                    return Passed(_approved(spec, arguments, proposal), waited_ms, proposal.id)
+                continue
             if not proposal.status.allows:
                 return outcome_of(proposal, waited_ms, wait_ms, again)
             approved = _approved(spec, arguments, proposal)

@@ -158,14 +158,19 @@ class Inbox:
         """Only by whoever proposed it."""
         return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, _now()))
 
-    async def use(self, proposal_id: str, action_hash: str) -> bool:
-        """Whether this approval of exactly that action is ours to act on: once, and for nobody after us.
+    async def use(self, proposal_id: str, action_hash: str, *, unanswered: bool = False) -> bool:
+        """Whether this approval of exactly that action is ours to act on: once, and for nobody after us. `unanswered`:
+        nobody said anything, and its rules let it go on.
 
         Whoever uses it owes a `record_outcome`."""
 
         def work() -> bool:
+            runner = Runner(this_process())
             try:
-                self._proposals.use(proposal_id, action_hash, _now(), Runner(this_process()))
+                if unanswered:
+                    self._proposals.go_on_unanswered(proposal_id, action_hash, runner, _now())
+                else:
+                    self._proposals.use(proposal_id, action_hash, _now(), runner)
             except Failure as failure:
                 if failure.code in ("ALREADY_DECIDED", "ACTION_CHANGED", "NOT_ALLOWED"):
                     return False

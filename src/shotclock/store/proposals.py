@@ -33,6 +33,7 @@ from ..core.proposals import decided as as_decided
 from ..core.proposals import ended as as_ended
 from ..core.proposals import expired as as_expired
 from ..core.proposals import extended as as_extended
+from ..core.proposals import gone_on as as_gone_on
 from ..core.proposals import used as as_used
 from ..core.proposals import withdrawn as as_withdrawn
 from ..core.walltime import LATEST_MS, WallTime
@@ -154,6 +155,15 @@ class Proposals:
             return as_used(proposal, action_hash, now, runner)
 
         return self._change(id, now, step, "used", None, lambda _: details)
+
+    def go_on_unanswered(self, id: str, action_hash: str, runner: Runner, now: WallTime) -> Proposal:
+        """Write down that nobody answered and that it goes on, as its rules say. Raises Failure unless they do."""
+        details = {"action_hash": action_hash}
+
+        def step(proposal: Proposal) -> Proposal:
+            return as_gone_on(proposal, action_hash, runner)
+
+        return self._change(id, now, step, "went-on", None, lambda _: details)
 
     def go_on_as_job(self, id: str, runner: Runner, now: WallTime) -> Proposal:
         """Write down that what was approved is run by the keeper of a job."""
@@ -410,7 +420,7 @@ def _attach_or_create(
         message = f"the key {new.key!r} stands for another proposal: {there.id}"
         return Failure("KEY_REUSED", message, context={"proposal_id": there.id})
     # An approval lets one pass, also where its work goes on later.
-    holds = there is not None and (there.answers(now) or (new.since is not None and there.used_at is None))
+    holds = there is not None and (there.answers(now) or (new.since is not None and there.is_unused))
     if there is not None and there.action_hash == action_hash and holds:
         return Attached(there, was_made=False)
     if (refusal := left.refusal(new.asked_by)) is not None:

@@ -76,6 +76,8 @@ class StepGate:
             with self._waits(self._key, proposal):
                 proposal = await self._inbox.wait_until(proposal, deadline)
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
+                if await self._inbox.use(proposal.id, ask.action_hash, unanswered=True):
+                    self._used = proposal.id
                 return rendered
             if not proposal.status.allows:
                 outcome = outcome_of(proposal, 0, 0)

@@ -104,7 +104,7 @@ export class ProposalView {
       el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : marked(p.shown.decided_by)), p.decided_via ? [" via ", el("bdi", {}, marked(p.shown.decided_via))] : null, " · ", moment(p.decided_at)] : null),
       d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, marked(p.shown.answer))) : null,
       d && d.notes ? el("blockquote", {}, marked(p.shown.notes)) : null);
-    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, el("strong", {}, RUNS[p.run.state]),
+    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, RUNS[p.run.state]),
       p.run.at ? [" · ", moment(p.run.at)] : null,
       p.run.state === "failed" ? [": ", el("code", {}, p.run.code), " ", marked(p.shown.run || "")] : null));
     if (d && p.status === "modified") {
