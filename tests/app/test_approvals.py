@@ -525,10 +525,11 @@ def test_what_the_operator_sees_and_changes_is_the_file_and_the_command_is_told(
         assert proposal.ask.justification == "because"
         changed = Decision(ProposalStatus.MODIFIED, "softer", file_text="newer")
         await inbox.decide(proposal.id, changed, ADA)
-        return proposal.id, await put(text="new"), await put(text="new")
+        return proposal.id, await put(text="new", justification="for fun"), await put(text="new")
 
     id, passed, again = ask_for(app, home, ask)
     assert passed.arguments["text"] == "newer"
+    assert passed.arguments["justification"] == "because", "what the operator was shown"
     told = passed.arguments["decision"]
     assert (told["status"], told["notes"], told["proposal_id"], told["decided_by"]) == ("modified", "softer", id, "ada")
     assert told["file"] == {"path": str(path), "text": "newer", "current": "old\r\n"}

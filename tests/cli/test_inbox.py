@@ -322,8 +322,8 @@ def test_a_key_stands_for_one_proposal(shotclock: Any, validate_envelope: Any) -
         (["propose", "--current", "x"], {"title", "current"}),
         (["propose", "--title", "A", "--wait", "soon", "--ttl", "-1s", "--as", "a b"], {"wait", "ttl", "as"}),
         (
-            ["propose", "--title", "A" * 201, "--justification", "j" * 30_000, "--wait", "0", "--ttl", "0"],
-            {"title", "justification", "policy.ttl_ms"},
+            ["propose", "--title", "A" * 201, "--justification", "j" * 30_000, "--wait", "0", "--remind", "48h"],
+            {"title", "justification", "policy.remind_ms"},
         ),
         (["list", "--all", "--status", "pending", "--limit", "0"], {"status", "limit"}),
         (["extend"], {"proposal-id", "by"}),

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from .actions import action_text
 from .durations import MAX_MS
 
 JSON = Any  # whatever `json.loads` gives; a recursive alias would say no more to anybody who has to look inside
@@ -112,6 +111,8 @@ class Ask:
     @property
     def text(self) -> str:
         """All of what would be done, as everybody is shown it."""
+        from .actions import action_text  # every App has policies, and few start with a proposal
+
         return action_text(self)
 
     @property

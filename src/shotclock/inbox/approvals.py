@@ -36,6 +36,8 @@ from .budget import response_budget_ms
 from .inbox import Inbox
 
 TITLE_LENGTH = 200
+# The one parameter beside the text that a command with an approved file may have.
+JUSTIFICATION = "justification"
 Check = Callable[[CommandSpec, Mapping[str, object], Admission | None], Awaitable[Envelope]]
 
 
@@ -185,14 +187,11 @@ class Approvals:
         return Ask(
             Kind.FILE,
             _shortened(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
-            justification,
+            justification or str(arguments.get(JUSTIFICATION, "")),
             file=ProposedFile(file.path, str(arguments[file.proposed]), text_at(file.path), was_read=True),
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
             surroundings={
                 "command": f"{self._app}/{spec.name}",
-                "arguments": to_jsonable(
-                    {name: value for name, value in arguments.items() if name not in (file.proposed, file.decision)}
-                ),
                 **self._surroundings(spec),
             },
             dispatched=True,
@@ -241,6 +240,8 @@ def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Prop
         }
     assert proposal.ask.file is not None
     approved = {**arguments, file.proposed: proposal.file_text}
+    if JUSTIFICATION in arguments:  # the one that the operator was shown, whatever this call says
+        approved[JUSTIFICATION] = proposal.ask.justification
     if file.decision is not None:
         shown = {"path": file.path, "text": proposal.file_text, "current": proposal.ask.file.current}
         approved[file.decision] = {**result_of(proposal), "file": shown}
