@@ -234,12 +234,24 @@ def test_what_changed_after_the_yes_does_not_run_with_it(change: str, runs: Runs
     assert runs.done() == []
 
 
-def test_a_hidden_value_beside_what_the_operator_changed_stays_what_it_is(runs: Runs) -> None:
-    runs.env["MY_TOKEN"] = "sekret-one"
-    flow = """
+@pytest.mark.parametrize(
+    "flow",
+    [
+        """
 steps:
   tell: {exec: 'cat >> done', stdin: "{{ env.MY_TOKEN }}", env: {MY_TOKEN: "${MY_TOKEN}"}, approval: true}
-"""
+""",
+        """
+tools:
+  teller: {exec: 'cat >> done', stdin: "{{ env.MY_TOKEN }}"}
+steps:
+  tell: {type: tool, tool: teller, env: {MY_TOKEN: "${MY_TOKEN}"}, approval: true}
+""",
+    ],
+    ids=["command", "tool"],
+)
+def test_a_hidden_value_beside_what_the_operator_changed_stays_what_it_is(flow: str, runs: Runs) -> None:
+    runs.env["MY_TOKEN"] = "sekret-one"
     runs(runs.flow(flow), "--run-id", "r1", code=14)
 
     def changed(proposal: Proposal) -> Decision:

@@ -32,7 +32,7 @@ from ..enforce.hosted import current_scope
 from ..inbox import Inbox, Principal, outcome_of
 from ..providers.provider import StepResult, Waits
 from .kinds import duration_ms
-from .schema import STEP_TYPES, AnyStep, Approval, WorkflowStep
+from .schema import STEP_TYPES, AnyStep, Approval, CommandStep, ToolStep, WorkflowStep
 from .secrets import HIDDEN, Redaction, looks_secret
 from .states import StepState
 
@@ -208,9 +208,12 @@ def _wrong(step: AnyStep, changed: Mapping[str, Any]) -> str | None:
         return None
     if masked := [name for name, value in changed.items() if HIDDEN in canonical(value)]:
         return f"{', '.join(masked)}: a text with a hidden value can be left as it is, or replaced, but not edited"
-    model = STEP_TYPES[step.type]
+    # What runs of a tool is a command; the step itself only names the tool.
+    is_tool = isinstance(step, ToolStep)
+    model = CommandStep if is_tool else STEP_TYPES[step.type]
+    written = {"exec": "-"} if is_tool else step.model_dump(by_alias=True, exclude_unset=True)
     try:
-        model.model_validate({**step.model_dump(by_alias=True, exclude_unset=True), **changed})
+        model.model_validate({**written, **changed})
     except ValidationError as error:
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
     return None
