@@ -25,7 +25,7 @@ def precious(tmp_path: Path) -> Path:
 
 def assert_only_shown(envelope: Any, precious: Path, command: str) -> None:
     assert (envelope["error"]["code"], envelope["meta"]["exit_code"]) == ("CONFIRMATION_REQUIRED", 2)
-    assert envelope["data"]["would_run"] == command
+    assert envelope["data"]["would_run"] == command.replace("-", "_")
     assert envelope["data"]["arguments"] == {"path": str(precious)}
     assert envelope["data"].get("preview") == ([str(precious)] if command == "prune" else None)
     assert (envelope["meta"]["ending"], envelope["meta"]["side_effects"]) == ("not_started", "none")
