@@ -287,3 +287,45 @@ def test_a_repeat_whose_first_call_failed_has_its_time_once(tmp_path: Path):
 def test_the_time_that_a_person_took_is_in_the_duration_but_not_on_the_clock(program: Tool):
     envelope = program.envelope("approved", "0", "--budget", "1s", code=14)
     assert envelope["meta"]["duration_ms"] >= 1000
+
+
+# --- progress (39) --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["advances", "advances_async"])
+def test_fractions_and_a_message_arrive_as_they_were_said(command: str):
+    async def over_mcp() -> list[Any]:
+        heard: list[Any] = []
+
+        async def listen(done: float, total: float | None, message: str | None) -> None:
+            heard.append((done, total, message))
+
+        async with connected(target=f"{PROGRAM}:app") as (client, _):
+            await client.call_tool(command, {}, progress_callback=listen)
+        return heard
+
+    async def in_python() -> list[Any]:
+        from tests.app.programs import answers
+
+        heard: list[Any] = []
+        async with answers.app:
+            await answers.app.call_with(command, {}, on_progress=lambda *said: heard.append(said))
+        return heard
+
+    assert run(over_mcp()) == run(in_python()) == [(0.5, 1.0, "half")]
+
+
+def test_progress_that_is_no_number_raises_where_it_is_said():
+    calls = [(command, {"wrong": True}) for command in ("advances", "advances_async")]
+    text, nan = run(by_library(calls))
+    assert text["error"]["message"] == "TypeError: ctx.progress: done is a number, not a str"
+    assert nan["error"]["message"] == "ValueError: ctx.progress: done is a number with an end, not nan"
+
+
+def test_a_job_shows_a_fraction_as_a_percentage(program: Tool):
+    progress: Any = None
+    for _ in range(20):
+        progress = program.envelope("goes-on", "20", "--budget", "500ms", code=14)["data"]["progress"]
+        if progress["done"]:
+            break
+    assert progress == {"done": 25, "total": 100, "unit": "%"}

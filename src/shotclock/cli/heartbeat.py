@@ -18,7 +18,7 @@ class Heartbeat:
         self._started_ns = monotonic_ns()
         self._progress: dict[str, object] = {}
 
-    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
         said = {"done": done, "total": total, "unit": unit}
         self._progress = {key: value for key, value in said.items() if value is not None}
 

@@ -498,7 +498,7 @@ class Attending(Checkpointing):
         super().__init__(store, key, spec.steps, resume_from)
         self._on_progress = on_progress
 
-    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
             self._on_progress(done, total, unit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from ..core.errors import Failure
 from ..core.trace import TraceContext
 from . import clock
 
-Progress = Callable[[int, int | None, str | None], None]
+Progress = Callable[[float, float | None, str | None], None]
+"""How far it is, of how much, and what is being done or counted."""
 
 
 class Attendant:
@@ -24,7 +26,7 @@ class Attendant:
     stdin_path: str | None = None
     """The file that a function in a worker finds on its stdin; nothing, if not said."""
 
-    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+    def progress(self, done: float, total: float | None, message: str | None) -> None:
         """The work is this far."""
 
     def step(self, name: str) -> None:
@@ -73,8 +75,8 @@ class Listener(Attendant):
     def __init__(self, on_progress: Progress) -> None:
         self._on_progress = on_progress
 
-    def progress(self, done: int, total: int | None, unit: str | None) -> None:
-        self._on_progress(done, total, unit)
+    def progress(self, done: float, total: float | None, message: str | None) -> None:
+        self._on_progress(done, total, message)
 
 
 NOBODY = Attendant()
@@ -134,9 +136,18 @@ class Context:
         """What is left before the bell; None where there is none."""
         return None if self.deadline is None else self.deadline.remaining_ms(clock.monotonic_ns())
 
-    def progress(self, done: int, total: int | None = None, unit: str | None = None) -> None:
-        """Say how far the work is. It also counts as a sign of life for the idle clock."""
-        self._on_progress(done, total, unit)
+    def progress(
+        self, done: float, total: float | None = None, message: str | None = None, *, unit: str | None = None
+    ) -> None:
+        """Say how far the work is. It also counts as a sign of life for the idle clock.
+
+        The message says what is being done. With whole numbers it, or `unit`, is what they count: 3 of 10 files. Raises
+        TypeError or ValueError for what is no number, and for a message that is no text.
+        """
+        message = unit if message is None else message
+        if message is not None and not isinstance(message, str):
+            raise TypeError(f"ctx.progress: the message is a text, not a {type(message).__name__}")
+        self._on_progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def step(self, name: str) -> bool:
         """Begin a declared step. False where the caller resumes from a later one: it was done before, skip it."""
@@ -160,3 +171,14 @@ class Context:
     def call(self, operation: Any, arguments: Mapping[str, object] | None = None, **clocks: Any) -> Any:
         """Call another operation inside this call's deadline. Clocks as in `Clocks.of`: timeout="5s", …"""
         return self._on_call(operation, arguments or {}, Clocks.of(**clocks))
+
+
+def _number(name: str, said: Any) -> float:
+    if not isinstance(said, int | float) or isinstance(said, bool):
+        if isinstance(said, bool) or not (hasattr(said, "__index__") or hasattr(said, "__float__")):
+            raise TypeError(f"ctx.progress: {name} is a number, not a {type(said).__name__}")
+        said = said.__index__() if hasattr(said, "__index__") else said.__float__()
+    if isinstance(said, float) and not math.isfinite(said):
+        raise ValueError(f"ctx.progress: {name} is a number with an end, not {said}")
+    number: float = said
+    return number

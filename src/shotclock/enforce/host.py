@@ -288,7 +288,7 @@ class _Call:
 
     # --- the context --------------------------------------------------------------------------------------
 
-    def _progress(self, done: int, total: int | None, unit: str | None) -> None:
+    def _progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._host.mention("progress", self.number, done, total, unit)
 
     def _step(self, name: str) -> None:

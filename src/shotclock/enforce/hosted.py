@@ -383,7 +383,7 @@ class HostedCall(Ticket):
             skipped_steps=self._attendant.skipped_steps,
         )
 
-    def _progress(self, done: int, total: int | None, unit: str | None) -> None:
+    def _progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._bells.mailbox.post(self._progressed, done, total, unit)
 
     def _ask(self, question: str, value: object) -> Any:
@@ -418,7 +418,7 @@ class HostedCall(Ticket):
             if self._alarms is not None:
                 self._alarms.cancel()
 
-    def _progressed(self, done: int, total: int | None, unit: str | None) -> None:
+    def _progressed(self, done: float, total: float | None, unit: str | None) -> None:
         if self._alarms is not None:
             self._alarms.sign_of_life()
         if not self._abandoned:

@@ -253,7 +253,7 @@ class HostProcess:
             case ("heard", _):
                 if self._unheard.pop(guest.number, None) is not None:
                     self._owner.heard(self, guest)
-            case ("progress", _, int(done), total, unit) if not guest.is_abandoned:
+            case ("progress", _, int() | float() as done, total, unit) if not guest.is_abandoned:
                 guest.sign_of_life()
                 guest.attendant.progress(done, total, unit)
             case ("step", _, str(name)) if not guest.is_abandoned:

@@ -78,7 +78,7 @@ class _Call:
         self.is_last = False
         """Something of it is still there that would disturb the next call: the worker leaves after the answer."""
 
-    def progress(self, done: int, total: int | None, unit: str | None) -> None:
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
         wire.send(self._sock, ("progress", done, total, unit))
 
     def is_stopping(self) -> bool:

@@ -323,7 +323,7 @@ class Worker:
         if task is None:
             return
         match message:
-            case ("progress", int(done), total, unit):
+            case ("progress", int() | float() as done, total, unit):
                 if task.alarms is not None:
                     task.alarms.sign_of_life()
                 task.attendant.progress(done, total, unit)

@@ -146,8 +146,8 @@ class Keeping(Checkpointing):
         self._latest: tuple[int, int | None, str | None] | None = None
         self._written_ns = 0
 
-    def progress(self, done: int, total: int | None, unit: str | None) -> None:
-        self._latest = (max(done, 0), total, unit)
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
+        self._latest = _in_whole_numbers(max(done, 0), total, unit)
         if monotonic_ns() - self._written_ns >= PROGRESS_NS:
             self.write_progress()
 
@@ -158,6 +158,13 @@ class Keeping(Checkpointing):
         with contextlib.suppress(Exception):  # progress is worth a try, not the work
             self._store().jobs.progress(self._job.id, *self._latest, now(), attempt=self._job.attempt)
             self._latest = None
+
+
+def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tuple[int, int | None, str | None]:
+    """A job's progress is counted: of a part of something it is the percentage."""
+    if total is not None and (int(done) != done or int(total) != total):
+        return (int(100 * done / total), 100, "%") if total > 0 else (int(done), None, unit)
+    return int(done), None if total is None else int(total), unit
 
 
 class Logbook:

@@ -20,16 +20,16 @@ class ProgressReports:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._told: int | None = None
-        self._latest: tuple[int, int | None, str | None] | None = None
+        self._told: float | None = None
+        self._latest: tuple[float, float | None, str | None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._rests = False
         self._closed = False
 
-    def heard(self, done: int, total: int | None, unit: str | None) -> None:
+    def heard(self, done: float, total: float | None, message: str | None) -> None:
         if self._closed or (self._latest is not None and done <= self._latest[0]):
             return
-        self._latest = (done, total, unit)
+        self._latest = (done, total, message)
         if self._telling is None:
             self._telling = asyncio.get_running_loop().create_task(self._tell())
 
@@ -50,10 +50,11 @@ class ProgressReports:
 
     async def _tell_latest(self) -> None:
         assert self._latest is not None
-        done, total, unit = self._latest
+        done, total, message = self._latest
         self._told = done
-        amount = f"{done}" if total is None else f"{done} of {total}"
-        await self._report(done, total, f"{amount} {unit}" if unit else None)
+        if message and isinstance(done, int) and (total is None or isinstance(total, int)):  # they count something
+            message = f"{done} {message}" if total is None else f"{done} of {total} {message}"
+        await self._report(done, total, message)
 
     async def finish(self) -> None:
         """Before the answer: what is not told yet is told now, and nothing after it."""

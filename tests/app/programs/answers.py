@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from shotclock import App, Failure, register_error
+from shotclock import App, Context, Failure, register_error
 
 register_error("SHOP_SOLD_OUT", summary="There is none left.", hint="wait", exit_code=90, side_effects="none")
 
@@ -74,6 +74,20 @@ def says(text: str) -> None:
     raise Failure("NOT_FOUND", f"no {bytes.fromhex(text).decode(errors='surrogateescape')}")
 
 
+@app.command(mutates=False)
+def advances(ctx: Context, wrong: bool = False) -> None:
+    ctx.progress(0.5, 1.0, "half")
+    if wrong:
+        ctx.progress("x", 1)  # type: ignore[arg-type]
+
+
+@app.command(mutates=False)
+async def advances_async(ctx: Context, wrong: bool = False) -> None:
+    ctx.progress(0.5, 1.0, "half")
+    if wrong:
+        ctx.progress(float("nan"))
+
+
 @app.command(timeout="2m")
 def lasts(number: Slow = 0) -> None:
     pass
@@ -106,7 +120,8 @@ def alone(folder: Path, number: Slow = 0) -> None:
 
 
 @app.command(interruption=True)
-def goes_on(seconds: float) -> None:
+def goes_on(ctx: Context, seconds: float) -> None:
+    ctx.progress(0.5, 2.0, "a quarter")
     time.sleep(seconds)
 
 

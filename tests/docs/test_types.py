@@ -1,0 +1,73 @@
+"""What the pages and the examples show passes a strict type checker: an author copies it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_docs import BLOCKS, ROOT
+
+pytestmark = pytest.mark.slow
+
+# One run over everything, with a cache of its own that is empty.
+MYPY_WITHIN_S = 300
+
+TYPED = """
+from typing import assert_type
+from shotclock import App, register_error
+
+register_error("ACME_NO_STOCK", summary="None left.", side_effects="none")
+app = App("typed")
+
+@app.command
+def bare(number: int) -> str: ...
+
+@app.command(timeout="5s", mutates=False)
+def declared(number: int, *, loud: bool = False) -> str: ...
+
+@app.command()
+async def awaited(number: int) -> str: ...
+
+assert_type(bare(1), str)
+assert_type(declared(1, loud=True), str)
+async def use() -> None:
+    assert_type(await awaited(1), str)
+
+bare("x")  # error: arg-type
+declared(1, 2)  # error: misc|call-arg
+
+@app.command(timout="5s")  # error: call
+def misspelt() -> None: ...
+"""
+
+
+@pytest.mark.timeout(MYPY_WITHIN_S + 20)
+def test_examples_and_python_blocks_pass_mypy_strict_and_a_command_keeps_its_signature(tmp_path: Path) -> None:
+    written: dict[str, str] = {"typed.py": "typed.py"}
+    typed = TYPED.replace(": ...", ":\n    raise NotImplementedError")
+    (tmp_path / "typed.py").write_text(typed)
+    for number, block in enumerate(block for block in BLOCKS if block.language == "python"):
+        name = f"block_{number}.py"  # no two of them are one module, whatever the pages call them
+        (tmp_path / name).write_text(block.text)
+        written[name] = str(block)
+    for example in sorted((ROOT / "examples").rglob("*.py")):
+        (tmp_path / example.name).write_text(example.read_text())  # by its own name, which a page may import
+        written[example.name] = str(example.relative_to(ROOT))
+    assert len(written) > 20
+    (tmp_path / "mypy.ini").write_text("[mypy]\n")  # not the project's own, which an author does not have
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", "mypy.ini", *sorted(written)],
+        cwd=tmp_path,
+        env={**os.environ, "MYPY_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=MYPY_WITHIN_S,
+    )
+    found = re.findall(r"^([\w.]+):(\d+): error: (.*)$", ran.stdout, re.MULTILINE)
+    wrong = [f"{written[name]} +{line}: {message}" for name, line, message in found if name != "typed.py"]
+    assert not wrong, "\n".join(wrong)
+    meant = {number for number, line in enumerate(typed.splitlines(), 1) if "# error" in line}
+    assert {int(line) for name, line, _ in found if name == "typed.py"} == meant, ran.stdout + ran.stderr
