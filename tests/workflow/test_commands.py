@@ -131,6 +131,30 @@ def test_a_small_number_without_a_unit_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "step",
+    [
+        'fail_if: "output.includes(1) && true"',
+        'transform: "{{ output | json }}"',
+        'env: {X: "{{ inputs.nope }}"}',
+        'stdin: "{{ item }}"',
+        "on_fail: {run: deploy}",
+    ],
+)
+def test_run_refuses_what_check_finds_before_anything_runs(
+    step: str, flow: Path, shotclock: Any, validate_envelope: Any, tmp_path: Path
+) -> None:
+    flow.write_text(f"steps:\n  deploy: {{exec: touch deployed, {step}}}\n")
+    home = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    for command in ("check", "run"):
+        ran = shotclock(command, flow, env=home)
+        error = validate_envelope(ran.json())["error"]
+        assert (ran.code, error["code"], error["phase"]) == (2, "WORKFLOW_INVALID", "validation")
+        assert error["errors"][0]["message"].startswith(f"{flow}:2:")
+    assert not (flow.parent / "deployed").exists()
+
+
+@pytest.mark.slow
 def test_a_caller_with_less_time_than_the_file_asks_for_runs_it_inside_of_that(
     flow: Path, shotclock: Any, validate_envelope: Any, tmp_path: Path
 ) -> None:
