@@ -310,3 +310,10 @@ def test_half_a_character_in_an_answer_is_handed_on(run: Run, speaks: Callable[.
     assert statuses(envelope) == {"a": "succeeded", "b": "failed", "c": "succeeded", "d": "failed"}
     assert step(envelope, "a")["output"] == {"v": "\ud800"} == step(envelope, "c")["output"]
     assert {step(envelope, name)["error"]["code"] for name in "bd"} == {"STEP_INVALID"}
+
+
+def test_an_mcp_answer_that_is_too_large_says_so(run: Run, speaks: Callable[..., str]) -> None:
+    result = json.dumps({"content": [{"type": "text", "text": "x" * 17_000_000}]})
+    envelope = run(f"steps: {{a: {{{speaks(result)}, timeout: 40s}}}}")
+    error: dict[str, Any] = step(envelope, "a")["error"]
+    assert error["code"] == "TOOL_FAILED" and "larger than 16000000 bytes" in error["message"]

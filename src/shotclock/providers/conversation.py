@@ -222,6 +222,9 @@ class Conversation:
                     code = "TOOL_FAILED" if self.stage is Stage.CALLING else "CONNECT_FAILED"
                     message = f"what the MCP server says is larger than {MESSAGE_LIMIT} bytes, which is the limit"
                     self._settle(Problem(code, message))
+                if len(unread) > MESSAGE_LIMIT and unread.lstrip().startswith(b"{"):
+                    self._settle(self._problem(ValueError(f"a message is larger than {MESSAGE_LIMIT} bytes")))
+                    return
                 if strays > STRAY_LIMIT or len(unread) > MESSAGE_LIMIT:
                     self.stray = self.stray or bytes(unread[:STRAY_SHOWN])
                     return
