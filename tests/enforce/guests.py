@@ -95,6 +95,15 @@ async def starts_one_in_a_thread(folder: str) -> None:
     await asyncio.to_thread(child.wait)
 
 
+async def starts_one_in_an_executor(folder: str) -> None:
+    """Whose threads, unlike those of `to_thread`, know nothing of who has asked."""
+    loop = asyncio.get_running_loop()
+    child = await loop.run_in_executor(None, subprocess.Popen, ["sleep", str(FOREVER_S)])
+    mark(folder, "child", child.pid)
+    mark(folder, "ready")
+    await loop.run_in_executor(None, child.wait)
+
+
 async def blocks_beside_a_child(folder: str) -> None:
     child = await asyncio.create_subprocess_exec("sleep", str(FOREVER_S))
     mark(folder, "child", child.pid)

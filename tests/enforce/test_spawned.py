@@ -47,6 +47,7 @@ def op(name: str) -> Operation:
         "waits_beside_an_orphan",
         "waits_for_one_that_ignores_term",
         "starts_one_in_a_thread",
+        "starts_one_in_an_executor",
     ],
 )
 def test_what_a_call_started_is_gone_when_its_time_is_up(where: str, adversary: str, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Python starts processes by a handful of functions. Each is replaced, once, by one that notes the new process for the
 call in whose context it runs, and marks its environment: what leaves its family on the way (a daemon, what a shell put
 into the background) is found by that. A call that has a worker for itself needs none of this: there everything below
-is its own. What hides from both, by starting under another loop than asyncio's or with an environment of its own that
-is then orphaned, is not found.
+is its own. What hides from both, by starting under another loop than asyncio's, in a thread that the call made itself,
+or with an environment of its own that is then orphaned, is not found.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Context as Variables
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,7 @@ def watch(listener: Callable[[Started, int], None] | None = None) -> None:
     _is_watching = True
     import _posixsubprocess
     import subprocess
+    from concurrent.futures import ThreadPoolExecutor
 
     fork_exec = _noting(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
     setattr(_posixsubprocess, "fork_exec", fork_exec)  # noqa: B010  what multiprocessing uses
@@ -138,6 +140,18 @@ def watch(listener: Callable[[Started, int], None] | None = None) -> None:
     for name in ("posix_spawn", "posix_spawnp"):
         setattr(os, name, _noting(getattr(os, name), _SPAWN_ENVIRONMENT))
     os.fork = _noting(os.fork, None)
+    ThreadPoolExecutor.submit = _submitting(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+
+
+def _submitting(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which runs the work in the context of the call: a pool's threads belong to no call."""
+
+    def submit_for_call(pool: Any, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        if current_scope.get() is None:
+            return submit(pool, work, *arguments, **named)
+        return submit(pool, copy_context().run, work, *arguments, **named)
+
+    return submit_for_call
 
 
 def _noting(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
