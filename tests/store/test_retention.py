@@ -199,6 +199,17 @@ def test_old_proposals_go_and_the_audit_trail_stays_whole(store: Store, home: Pa
     assert "lately is gone" in str(asyncio.run(verified())[0])
 
 
+def test_what_was_used_rejected_or_withdrawn_is_over_before_it_expires(store: Store, home: Path) -> None:
+    for name in ("used", "rejected", "withdrawn", "holds"):
+        propose(store, name, ago(10), decided=name in ("used", "holds"), ttl_days=1000)
+    [used] = rows(home, "SELECT action_hash FROM proposals WHERE id = 'used'")
+    assert store.proposals.use("used", used[0], ago(9), None) is not None
+    store.proposals.decide("rejected", Decision(ProposalStatus.REJECTED, "no"), "anna", ago(9))
+    store.proposals.withdraw("withdrawn", "agent", ago(9))
+    assert prune(store, replace(ALL, proposals_ms=5 * DAY_MS), NOW, is_alive).proposals == 3
+    assert {id for (id,) in rows(home, "SELECT id FROM proposals")} == {"holds"}
+
+
 def test_what_a_run_that_has_not_ended_may_come_back_to_stays(store: Store, home: Path) -> None:
     begin(store, "r1", ago(200), DEAD)
     store.runs.park("r1", DEAD, ago(200))

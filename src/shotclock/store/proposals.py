@@ -198,8 +198,9 @@ class Proposals:
         and what a run that has not ended may come back to."""
         with self._database.read() as connection:
             rows = connection.execute(
-                "SELECT id FROM proposals WHERE status <> 'pending' AND expires_at < ? "
-                "AND coalesce(used_at, decided_at, 0) < ? "
+                "SELECT id FROM proposals WHERE status <> 'pending' AND coalesce(used_at, decided_at, created_at) < ? "
+                # A yes that nobody has used holds until it expires; everything else is over when it was decided.
+                "AND (expires_at < ? OR used_at IS NOT NULL OR status IN ('rejected', 'withdrawn')) "
                 "AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_open WHERE ended_at IS NULL "
                 "AND substr(proposals.key, 1, length(runs.id) + 1) IN (runs.id || '/', runs.id || '.')) "
                 "ORDER BY seq",
