@@ -234,6 +234,57 @@ def test_what_changed_after_the_yes_does_not_run_with_it(change: str, runs: Runs
     assert runs.done() == []
 
 
+NESTED = "steps: {o: {type: workflow, workflow: mid.yaml, approval: true}}"
+MIDDLE = """
+steps:
+  first: {exec: echo first >> done}
+  m: {type: workflow, workflow: inner.yaml, depends_on: first}
+"""
+
+
+def _decided_while_it_waits(runs: Runs, said: Decision | Callable[[Proposal], Decision], code: int) -> Any:
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "25s"
+    process = runs.start(runs.flow(NESTED), "--run-id", "r1")
+    runs.decide(said)
+    ended = json.loads(process.communicate(timeout=WITHIN_S)[0])
+    assert process.returncode == code, ended
+    return ended
+
+
+@pytest.mark.parametrize("change", ["mid.yaml", "inner.yaml", "link", None])
+def test_the_approval_of_a_workflow_binds_every_file_that_it_runs(change: str | None, runs: Runs) -> None:
+    runs.flow(MIDDLE, "mid.yaml")
+    runs.flow("steps: {i: {exec: echo good >> done}}", "good.yaml")
+    runs.flow("steps: {i: {exec: echo evil >> done}}", "evil.yaml")
+    (runs.folder / "inner.yaml").symlink_to("good.yaml")
+
+    def said(proposal: Proposal) -> Decision:
+        for name in ("mid.yaml", "inner.yaml"):
+            assert re.search(f'"{runs.folder}/{name}": "sha256 [0-9a-f]{{64}}"', proposal.ask.text), proposal.ask.text
+        if change == "link":
+            (runs.folder / "inner.yaml").unlink()
+            (runs.folder / "inner.yaml").symlink_to("evil.yaml")
+        elif change is not None:
+            runs.flow("steps: {i: {exec: echo evil >> done}}", change)
+        return YES
+
+    ended = _decided_while_it_waits(runs, said, 0 if change is None else 3)
+    if change is None:
+        assert runs.done() == ["first", "good"]
+    else:
+        assert ended["data"]["steps"]["o"]["error"]["code"] == "ACTION_CHANGED" and runs.done() == []
+
+
+def test_a_file_that_an_approved_workflow_changes_before_it_runs_it_is_refused(runs: Runs) -> None:
+    runs.flow(MIDDLE.replace("echo first >> done", "cp evil.yaml inner.yaml"), "mid.yaml")
+    runs.flow("steps: {i: {exec: echo good >> done}}", "inner.yaml")
+    runs.flow("steps: {i: {exec: echo evil >> done}}", "evil.yaml")
+    ended = _decided_while_it_waits(runs, YES, 3)
+    assert ended["data"]["steps"]["o"]["error"]["context"]["failed"] == ["m"] and runs.done() == []
+    with Store.open(runs.folder / "home") as store:
+        assert "ACTION_CHANGED" in str(store.runs.steps("r1.o"))
+
+
 @pytest.mark.parametrize(
     "flow",
     [

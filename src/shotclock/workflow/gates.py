@@ -10,8 +10,8 @@ spent when the step begins; a run that is cut off before that has not begun the 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
+from contextvars import Token
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
 from ..inbox import Inbox, Principal, outcome_of
 from ..providers.provider import StepResult, Waits
+from .inner import approved_files, digests_of
 from .kinds import duration_ms
 from .schema import STEP_TYPES, AnyStep, Approval, CommandStep, ToolStep, WorkflowStep
 from .secrets import HIDDEN, Redaction, looks_secret
@@ -62,6 +63,8 @@ class StepGate:
         self._waits = waits
         self._redaction = redaction
         self._used: str | None = None
+        self._files: Mapping[str, str] = {}
+        self._bound: Token[Mapping[str, str]] | None = None
 
     async def passed(
         self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int, deadline: Deadline | None
@@ -78,6 +81,7 @@ class StepGate:
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
                 if await self._inbox.use(proposal.id, ask.action_hash, unanswered=True):
                     self._used = proposal.id
+                self._bind_files()
                 return rendered
             if not proposal.status.allows:
                 outcome = outcome_of(proposal, 0, 0)
@@ -90,16 +94,26 @@ class StepGate:
             if (wrong := _wrong(step, changed)) is not None:
                 problem = Problem("ARG_ERROR", f"what the operator made of it does not fit: {wrong}", "validation")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/modified")
+            if (await self._ask(step_id, step, rendered, tries)).action_hash != ask.action_hash:
+                raise _action_changed(proposal.id, {"proposal_id": proposal.id})
             if not await self._inbox.use(proposal.id, ask.action_hash):
                 problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/used")
             self._used = proposal.id
+            self._bind_files()
         except Failure as failure:
             return StepResult(answer(admission, raised(failure)), None, "approval/failed")
         return rendered._replace(settings={**rendered.settings, **changed})
 
+    def _bind_files(self) -> None:
+        """Each is compared again with what was approved at the moment it is read to be run."""
+        if self._files:
+            self._bound = approved_files.set({**approved_files.get(), **self._files})
+
     def record(self, error: Mapping[str, Any] | None) -> None:
         """Write down what became of the step, for whoever approved it."""
+        if self._bound is not None:
+            approved_files.reset(self._bound)
         if self._used is not None:
             code = None if error is None else str(error.get("code"))
             self._inbox.record_outcome(self._used, code, "" if error is None else str(error.get("message", "")))
@@ -110,10 +124,7 @@ class StepGate:
         except Failure as failure:
             if failure.code != "KEY_REUSED":
                 raise
-            asked = failure.context.get("proposal_id")
-            message = f"what this step would do now is not what {asked} asks for: it has changed since it was proposed"
-            hint = "run the workflow again, which asks anew"
-            raise Failure("ACTION_CHANGED", message, context=failure.context, suggestion=hint) from None
+            raise _action_changed(failure.context.get("proposal_id"), failure.context) from None
 
     async def _ask(self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int) -> Ask:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
@@ -132,7 +143,9 @@ class StepGate:
         if tries > 1:
             surroundings["tries"] = f"up to {tries}: one approval covers all of them"
         if isinstance(step, WorkflowStep):
-            surroundings["file"] = await asyncio.to_thread(_digest_of_file, rendered)
+            file = rendered.folder / str(rendered.settings["workflow"])
+            self._files = await asyncio.to_thread(digests_of, file)
+            surroundings["files"] = await self._shown(self._files, "files", hidden)
         if hidden:
             surroundings["hidden values, by digest"] = hidden
         return Ask(
@@ -174,12 +187,9 @@ class StepGate:
         return value
 
 
-def _digest_of_file(rendered: RenderedStep) -> str:
-    try:
-        content = (rendered.folder / str(rendered.settings["workflow"])).read_bytes()
-    except OSError as error:  # which fails the step a moment later
-        return f"cannot be read: {error.strerror}"
-    return f"sha256 {hashlib.sha256(content).hexdigest()}"
+def _action_changed(proposal_id: object, context: Mapping[str, object]) -> Failure:
+    message = f"what this step would do now is not what {proposal_id} asks for: it has changed since it was proposed"
+    return Failure("ACTION_CHANGED", message, context=context, suggestion="run the workflow again, which asks anew")
 
 
 def _changes(ask: Ask, proposal: Proposal, settings: Mapping[str, Any]) -> dict[str, Any]:

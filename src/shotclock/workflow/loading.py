@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Collection, Iterable, Sequence
@@ -72,6 +73,7 @@ class Source:
     folder: Path = field(default_factory=Path)
     size: int = 0
     """In bytes."""
+    sha256: str = ""
 
     def place_of(self, path: Sequence[str | int]) -> Place:
         """Of the key, or of the nearest thing around it that is there."""
@@ -113,7 +115,8 @@ def load_file(path: Path) -> Loaded:
 
 
 def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = None) -> Loaded:
-    source = Source(name, folder=folder or Path(), size=len(data))
+    sha256 = hashlib.sha256(data).hexdigest()
+    source = Source(name, folder=folder or Path(), size=len(data), sha256=sha256)
     if len(data) > SIZE_LIMIT:
         return Loaded(source, None, (Finding("file/size", f"is larger than {SIZE_LIMIT} bytes"),))
     try:
@@ -123,7 +126,7 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         place = Place(data.count(b"\n", 0, error.start) + 1, len(before) + 1)
         return Loaded(source, None, (Finding("file/encoding", "is not UTF-8", place=place),))
     tree = read_tree(text)
-    source = Source(name, tree.spots, folder or Path(), len(data))
+    source = Source(name, tree.spots, folder or Path(), len(data), sha256)
     flaws = [Finding(flaw.rule, flaw.message, (), flaw.place, flaw.suggestion) for flaw in tree.flaws]
     if not tree.is_whole:
         return Loaded(source, None, tuple(flaws))
