@@ -162,7 +162,7 @@ def test_with_the_mouse_a_proposal_is_read_approved_modified_rejected_and_extend
     ]  # fmt: skip
     assert page.locator(".dl.gone .code").all_inner_texts() == ["- host: service-7.example"]
     # What the agent says is there is no reason to fold anything away.
-    expect(page.locator(".source")).to_contain_text("what the agent says the file holds")
+    expect(page.locator(".source")).to_contain_text("what the agent said the file held")
     assert page.get_by_role("button", name="unchanged lines").count() == 0
     assert page.locator(".dl.same").count() == len(ROUTES.splitlines()) - 1
     served.propose(**{**SCALE, "policy": {"destructive": True, "ttl": "2h"}, "title": "Delete the old previews"})

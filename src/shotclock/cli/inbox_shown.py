@@ -163,7 +163,7 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
 
 
 _SOURCES = {
-    "claim": "compared with what the agent says the file holds; nobody has looked",
+    "claim": "compared with what the agent said the file held when it asked: its word, not a look at the file",
     "read": "compared with the file itself",
     "nothing": "nobody says what is there now: all of it is shown as new",
 }

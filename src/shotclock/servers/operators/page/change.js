@@ -103,7 +103,7 @@ function put(code, text) {
 // --- whose word it is -------------------------------------------------------------------------------
 
 const SOURCES = {
-  claim: "Compared with what the agent says the file holds. Nobody has looked.",
+  claim: "Compared with what the agent said the file held when it asked: its word, not a look at the file.",
   read: "Compared with the file itself, which the server has read.",
   nothing: "Nobody says what is there now: all of it is shown as new.",
 };
