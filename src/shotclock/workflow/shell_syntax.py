@@ -56,6 +56,8 @@ class Word:
     feeding: list[tuple[int, int]] = field(default_factory=list)
     """Who reads what is written to it: the commands of `>(…)`."""
     is_quoted: bool = False
+    is_expanded: bool = False
+    """Whether the shell puts something into it that is not written there: a variable, the output of a command."""
 
 
 @dataclass
@@ -70,6 +72,20 @@ class Command:
 
 
 @dataclass
+class Group:
+    """A compound command: `( … )`, `{ … }`, `if`, a loop, the body of a function."""
+
+    first: int
+    end: int
+    """From and to which command it reaches."""
+    head: Command
+    """The one that it stands in the place of: it is piped into the group."""
+    tail: Command
+    """The one that has the redirections of the group."""
+    function: str = ""
+
+
+@dataclass
 class Script:
     """What a command says. Commands inside others come behind the one that they are inside of."""
 
@@ -77,6 +93,9 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     computed: list[tuple[int, int]] = field(default_factory=list)
     """The commands whose output is taken for arithmetic."""
+    groups: list[Group] = field(default_factory=list)
+    arrays: list[tuple[str, int, int]] = field(default_factory=list)
+    """Which variables are given `( … )`, and where its items are, which are read as if they were commands."""
 
 
 def read_script(text: str) -> Script:
@@ -111,8 +130,9 @@ class _Reader:
         self._go_deeper()
         commands = self._script.commands
         first = pipeline = len(commands)
-        groups: list[int] = []
+        groups: list[tuple[int, int, Command, str]] = []
         cases = 0
+        function = ""
         command = Command()
         commands.append(command)
         while self._at < self._end:
@@ -140,10 +160,18 @@ class _Reader:
                 self._read_arithmetic("))", Place.ARITHMETIC)
             elif char == "(":
                 self._at += 1
-                is_function = self._text.startswith(")", self._at) and len(command.words) in (1, 2)
+                last = command.words[-1].text if command.words else ""
+                is_array = last.endswith("=")
+                is_function = self._text.startswith(")", self._at) and len(command.words) in (1, 2) and not is_array
                 is_pattern = bool(command.words) and command.words[0].text == "case"
-                self.read_list(")", around)
+                inside = self.read_list(")", around)
+                if is_array:
+                    self._script.arrays.append((last.rstrip("+="), *inside))
+                elif not is_function and not is_pattern:
+                    self._script.groups.append(Group(*inside, command, command, function))
+                    function = ""
                 if is_function or is_pattern:
+                    function = last if is_function else function
                     command = Command()
                     commands.append(command)
             elif self._is_redirection(char):
@@ -159,9 +187,13 @@ class _Reader:
                     continue
                 cases += (name == "case") - (name == "esac" and cases > 0)
                 if name in _OPENING:
-                    groups.append(pipeline)
+                    is_named = len(command.words) > 1 and command.words[0].text == "function"
+                    named = command.words[1].text if is_named else function
+                    groups.append((pipeline, len(commands), command, named))
+                    function = ""
                 elif name in _CLOSING and groups:
-                    pipeline = groups.pop()
+                    pipeline, opened, head, named = groups.pop()
+                    self._script.groups.append(Group(opened, len(commands), head, command, named))
                 if name in _KEPT or not name or name not in _OPENING | _CLOSING | _BETWEEN:
                     command.words.append(word)
                 elif name not in _CLOSING:
@@ -233,11 +265,13 @@ class _Reader:
             self._awaited.append((word.text, is_quoted, dash, command))
             return
         reads = text[self._at] == "<"
+        is_copy = text.startswith("<&", self._at)
         while self._at < self._end and text[self._at] in "<>&|" and not text.startswith(("<(", ">("), self._at):
             self._at += 1
         self._skip_blanks()
         target = self._read_word(around)
-        if target is not None:
+        # `<&3` reads what was opened before.
+        if target is not None and not is_copy:
             # A file that a value names is not the value.
             (command.input if reads else command.output).append(Word(inside=target.inside, feeding=target.feeding))
 
@@ -350,19 +384,24 @@ class _Reader:
                 self._at += 1
         elif text.startswith("$((", at):
             self._at += 3
+            word.is_expanded = True
             self._read_arithmetic("))", Place.ARITHMETIC, word)
         elif text.startswith("$[", at):
             self._at += 2
             self._read_arithmetic("]", Place.OLD_ARITHMETIC, word)
         elif text.startswith("$(", at):
             self._at += 2
+            word.is_expanded = True
             word.inside.append(self.read_list(")"))
         elif text.startswith("${", at):
             self._at += 2
+            word.is_expanded = True
             self._read_brace(word)
         elif char == "`":
+            word.is_expanded = True
             self._read_backtick(word, place)
         else:
+            word.is_expanded = word.is_expanded or char == "$"
             word.text += char
             self._at += 1
 
