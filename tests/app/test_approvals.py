@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from mcp import Client
+from pydantic import BaseModel, Field
 
 from shotclock import App, Failure
 from shotclock.core.catalogue import Catalogue
@@ -307,6 +308,38 @@ def test_defaults_are_shown_and_a_yes_does_not_hold_for_others(home: Home) -> No
     assert other.data["status"] == "pending" and other.data["proposal_id"] != proposal.id
     passed = ask_for(paying("ann"), home, again)
     assert isinstance(passed, Passed) and passed.arguments == {"amount": 9}
+
+
+class Place(BaseModel):
+    port: int = 5432
+    tags: list[str] = Field(default_factory=list)
+
+
+class Opts(BaseModel):
+    force: bool = True
+    target: str = Field("prod", alias="t")
+    places: list[Place] = []
+
+
+def test_defaults_inside_a_model_are_shown_and_bound(home: Home) -> None:
+    app = App("nester")
+
+    @app.command(approval=True)
+    def nested(opts: Opts, other: Place | None = None) -> None: ...
+
+    async def work(put: Any, inbox: Inbox) -> Any:
+        await put(opts={})
+        await put(opts={"force": False, "places": [{}], "target": "dev"}, other={"port": 1})
+        return await pending(inbox, 2)
+
+    asks = {ask.arguments["opts"]["force"]: ask for ask in (each.ask for each in ask_for(app, home, work))}
+    assert asks[True].arguments == {"opts": {"force": True, "t": "prod", "places": []}, "other": None}
+    assert 'force: true\n    t: "prod"' in asks[True].text
+    places = [{"port": 5432}]
+    shown = {"force": False, "places": places, "target": "dev", "t": "prod"}
+    assert asks[False].arguments == {"opts": shown, "other": {"port": 1}}
+    assert asks[False].surroundings["names that are not declared"] == ["opts.target"]
+    assert asks[False].surroundings["defaults known to the program alone"] == ["opts.places[0].tags", "other.tags"]
 
 
 def test_a_yes_does_not_hold_in_another_directory(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

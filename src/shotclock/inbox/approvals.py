@@ -167,15 +167,17 @@ class Approvals:
         assert spec.approval is not None
         given: dict[str, Any] = to_jsonable(dict(arguments))
         title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
+        filling = _Filling(spec.input_schema)
+        arguments = {**_defaults(spec), **filling.filled(given)}
         return Ask(
             Kind.OPERATION,
             _shortened(title),
             justification,
             operation=f"{self._app}/{spec.name}",
-            arguments={**_defaults(spec), **given},
+            arguments=arguments,
             input_schema=spec.input_schema,
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
-            surroundings=self._surroundings(spec),
+            surroundings=self._surroundings(spec, filling),
             dispatched=True,
         )
 
@@ -197,7 +199,7 @@ class Approvals:
             dispatched=True,
         )
 
-    def _surroundings(self, spec: CommandSpec) -> dict[str, Any]:
+    def _surroundings(self, spec: CommandSpec, filling: _Filling | None = None) -> dict[str, Any]:
         """Where it runs, and which arguments nobody can be shown because only the program knows them."""
         try:
             found: dict[str, Any] = {"directory": os.getcwd()}
@@ -208,6 +210,10 @@ class Approvals:
         properties = spec.input_schema.get("properties", {})
         required = spec.input_schema.get("required", [])
         unknown = sorted(name for name, said in properties.items() if name not in required and "default" not in said)
+        if filling is not None:
+            unknown = sorted([*unknown, *filling.unknown])
+            if filling.undeclared:
+                found["names that are not declared"] = sorted(filling.undeclared)
         if unknown and spec.approved_file is None:
             found["defaults known to the program alone"] = unknown
         return found
@@ -217,6 +223,67 @@ def _defaults(spec: CommandSpec) -> dict[str, Any]:
     """What the command is run with where the caller says nothing."""
     properties = spec.input_schema.get("properties", {})
     return {name: said["default"] for name, said in properties.items() if "default" in said}
+
+
+class _Filling:
+    """What the models inside arguments are run with where the caller says nothing, as far as their schema tells."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self.unknown: list[str] = []
+        """Where only the program knows it."""
+        self.undeclared: list[str] = []
+        """What is ignored, or is another name of something whose default is shown beside it."""
+
+    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        properties = self._schema.get("properties", {})
+        return {name: self._value(value, properties.get(name, {}), name) for name, value in given.items()}
+
+    def _value(self, value: Any, schema: Any, path: str) -> Any:
+        if not isinstance(value, dict | list):
+            return value
+        fitting = self._fitting(value, schema)
+        if len(fitting) > 1:
+            self.unknown.append(path)
+        if len(fitting) != 1:
+            return value
+        [schema] = fitting
+        if isinstance(value, list):
+            first = schema.get("prefixItems", [])
+            rest = schema.get("items", {})
+            return [
+                self._value(each, first[at] if at < len(first) else rest, f"{path}[{at}]")
+                for at, each in enumerate(value)
+            ]
+        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+        if properties and not more:
+            self.undeclared += [f"{path}.{name}" for name in value if name not in properties]
+        found = {name: self._value(each, properties.get(name, more), f"{path}.{name}") for name, each in value.items()}
+        for name, said in properties.items():
+            if name not in value and "default" in said:
+                found[name] = said["default"]
+            elif name not in value:
+                self.unknown.append(f"{path}.{name}")
+        return found
+
+    def _fitting(self, value: dict[str, Any] | list[Any], schema: Any) -> list[dict[str, Any]]:
+        """Those of the shapes it may have that this value may have been meant as."""
+        if not isinstance(schema, dict):
+            return []
+        if "$ref" in schema:
+            return self._fitting(value, self._schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]))
+        for several in ("anyOf", "oneOf", "allOf"):
+            if several in schema:
+                return [each for option in schema[several] for each in self._fitting(value, option)]
+        if schema.get("type") != ("array" if isinstance(value, list) else "object"):
+            return []
+        if isinstance(value, dict):
+            constants = {name: said["const"] for name, said in schema.get("properties", {}).items() if "const" in said}
+            if any(name in value and value[name] != constant for name, constant in constants.items()):
+                return []
+            if any(name not in value for name in schema.get("required", [])):
+                return []
+        return [schema]
 
 
 def _is_asked_alike(there: Ask, ask: Ask) -> bool:
@@ -234,9 +301,9 @@ def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Prop
         asked = dict(proposal.ask.arguments or {})
         # A default that was shown and left alone stays the command's own: not every one would pass as an argument.
         return {
-            name: value
+            name: arguments[name] if is_same else value
             for name, value in (proposal.arguments or {}).items()
-            if name in arguments or name not in asked or canonical(asked[name]) != canonical(value)
+            if not (is_same := name in asked and canonical(asked[name]) == canonical(value)) or name in arguments
         }
     assert proposal.ask.file is not None
     approved = {**arguments, file.proposed: proposal.file_text}
