@@ -14,6 +14,7 @@ import pytest
 
 from shotclock.core.proposals import Decision, Proposal, ProposalStatus
 from shotclock.core.walltime import WallTime
+from shotclock.inbox import Inbox, Principal
 from shotclock.store import Store
 from tests.runs.test_people import INCOMPLETE, WITHIN_S, YES, Runs, runs
 
@@ -223,3 +224,94 @@ def test_a_run_that_is_under_way_is_not_cancelled_from_outside(runs: Runs) -> No
         process.terminate()
         process.communicate(timeout=WITHIN_S)
     assert process.returncode == 143
+
+
+# --- several that wait in one step ----------------------------------------------------------------------------
+
+EACH_GATED = """
+timeout: 20m
+steps:
+  go: {for_each: [a, b], exec: 'echo {{ item }} >> done; echo {{ item }}', approval: true}
+"""
+EACH_ASKED = """
+timeout: 20m
+steps:
+  q: {type: human-input, prompt: 'x {{ item }}', for_each: [a, b]}
+"""
+INSIDE_GATED = """
+timeout: 20m
+steps:
+  go: {type: workflow, workflow: inner.yaml, approval: true}
+"""
+
+
+def decide_some(runs: Runs, decisions: dict[str, Decision]) -> None:
+    """By what stands in the proposal, among those that are open."""
+
+    async def work() -> None:
+        with Store.open(runs.folder / "home") as store:
+            inbox = Inbox(store)
+            for text, decision in decisions.items():
+                [one] = [
+                    each
+                    for each in proposals(runs)
+                    if each.is_open and text in f"{each.ask.title} {each.ask.operation}"
+                ]
+                await inbox.decide(one.id, decision, Principal.local())
+            await inbox.close()
+
+    asyncio.run(asyncio.wait_for(work(), WITHIN_S))
+
+
+def test_a_run_whose_items_all_wait_for_an_approval_is_parked_and_goes_on_after_the_answers(runs: Runs) -> None:
+    parked = runs(runs.flow(EACH_GATED), "--run-id", "r", code=14)
+    assert len(parked["data"]["waiting"]) == 2
+    decide_some(runs, {"go[0]": YES, "go[1]": YES})
+    assert runs("--resume", "r", code=0)["data"]["steps"]["go"]["output"] == ["a", "b"]
+    assert sorted(runs.done()) == ["a", "b"] and len(proposals(runs)) == 2
+
+
+def test_an_item_that_was_approved_and_has_run_is_not_run_again_after_the_others_were_waited_for(runs: Runs) -> None:
+    runs(runs.flow(EACH_GATED), "--run-id", "r", code=14)
+    decide_some(runs, {"go[0]": YES})
+    still = runs("--resume", "r", code=14)
+    assert len(still["data"]["waiting"]) == 1 and runs.done() == ["a"]
+    decide_some(runs, {"go[1]": YES})
+    assert runs("--resume", "r", code=0)["data"]["steps"]["go"]["output"] == ["a", "b"]
+    assert runs.done() == ["a", "b"] and len(proposals(runs)) == 2
+
+
+def test_an_item_that_works_is_waited_for_although_another_one_needs_a_person(runs: Runs) -> None:
+    slow = EACH_GATED.replace("echo {{ item }} >> done;", "sleep 2; echo {{ item }} >> done;")
+    runs(runs.flow(slow), "--run-id", "r", code=14)
+    decide_some(runs, {"go[0]": YES})
+    runs("--resume", "r", code=14)
+    assert runs.done() == ["a"]
+
+
+def test_a_run_whose_items_are_all_questions_is_parked_and_goes_on_after_the_answers(runs: Runs) -> None:
+    parked = runs(runs.flow(EACH_ASKED), "--run-id", "r", code=14)
+    assert {waits["title"] for waits in parked["data"]["waiting"]} == {"x a", "x b"}
+    decide_some(runs, {"x b": Decision(ProposalStatus.APPROVED, answer="south")})
+    assert len(runs("--resume", "r", code=14)["data"]["waiting"]) == 1
+    decide_some(runs, {"x a": Decision(ProposalStatus.APPROVED, answer="north")})
+    assert runs("--resume", "r", code=0)["data"]["steps"]["q"]["output"] == ["north", "south"]
+    assert len(proposals(runs)) == 2
+
+
+def test_a_run_inside_another_that_waits_for_its_approval_is_parked_and_goes_on_after_the_yes(runs: Runs) -> None:
+    runs.flow("steps: {one: {exec: echo inner >> done}}", "inner.yaml")
+    runs(runs.flow(INSIDE_GATED), "--run-id", "r", code=14)
+    runs.decide(YES)
+    runs("--resume", "r", code=0)
+    assert runs.done() == ["inner"] and len(proposals(runs)) == 1
+
+
+def test_an_approved_run_inside_another_that_asks_something_itself_is_approved_once(runs: Runs) -> None:
+    runs.flow(QUESTION.replace("4s", "5m"), "inner.yaml")
+    runs(runs.flow(INSIDE_GATED), "--run-id", "r", code=14)
+    runs.decide(YES)
+    runs("--resume", "r", code=14)
+    runs.decide(Decision(ProposalStatus.APPROVED, answer="yes"))
+    runs("--resume", "r", code=0)
+    assert runs.done() == ["yes"] and len(proposals(runs)) == 2

@@ -41,6 +41,17 @@ class Attention:
             self._look()
 
     @contextmanager
+    def leave_to_parts(self) -> Iterator[None]:
+        """Inside `at_work`, which it is not any more: each of its parts says by itself whether it works."""
+        self._at_work -= 1
+        self._look()
+        try:
+            yield
+        finally:
+            self._at_work += 1
+            self._look()
+
+    @contextmanager
     def waits(self, key: str, proposal: Proposal) -> Iterator[None]:
         """Inside `at_work`, which it is not any more until somebody has answered."""
         self._at_work -= 1

@@ -56,13 +56,23 @@ class RenderedStep(NamedTuple):
 
 
 class StepGate:
-    def __init__(self, inbox: Inbox, key: str, waits: Waits, redaction: Redaction, run_began_at: WallTime) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        key: str,
+        waits: Waits,
+        redaction: Redaction,
+        run_began_at: WallTime,
+        *,
+        used: str | None = None,
+    ) -> None:
+        """`used` is the proposal whose yes was used for this step before the run was parked."""
         self._inbox = inbox
         self._key = key
         self._run_began_at = run_began_at
         self._waits = waits
         self._redaction = redaction
-        self._used: str | None = None
+        self.used = used
         self._files: Mapping[str, str] = {}
         self._bound: Token[Mapping[str, str]] | None = None
 
@@ -75,12 +85,17 @@ class StepGate:
         admission = admit(f"step {step_id}", Clocks(timeout_ms=0), parent=deadline, parent_owner=owner)
         try:
             ask = await self._ask(step_id, step, rendered, tries)
+            known = None if self.used is None else await self._inbox.get(self.used)
+            if known is not None and known.ask.action_hash == ask.action_hash:
+                self._bind_files()
+                return rendered._replace(settings={**rendered.settings, **_changes(ask, known, rendered.settings)})
+            self.used = None
             proposal = await self._propose(ask)
             with self._waits(self._key, proposal):
                 proposal = await self._inbox.wait_until(proposal, deadline)
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
                 if await self._inbox.use(proposal.id, ask.action_hash, unanswered=True):
-                    self._used = proposal.id
+                    self.used = proposal.id
                 self._bind_files()
                 return rendered
             if not proposal.status.allows:
@@ -99,7 +114,7 @@ class StepGate:
             if not await self._inbox.use(proposal.id, ask.action_hash):
                 problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/used")
-            self._used = proposal.id
+            self.used = proposal.id
             self._bind_files()
         except Failure as failure:
             return StepResult(answer(admission, raised(failure)), None, "approval/failed")
@@ -114,9 +129,9 @@ class StepGate:
         """Write down what became of the step, for whoever approved it."""
         if self._bound is not None:
             approved_files.reset(self._bound)
-        if self._used is not None:
+        if self.used is not None:
             code = None if error is None else str(error.get("code"))
-            self._inbox.record_outcome(self._used, code, "" if error is None else str(error.get("message", "")))
+            self._inbox.record_outcome(self.used, code, "" if error is None else str(error.get("message", "")))
 
     async def _propose(self, ask: Ask) -> Proposal:
         try:

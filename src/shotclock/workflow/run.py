@@ -325,7 +325,7 @@ def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Sto
             )
             asker, key = Principal.local().name, key_of(run.id, state)
             if harmless or (step.approval and not step.for_each and not store.proposals.was_used(asker, key)):
-                state = state.fresh()
+                state = state.put_off()
             else:
                 state.status = Status.INTERRUPTED
                 message = "its process died while it ran, and nothing says that it may run twice"

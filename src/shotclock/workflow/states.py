@@ -75,6 +75,10 @@ class StepState:
     """A `run` of another step has called for it."""
     is_cut_short: bool = False
     """The run's own clock stopped it."""
+    proposal_id: str | None = None
+    """Of the approval that it began with, before the run was parked."""
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    """The records of its items, where the run was parked while some of them waited."""
 
     @property
     def has_passed(self) -> bool:
@@ -103,6 +107,14 @@ class StepState:
             is_called=self.is_called,
         )
 
+    def put_off(self) -> StepState:
+        """The same step for when the run goes on: what was done of its items stays done."""
+        later = self.fresh()
+        # Only these wait for a person once they were approved. Whatever else had begun may not begin twice.
+        later.proposal_id = self.proposal_id if self.type in ("human-input", "workflow") else None
+        later.parts = self.parts
+        return later
+
     def shown(self) -> dict[str, Any]:
         """For the envelope: what is there to say, and no more."""
         return {name: value for name in _SHOWN if (value := getattr(self, name)) or name in _ALWAYS_SHOWN}
@@ -123,9 +135,8 @@ class StepState:
 
 
 _FIELDS = tuple(field.name for field in fields(StepState))
-_SHOWN = tuple(
-    name for name in _FIELDS if name not in ("id", "continues", "visit", "calls", "is_called", "is_cut_short")
-)
+_KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts"}
+_SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}

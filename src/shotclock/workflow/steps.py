@@ -133,8 +133,7 @@ class Steps:
 
     async def execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
         """Leaves the state final. A cancellation is passed on."""
-        # A run inside this one says by itself whether it works.
-        with contextlib.nullcontext() if step.type == "workflow" else self._attention.at_work():
+        with self._attention.at_work():
             await self._execute(name, step, state, scope)
 
     async def _execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
@@ -196,22 +195,29 @@ class Steps:
         around = self._places if KINDS[step.type].needs_place else None
         places = Places(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), around)
         parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
+        if len(state.parts) == len(parts):
+            parts = [StepState.from_record(record) for record in state.parts]
+        state.parts = []
 
         async def one(number: int, item: Any) -> None:
+            if parts[number].status.is_final:  # before the run was parked
+                return
             here = {**scope, "item": item, "index": number}
             if source is not None:  # the one output that is meant is this item's
                 here["outputs"] = ChainMap({source: item}, scope["outputs"])
             async with places.one():
-                try:
-                    parts[number].status = await self._tries(name, step, parts[number], here)
-                except StepFailed as failed:
-                    parts[number].status = Status.FAILED
-                    parts[number].error = failed.error_after(parts[number].attempts)
+                with self._attention.at_work():
+                    try:
+                        parts[number].status = await self._tries(name, step, parts[number], here)
+                    except StepFailed as failed:
+                        parts[number].status = Status.FAILED
+                        parts[number].error = failed.error_after(parts[number].attempts)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for number, item in enumerate(items):
-                    group.create_task(one(number, item))
+            with self._attention.leave_to_parts():
+                async with asyncio.TaskGroup() as group:
+                    for number, item in enumerate(items):
+                        group.create_task(one(number, item))
         except asyncio.CancelledError:  # what they had said until then is kept, as that of one would be
             stopped = next((part for part in parts if part.ending and not part.status.is_final), None)
             with contextlib.suppress(ValueError):
@@ -219,6 +225,9 @@ class Steps:
             state.attempts = sum(part.attempts for part in parts)
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
+            if self._attention.parked.done():
+                records = [(part if part.status.is_final else part.put_off()).recorded() for part in parts]
+                state.parts = [] if _is_too_large(records) else records
             raise
         outputs = [part.output for part in parts]
         state.attempts = sum(part.attempts for part in parts)
@@ -251,18 +260,28 @@ class Steps:
         deadline = self._deadlines.of(name)
         if step.approval:
             gate = StepGate(
-                self._inbox(), key_of(self._run_id, state), self._attention.waits, self._redaction, self._run_began_at
+                self._inbox(),
+                key_of(self._run_id, state),
+                self._attention.waits,
+                self._redaction,
+                self._run_began_at,
+                used=state.proposal_id,
             )
             rendered = await self._rendered_step(step, scope)
             passed = await gate.passed(state.id, step, rendered, most, deadline)
             if isinstance(passed, StepResult):
                 return self._noted(step, state, passed)
+            state.proposal_id = gate.used
             ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
             try:
                 verdict = await self._retried(name, step, state, scope, passed)
                 ended = (state.error or {}) if verdict.is_bad else None
             except StepFailed as failed:
                 ended = failed.error
+                raise
+            except asyncio.CancelledError:
+                if self._attention.parked.done() and state.put_off().proposal_id is not None:
+                    gate.used = None  # what became of it is known once the run has gone on
                 raise
             finally:
                 gate.record(ended)
@@ -365,12 +384,15 @@ class Steps:
             asked,
             self._redaction.holds,
         )
+        # A run inside this one says by itself whether it works.
+        left = self._attention.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
         try:
-            return await self._providers[step.type].run(call, self._runtime)
+            with left:
+                return await self._providers[step.type].run(call, self._runtime)
         except asyncio.CancelledError as cancelled:
             state.ending, state.error = Ending.CANCELLED.value, None
-            if (left := handed_over(cancelled)) is not None:
-                self._noted(step, state, left)
+            if (kept := handed_over(cancelled)) is not None:
+                self._noted(step, state, kept)
             raise
 
     async def _rendered_step(self, step: AnyStep, scope: dict[str, Any]) -> RenderedStep:
