@@ -413,7 +413,7 @@ class _Commands:
             yield from _in_script(self.values_in([*_awk_programs(words), *made]), name)
         elif name == "env":
             split = [word for word in words if word.text.startswith("--split-string=")]
-            split += _code_words(words, "S", stops=False)
+            split += _code_words(words, "S", valued="uC")
             yield from _in_script(self.values_in(split), "`env -S`")
         elif name == "ssh":
             _, remote = _ssh_words(words)
@@ -665,6 +665,7 @@ def _shell_script(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
 
 def _awk_programs(words: Sequence[Word]) -> list[Word]:
     skip = ""
+    has_file = False
     found = []
     for word in words:
         if skip:
@@ -673,10 +674,9 @@ def _awk_programs(words: Sequence[Word]) -> list[Word]:
             skip = ""
         elif word.text in ("-F", "-v", "-f", "-e", "-i", "--source", "--file", "--assign", "--field-separator"):
             skip = word.text
-            if word.text in ("-f", "--file"):
-                return found
+            has_file = has_file or word.text in ("-f", "--file")
         elif not word.text.startswith("-") or word.text == "-":
-            return found if found else [word]
+            return found if found or has_file else [word]
     return found
 
 
