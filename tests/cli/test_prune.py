@@ -1,7 +1,6 @@
 """`shotclock prune`: what it says, and that a run's envelope is the same before and after."""
 
 import json
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +54,12 @@ def test_wrong_limits_are_told_all_at_once(shotclock: Callable[..., Any], env: d
     assert refused.code == 2 and "SHOTCLOCK_KEEP_RUNS" in refused.json()["error"]["message"]
 
 
-def test_a_person_reads_what_went(on_terminal: Callable[..., Any], env: dict[str, str]) -> None:
-    seen = on_terminal("prune", streams=("stdout", "stderr"), env={**os.environ, **env})
+def test_a_person_reads_what_went(
+    on_terminal: Callable[..., Any], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    seen = on_terminal("prune", streams=("stdout", "stderr"), env=env)
     assert "0 runs (0 B) and 0 proposals went" in str(seen)
 
 
