@@ -67,7 +67,8 @@ browser:
 test: $(STAMP) browser ## the whole suite
 	$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations=25 -m "not soak and not alone" || \
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not soak and not alone"
-	$(BIN)/python -m pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
+	$(BIN)/python -m pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests) || \
+	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m alone
 
 # Each version in a venv of its own, .venv-3.12 and so on. A pyenv shim of a version that is not activated does not run.
 PYTHONS := 3.11 3.12 3.13

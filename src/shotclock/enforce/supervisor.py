@@ -61,8 +61,8 @@ SUPERVISOR_NAME = "shotclock-sup"
 # For those who wait for a supervisor. Past the bell: one that has not rung it by then may be stopped, by a signal of
 # the very work that it guards, and is told to go on. Past the kill: one that is stopped all the same is killed itself.
 LATE_BELL_MS = 30
-SILENT_LIMIT_MS = 50
-LOOK_PAUSE_MS = 50
+SILENT_LIMIT_MS = 20
+LOOK_PAUSE_MS = 10
 
 
 class _Stage(Enum):
