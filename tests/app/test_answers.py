@@ -205,7 +205,7 @@ def test_waiting_for_stdin_counts(program: Tool):
         meta = program.envelope("reads", "--timeout", "1s", code=4, stdin=silent.stdout)["meta"]
     finally:
         silent.kill()
-        silent.communicate()
+        silent.communicate(timeout=10)
     assert (meta["timeout_ms"], meta["tool_version"]) == (1000, "1.2.3")
     assert meta["duration_ms"] >= 1000
 
