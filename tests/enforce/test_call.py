@@ -1055,6 +1055,72 @@ def test_a_handler_is_the_same_on_the_callers_loop_as_on_another(share_loop: boo
     run(scenario())
 
 
+async def blocks_its_loop(for_s: float) -> None:
+    """Not in this task: in a callback, where the loop is in nobody's."""
+    asyncio.get_running_loop().call_soon(time.sleep, for_s)
+    await asyncio.sleep(0)
+
+
+async def waits_a_little() -> None:
+    await asyncio.sleep(0.05)
+
+
+async def calls_twice(ctx: Context) -> list[Any]:
+    """Say in which threads it was, and what its calls answered."""
+    seen: list[Any] = [threading.get_ident()]
+    for _ in range(2):
+        seen += [(await ctx.call("waits_a_little")).ok, threading.get_ident()]
+    return seen
+
+
+@pytest.mark.slow
+def test_a_handler_stays_on_its_loop_also_where_its_answer_comes_while_that_is_blocked() -> None:
+    async def scenario() -> Envelope:
+        operations = [Operation("waits_a_little", waits_a_little), Operation("calls_twice", calls_twice)]
+        async with Runtime(operations=operations) as runtime:
+            clocks = Clocks.of("20s")
+            assert (await runtime.call("calls_twice", clocks=clocks)).ok  # from here on all of it is imported
+            calling = asyncio.create_task(runtime.call("calls_twice", clocks=clocks))
+            await asyncio.sleep(0.02)
+            blocking = asyncio.create_task(runtime.call(Operation("blocks", blocks_its_loop), {"for_s": 0.6}, clocks))
+            others = []
+            while not blocking.done():  # whoever looks after blocked loops is kept looking
+                others.append(asyncio.create_task(runtime.call("waits_a_little", clocks=clocks)))
+                await asyncio.sleep(0.01)
+            assert all(envelope.ok for envelope in await asyncio.gather(*others))
+            return await calling
+
+    envelope = run(scenario())
+    assert envelope.ok, envelope
+    first, *rest = envelope.value
+    assert rest == [True, first, True, first]
+
+
+@pytest.mark.slow
+def test_blocked_loops_are_looked_after_also_where_a_call_made_by_a_call_on_one_of_them_was_the_last() -> None:
+    began = threading.Event()
+
+    async def blocks_after_a_call(ctx: Context) -> None:
+        await asyncio.sleep(0.3)  # until nobody looks after the loops any more
+        await ctx.call("waits_a_little")
+        began.set()
+        time.sleep(4)
+
+    async def scenario() -> tuple[tuple[Envelope, float], Envelope]:
+        operations = [Operation("waits_a_little", waits_a_little), Operation("blocks", blocks_after_a_call)]
+        async with Runtime(operations=operations) as runtime:
+            clocks = Clocks.of("20s")
+            assert (await runtime.call("waits_a_little", clocks=clocks)).ok  # from here on all of it is imported
+            await asyncio.sleep(0.3)  # nobody looks after the loops any more
+            blocking = asyncio.create_task(runtime.call("blocks", clocks=clocks))
+            await soon(began.is_set)
+            return await timed(runtime.call("waits_a_little", clocks=clocks)), await blocking
+
+    (envelope, took_ms), blocked = run(scenario())
+    assert envelope.ok and blocked.ok
+    assert took_ms < 2000, "it waited for the one that blocks its loop"
+
+
 # --- an inherited deadline --------------------------------------------------------------------------
 
 

@@ -623,15 +623,23 @@ class Runtime:
         self._orphans.pop(call, None)
 
     def _watch_pickups(self) -> None:
-        if self._pickup_check is None:
-            loop = asyncio.get_running_loop()
-            self._pickup_check = loop.call_later(PICKUP_CHECK_S, self._check_pickups)
+        """Look after the loops for a while. From home: one that is to be looked after may block the moment after."""
+        if self._pickup_check is not None or self._home is None or self._closed:
+            return
+        if asyncio._get_running_loop() is self._home:
+            self._pickup_check = self._home.call_later(PICKUP_CHECK_S, self._check_pickups)
+        else:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._home.call_soon_threadsafe(self._watch_pickups)
 
     def _check_pickups(self) -> None:
         self._pickup_check = None
         waiting = self._hosts.relieve_blocked()
-        for bells in list(self._bells_of.values()):
-            waiting = bells.mailbox.deliver_deferred() or waiting
+        for loop, bells in list(self._bells_of.items()):
+            if loop.is_closed():
+                self._bells_of.pop(loop, None)
+            else:  # other loops' letters may only be opened there: they resume tasks
+                waiting = bells.mailbox.wake_for_deferred() or waiting
         if waiting and not self._closed:
             self._watch_pickups()
 

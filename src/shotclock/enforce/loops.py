@@ -82,10 +82,16 @@ class Mailbox:
             self._deferring = True
             sender.call_later(LATER_S, self._wake_now)
 
-    def deliver_deferred(self) -> bool:
+    def deliver_deferred(self) -> None:
         """On the loop itself: look for letters whose sender was blocked before it could wake us."""
         self._deferring = False
         self._deliver(len(self._posted))
+
+    def wake_for_deferred(self) -> bool:
+        """The same, from any thread. True while there are letters."""
+        if self._posted:
+            self._deferring = False
+            self.wake()
         return bool(self._posted)
 
     def wake(self) -> None:
