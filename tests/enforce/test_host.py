@@ -20,7 +20,19 @@ from shotclock.core.operation import HandlerReference
 from shotclock.enforce import hosts
 from shotclock.enforce.context import Attendant
 from tests.enforce import guests, operations
-from tests.enforce.bounds import OVERSHOOT_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
+from tests.enforce.bounds import (
+    LONG_GRACE_MS,
+    OVERSHOOT_MS,
+    ROOT,
+    WrongFoot,
+    eventually,
+    mark_of,
+    marked,
+    on_time,
+    run,
+    soon,
+    timed,
+)
 
 pytestmark = [pytest.mark.usefixtures("no_survivors")]
 
@@ -437,7 +449,7 @@ def test_whatever_a_handler_does_it_is_stopped_when_its_time_is_up_and_the_next_
     async def scenario(folder: Path, timeout_ms: int) -> tuple[Envelope, int]:
         async with a_runtime() as runtime:
             assert (await runtime.call(op("counts"), clocks=SOON)).value[0] == 1
-            clocks = Clocks(timeout_ms=timeout_ms, grace_ms=GRACE_MS)
+            clocks = Clocks(timeout_ms=timeout_ms, grace_ms=GRACE_MS if uses_grace else LONG_GRACE_MS)
             envelope = await runtime.call(op(adversary), {"folder": str(folder)}, clocks)
             assert ending != "killed" or not marked(folder)
             assert runtime.orphans == []

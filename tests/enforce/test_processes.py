@@ -16,7 +16,7 @@ import pytest
 from shotclock import Clocks, Envelope, Runtime
 from shotclock.enforce.capture import SPILL_CAP, Capture
 from tests.enforce import work
-from tests.enforce.bounds import OVERSHOOT_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon
+from tests.enforce.bounds import ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "home")
 
@@ -386,7 +386,8 @@ def test_a_command_that_cleans_up_in_time_is_let_finish(surface: Run, tmp_path: 
     def attempt(number: int) -> dict[str, Any]:
         folder = tmp_path / str(number)
         folder.mkdir()
-        envelope = surface(*command("cleans_up_when_asked", folder), timeout="600ms", grace="5s", cwd=ROOT)
+        timeout = f"{600 * 2**number}ms"
+        envelope = surface(*command("cleans_up_when_asked", folder), timeout=timeout, grace="5s", cwd=ROOT)
         assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "killed")
         if not (folder / "ready").exists():
             raise WrongFoot("stopped before it was ready")
@@ -406,18 +407,20 @@ def test_grace_shrinks_where_the_inherited_deadline_is_near(
     def attempt(number: int) -> dict[str, Any]:
         folder = tmp_path / str(number)
         folder.mkdir()
-        monkeypatch.setenv("SHOTCLOCK_REMAINING_MS", "1500")
+        timeout_ms = 1000 * 2**number
+        monkeypatch.setenv("SHOTCLOCK_REMAINING_MS", str(timeout_ms + 500 * 2**number))
         monkeypatch.delenv("SHOTCLOCK_DEADLINE_NS", raising=False)
-        envelope = surface(*command("swallows_everything", folder), timeout="1s", grace="10s", cwd=ROOT)
+        clocks = {"timeout": f"{timeout_ms}ms", "grace": "10s"}
+        envelope = surface(*command("swallows_everything", folder), **clocks, cwd=ROOT)
         assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "killed")
         if not (folder / "ready").exists():
             raise WrongFoot("stopped before it was ready")
-        if envelope["meta"]["timeout_ms"] < 1000:
-            raise WrongFoot("less than a second was left when it began")
-        assert envelope["meta"]["duration_ms"] >= 1000
+        if envelope["meta"]["timeout_ms"] < timeout_ms:
+            raise WrongFoot("less than the timeout was left when it began")
+        assert envelope["meta"]["duration_ms"] >= timeout_ms
         return envelope
 
-    on_time(attempt, beyond_ms=500 - OVERSHOOT_MS)
+    on_time(attempt, beyond_ms=lambda number: 400 * 2**number)
 
 
 @pytest.mark.slow

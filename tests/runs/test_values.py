@@ -138,13 +138,53 @@ def test_data_that_looks_like_a_mark_of_ours_stays_data(template: str, forged: s
     assert ran.stdout.decode() == f"sekret,{forged},"
 
 
-def test_a_filter_over_a_block_that_would_move_values_is_refused() -> None:
-    for kind in ("truncate(9)", "replace(':1', ':0') | replace('0', '1')", "reverse"):
-        template = f"echo {{% filter {kind} %}}{{{{ 'a' }}}} {{{{ 'b' }}}}{{% endfilter %}}"
+@pytest.mark.parametrize(
+    "filters",
+    [
+        "truncate(9)",
+        "truncate(12)",
+        "replace(':1', ':0')",
+        "replace(':1', ':0') | replace('0', '1')",
+        "reverse",
+        "length",
+        "list",
+        "replace('a', '') | center(80) | last",
+    ],
+)
+def test_a_filter_over_a_block_that_would_move_values_is_refused(filters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = f"echo {{% filter {filters} %}}{{{{ 'a' }}}} b {{{{ 'b' }}}} b {{{{ 'c' }}}}{{% endfilter %}}"
+    # Whatever the random part of the marks happens to be.
+    for nonce in (*range(12), 1111111111111111111, 2**64 - 1):
+        monkeypatch.setattr(os, "urandom", lambda size, nonce=nonce: nonce.to_bytes(size))
         with pytest.raises(templates.TemplateError, match="filter the value itself"):
             templates.render_all([template], {}, marked=True)
-    text, values = templates.render_all(["echo {% filter upper %}{{ 'a' }}{% endfilter %}"], {}, marked=True)[0]
-    assert with_references(text, values)[1] == {"SHOTCLOCK_VALUE_0": "a"}
+
+
+def test_a_filter_over_a_block_that_leaves_its_values_alone_is_allowed() -> None:
+    template = "echo {% filter upper %}x {{ 'a' }} {% filter trim %} {{ 'b' }}{% endfilter %}{% endfilter %}"
+    text, values = templates.render_all([template], {}, marked=True)[0]
+    command, variables = with_references(text, values)
+    assert command.startswith("echo X ")
+    assert variables == {"SHOTCLOCK_VALUE_0": "a", "SHOTCLOCK_VALUE_1": "b"}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set m %}<{{ v }}>{% endset %}printf %s {{ m | upper }}",
+        "{% set m | upper %}<{{ v }}>{% endset %}printf %s {{ m }}",
+        "{% macro m(x) %}<{{ x }}>{% endmacro %}printf %s {{ m(v) | upper }}",
+        "{% macro m() %}'<'{{ caller() | upper }}'>'{% endmacro %}printf %s {% call m() %}{{ v }}{% endcall %}",
+        "{% macro m() %}'<'{{ caller() }}'>'{% endmacro %}printf %s {% call m() %}{{ v | upper }}{% endcall %}",
+        "printf %s {% for x in [v] recursive %}{% if x is string %}'<'{{ loop([[x]]) | upper }}"
+        "{% else %}{{ x[0] }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_filter_over_what_a_macro_or_a_set_block_made_filters_the_values_in_it(template: str, tmp_path: Path) -> None:
+    text, values = templates.render_all([template], {"v": "a'b $(touch pwned)"}, marked=True)[0]
+    command, variables = with_references(text, values)
+    ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, cwd=tmp_path, timeout=20)
+    assert ran.stdout.decode().strip("<>") == "A'B $(TOUCH PWNED)" and list(tmp_path.iterdir()) == []
 
 
 def test_json_that_is_deeper_than_anybody_goes_stays_text() -> None:

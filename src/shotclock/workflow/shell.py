@@ -22,6 +22,7 @@ VALUE_LIMIT = 128 * 1024 - 64
 
 _PLAIN_NUMBER = re.compile(r"-?\d{1,18}")
 _MARK_CHARACTERS = re.compile("[\ue000-\ue003]")
+_MARK_OR_ITS_PARTS = re.compile(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
 
 
 class Unsafe(ValueError):
@@ -47,9 +48,9 @@ def has_marks(text: str) -> bool:
     return _MARK_CHARACTERS.search(text) is not None
 
 
-def is_marked_well(text: str, nonce: int) -> bool:
-    """Whether what looks like a mark in a rendered command is one: a filter over a block may have changed it."""
-    return not has_marks(MARKED.sub(lambda found: "" if int(found[1]) == nonce else found[0], text))
+def marks_in(text: str) -> list[str]:
+    """Return every mark in the text, in its order, and what is left of broken ones."""
+    return [found[0] for found in _MARK_OR_ITS_PARTS.finditer(text)]
 
 
 def unmarked(text: str, values: Sequence[str], nonce: int) -> str:

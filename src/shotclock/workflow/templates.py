@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..core.errors import Failure
 from ..core.values import as_plain, as_text, is_true, read_json, write_json
 from .memory import TOO_MUCH, bounded_memory
-from .shell import has_marks, is_marked_well, mark, unmarked
+from .shell import has_marks, mark, marks_in, unmarked
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
@@ -202,6 +202,7 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     values: list[str] = []
     # Blocks and macros hold marks, and so may data: only those of this rendering are ours, and no data can know them.
     environment.marked_values, environment.nonce = values, int.from_bytes(os.urandom(8))
+    environment.marks_before = []
     try:
         parts, size = [], 0
         for part in environment.from_string(with_subscripts(template)).generate(**scope):
@@ -213,32 +214,85 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
         raise
     except Exception as error:
         raise TemplateError(_why(template, error)) from None
-    text = "".join(parts)
-    if marked and not is_marked_well(text, environment.nonce):
-        raise TemplateError(
-            f"{template[:100]!r}: a filter over a block changed a value's place: filter the value itself"
-        )
-    return Rendered(text, values)
+    return Rendered("".join(parts), values)
 
 
 @lru_cache(maxsize=2)
 def environment_for(marked: bool) -> Any:
-    from jinja2 import StrictUndefined
+    from jinja2 import StrictUndefined, nodes
+    from jinja2.compiler import CodeGenerator
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.visitor import NodeTransformer
 
     def plain(value: Any) -> Any:
         if isinstance(value, StrictUndefined):
             return value  # it says itself what is missing
         if not marked:
             return as_text(value)
-        values = environment.marked_values
-        # What a macro or a `set` block made holds the marks of what is in it.
-        values.append(unmarked(as_text(value), values, environment.nonce))
-        return mark(len(values) - 1, environment.nonce)
+        environment.marked_values.append(as_text(value))
+        return mark(len(environment.marked_values) - 1, environment.nonce)
+
+    def plain_again(made: Any) -> Any:
+        return unmarked(made, environment.marked_values, environment.nonce) if isinstance(made, str) else made
+
+    def note_marks(text: str) -> str:
+        environment.marks_before.append(marks_in(text))
+        return text
+
+    def require_same_marks(made: Any) -> Any:
+        if environment.marks_before.pop() != (marks_in(made) if isinstance(made, str) else []):
+            raise TemplateError("a filter over a block changed a value or its place: filter the value itself")
+        return made
+
+    # No template can write these names.
+    ours = {"plain again": plain_again, "note marks": note_marks, "require same marks": require_same_marks}
+
+    def filtered(node: nodes.Expr | None, by: str, lineno: int) -> nodes.Filter:
+        return nodes.Filter(node, by, [], [], None, None, lineno=lineno)
+
+    def put_innermost(outer: nodes.Filter, by: str) -> None:
+        while outer.node is not None:
+            assert isinstance(outer.node, nodes.Filter)
+            outer = outer.node
+        outer.node = filtered(None, by, outer.lineno)
+
+    class KeepMarks(NodeTransformer):
+        """Marks stay what they are in text that becomes part of the command, and are values again everywhere else."""
+
+        def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+            self.generic_visit(node)
+            put_innermost(node.filter, "note marks")
+            node.filter = filtered(node.filter, "require same marks", node.lineno)
+            return node
+
+        def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
+            self.generic_visit(node)
+            if node.filter is None:
+                node.filter = filtered(None, "plain again", node.lineno)
+            else:
+                put_innermost(node.filter, "plain again")
+            return node
+
+        def visit_Call(self, node: nodes.Call) -> nodes.Node:
+            self.generic_visit(node)
+            return filtered(node, "plain again", node.lineno)
+
+        def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+            self.generic_visit(node)
+            # What `{% call %}` makes goes straight into the command: its marks stay.
+            made: Any = node.call
+            node.call = made.node
+            return node
+
+    class Generator(CodeGenerator):
+        def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
+            super().visit_Template(KeepMarks().visit(node) if marked else node, frame)
 
     class Environment(ImmutableSandboxedEnvironment):
+        code_generator_class = Generator
         marked_values: list[str]
         nonce: int
+        marks_before: list[list[str]]
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             if isinstance(obj, dict) and attribute in obj:  # `.items` of some JSON is its items
@@ -257,6 +311,8 @@ def environment_for(marked: bool) -> Any:
     environment.filters["tojson"] = lambda value, indent=None: write_json(_holdable(value), indent)
     environment.filters["fromjson"] = lambda text: read_json(text).value
     environment.filters["bool"] = is_true
+    if marked:
+        environment.filters.update(ours)
     return environment
 
 
