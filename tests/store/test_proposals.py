@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile, Room
+from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile, Room, Runner
 from shotclock.core.walltime import WallTime
+from shotclock.enforce.identity import this_process
 from shotclock.store import Store, proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
@@ -125,6 +126,17 @@ def test_an_approval_that_was_used_answers_nobody_again(store: Store):
     assert code_of(store.proposals.use, made.id, made.action_hash, NOW) == "ALREADY_DECIDED"
     again, was_made = propose(store)
     assert was_made and again.is_open
+
+
+def test_whether_anything_was_run_under_a_key_is_known_also_where_nobody_answered(store: Store):
+    ask = replace(ASK, policy=Policy(ttl_ms=1000, when_expired="default"))
+    made, _ = propose(store, ask, key="k")
+    assert store.proposals.is_unused("agent", "k") and not store.proposals.was_used("agent", "k")
+    store.proposals.end_due(END)
+    assert store.proposals.is_unused("agent", "k") and not store.proposals.was_used("agent", "k")
+    store.proposals.go_on_unanswered(made.id, made.action_hash, Runner(this_process()), END)
+    assert store.proposals.was_used("agent", "k") and not store.proposals.is_unused("agent", "k")
+    assert not store.proposals.is_unused("agent", "other") and not store.proposals.was_used("agent", "other")
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -36,7 +36,7 @@ from ..enforce.processes import shielded
 from ..jobs.attending import Checkpointing
 
 if TYPE_CHECKING:
-    from ..inbox import Approvals, Inbox, Passed, Principal
+    from ..inbox import Approvals, Inbox, Passed, Principal, RunWait
     from ..jobs import Front, Stdin
     from ..store import Store
 
@@ -59,9 +59,11 @@ class Desk:
         *,
         program: Program | None = None,
         command: list[str] | None = None,
+        inbox_of: Callable[[], Inbox] | None = None,
     ) -> None:
         """With a `program`, commands that declare it go on as jobs in a process that imports it. `command` is how
-        the `job` commands are called, for the hints in their envelopes."""
+        the `job` commands are called, for the hints in their envelopes. `inbox_of` is where people are asked, and
+        whoever gave it closes it; without one it is the store's."""
         self.catalogue = catalogue
         self.runtime = runtime
         runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug)
@@ -70,6 +72,7 @@ class Desk:
         self._checks: dict[str, Operation] = {}
         self._opened: Store | None = None
         self._inbox: Inbox | None = None
+        self._inbox_of = inbox_of
         self._approvals: Approvals | None = None
         if any(spec.approval is not None for spec in catalogue.commands):
             self._approvals = runtime.gatekeeper = inbox.Approvals(
@@ -99,6 +102,8 @@ class Desk:
 
     def inbox(self) -> Inbox:
         """Where its commands' proposals are. Raises StoreError."""
+        if self._inbox_of is not None:
+            return self._inbox_of()
         if self._inbox is None:
             self._inbox = inbox.Inbox(self.store())
         return self._inbox
@@ -126,6 +131,7 @@ class Desk:
         confirmed: bool = False,
         again: str | None = None,
         began_ns: int = 0,
+        run_wait: RunWait | None = None,
     ) -> Envelope:
         """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
         it holds the name of a signal, stops it as well, and what came of it until then is the answer.
@@ -135,7 +141,7 @@ class Desk:
         and owns what it starts, `justification` why a person should approve it, and `again` how this caller makes the
         same call once more. `confirmed` says that it may destroy what it destroys, as the argument
         `confirm_destructive` does; without either it is only shown. `began_ns` is when this caller began to wait, if
-        that was earlier.
+        that was earlier. `run_wait` is how a step of a run waits for a person.
 
         All of it is one call on one clock, from here on: looking at its arguments, waiting for a lock or for the first
         call with the same key, and the work. Only while a person is asked the clock stands still.
@@ -185,6 +191,7 @@ class Desk:
                 stop,
                 stdin,
                 again or f"call {name} again with the same arguments",
+                run_wait,
             )
             if isinstance(passed, Envelope):
                 return passed
@@ -286,6 +293,7 @@ class Desk:
         stop: asyncio.Future[str] | None,
         stdin: Stdin | None,
         again: str,
+        run_wait: RunWait | None,
     ) -> Passed | Envelope:
         """Nobody is asked about arguments that are wrong, nor about work that is under way or done."""
         owner = None if caller is None else caller.owner
@@ -305,6 +313,7 @@ class Desk:
                     budget_ms=budget_ms,
                     parent=self._earlier(parent),
                     again=again,
+                    run_wait=run_wait,
                 )
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)

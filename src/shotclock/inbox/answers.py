@@ -7,6 +7,8 @@ inbox does not do what it was asked for, nothing has changed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..core.clocks import ClockKind, Fired
 from ..core.durations import format_duration
 from ..core.effects import Ending, SideEffects
@@ -14,7 +16,8 @@ from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposals import Proposal, ProposalStatus, Summary, result_of
 from ..core.records import changed
-from ..enforce.admission import Outcome
+from ..enforce.admission import Admission, Outcome
+from ..enforce.clock import monotonic_ns
 from ..enforce.identity import is_alive
 from ..enforce.outcomes import failure_outcome
 
@@ -86,6 +89,19 @@ def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int, again: str | 
         f"{proposal.id} expired at {proposal.expires_at}" if status is ProposalStatus.EXPIRED else str(data["notes"])
     )
     return Outcome(Ending.NOT_STARTED, Problem(code, message), data)
+
+
+def undecided(proposal_id: str, data: dict[str, object], around: Admission) -> Outcome:
+    """What is said of a step whose run had no more time to wait for it. `around` is what bounded the waiting."""
+    fired = around.fired(ClockKind.TIMEOUT, monotonic_ns() - around.started_ns)
+    message = f"nobody decided {proposal_id} before the run's time was over"
+    return Outcome(Ending.NOT_STARTED, Problem("NO_TIME_LEFT", message, fired=fired), data)
+
+
+def action_changed(proposal_id: object, context: Mapping[str, object]) -> Failure:
+    """What a step raises that would do something else now than what was proposed for it."""
+    message = f"what this step would do now is not what {proposal_id} asks for: it has changed since it was proposed"
+    return Failure("ACTION_CHANGED", message, context=context, suggestion="run the workflow again, which asks anew")
 
 
 def refused(failure: Failure) -> Outcome:

@@ -16,6 +16,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,10 +29,11 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, canonical, digest, result_of
+from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome
 from ..enforce.clock import monotonic_ns
 from .access import Principal
-from .answers import CALL_AGAIN, outcome_of
+from .answers import CALL_AGAIN, action_changed, outcome_of, told_of, undecided
 from .budget import response_budget_ms
 from .inbox import Inbox
 
@@ -49,6 +51,20 @@ class Passed:
     waited_ms: int
     proposal_id: str | None = None
     """The approval that this run has used up, and that is owed its outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait:
+    """How a step of a run waits for a person: for as long as the run has time, unless the run is parked meanwhile."""
+
+    key: str
+    """Finds the question again, also from a process that goes on with the run."""
+    run_began_at: WallTime | None
+    """What was asked under the key before that was asked by another run."""
+    waits: Callable[[str, Proposal], AbstractContextManager[Any]]
+    """Entered while a person is waited for."""
+    around: Admission
+    """Bounds the waiting."""
 
 
 class Approvals:
@@ -85,9 +101,11 @@ class Approvals:
         budget_ms: int | None = None,
         parent: Deadline | None = None,
         again: str | None = None,
+        run_wait: RunWait | None = None,
     ) -> Passed | Outcome | Envelope:
         """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
-        is how whoever calls picks the decision up.
+        is how whoever calls picks the decision up. A `run_wait` says how it is waited, instead of `key`, `budget_ms`
+        and `parent`.
 
         Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
         """
@@ -101,18 +119,27 @@ class Approvals:
                 ask = await asyncio.to_thread(self._ask_for_file, spec, file, arguments, justification)
                 # Its hash knows neither who writes the file nor what is there now: either makes it another question.
                 identity = digest([ask.title, ask.action_hash, ask.file and ask.file.current])
-            proposal = await inbox.propose(ask, by, key=key or identity)
+            if run_wait is None:
+                proposal = await inbox.propose(ask, by, key=key or identity)
+            else:
+                proposal = await _proposed_for_run(inbox, ask, by, run_wait)
             if not _is_asked_alike(proposal.ask, ask):
                 message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if proposal.is_open:
-                proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
+                if run_wait is None:
+                    proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
+                else:
+                    with run_wait.waits(run_wait.key, proposal):
+                        proposal = await inbox.wait_until(proposal, run_wait.around.bound.bell)
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
                 if await inbox.use(proposal.id, ask.action_hash, unanswered=True):
                     return Passed(_approved(spec, arguments, proposal), waited_ms, proposal.id)
                 continue
+            if proposal.is_open and run_wait is not None:
+                return undecided(proposal.id, told_of(proposal), run_wait.around)
             if not proposal.status.allows:
                 return outcome_of(proposal, waited_ms, wait_ms, again)
             approved = _approved(spec, arguments, proposal)
@@ -284,6 +311,18 @@ class _Filling:
             if any(name not in value for name in schema.get("required", [])):
                 return []
         return [schema]
+
+
+async def _proposed_for_run(inbox: Inbox, ask: Ask, by: Principal, run_wait: RunWait) -> Proposal:
+    try:
+        proposal = await inbox.propose(ask, by, key=run_wait.key, since=run_wait.run_began_at)
+    except Failure as failure:
+        if failure.code != "KEY_REUSED":
+            raise
+        raise action_changed(failure.context.get("proposal_id"), failure.context) from None
+    if not _is_asked_alike(proposal.ask, ask):
+        raise action_changed(proposal.id, {"proposal_id": proposal.id})
+    return proposal
 
 
 def _is_asked_alike(there: Ask, ask: Ask) -> bool:

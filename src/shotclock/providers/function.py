@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..enforce.handlers import raised
 from ..enforce.outcomes import timeout_problem
 from ..enforce.processes import shielded
 from ..enforce.values import users_code_kept_out
+from ..inbox import Inbox, RunWait
 from .provider import StepCall, StepResult, admitted, cancelled_outcome, envelope_left_by, hand_over
 
 # How many Apps (with different environments, each is another) are kept up when nobody calls them just now.
@@ -52,13 +53,16 @@ class _Served:
 
 class FunctionProvider:
     """The rule of a failure is `function/timeout`, `function/stalled`, `function/import_error`,
-    `function/unknown_command`, `function/arguments`, `function/cancelled` or `function/failed`.
+    `function/unknown_command`, `function/arguments`, `function/cancelled` or `function/failed`; of a command that needs
+    an approval also `approval/rejected`, `approval/expired`, `approval/withdrawn` or `approval/pending`.
 
     A command that could go on as a job does not here: it belongs to the step, and ends with it. The working directory
     is the run's; `cwd` only says where the target is looked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
+        """`inbox` is where people are asked for commands that need an approval; else the inbox of the store is."""
+        self._inbox = inbox
         self._served: list[_Served] = []
         """The longest unused first."""
         self._kept_out = contextlib.ExitStack()
@@ -81,7 +85,7 @@ class FunctionProvider:
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(answer(admission, outcome), None, "function/import_error")
             try:
-                envelope = await desk.call(call.settings["command"], call.settings["arguments"], _left(admission))
+                envelope = await _called(desk, call, runtime, _left(admission))
             except asyncio.CancelledError as cancelled:
                 left = envelope_left_by(cancelled) or answer(admission, cancelled_outcome(Ending.KILLED))
                 hand_over(cancelled, _result(call, left))
@@ -111,7 +115,7 @@ class FunctionProvider:
         if not apps:  # results are opened here, and must not import what they are made of
             self._kept_out.enter_context(users_code_kept_out())
         target = str(call.settings["target"])
-        opening = asyncio.ensure_future(_desk(target, call.folder, dict(call.env)))
+        opening = asyncio.ensure_future(_desk(target, call.folder, dict(call.env), self._inbox))
         apps.append(_Served(target, call.folder, call.env, opening))
         return apps[-1]
 
@@ -139,7 +143,19 @@ class FunctionProvider:
             await _closed(served)
 
 
-async def _desk(written: str, folder: Path, env: dict[str, str]) -> Desk:
+async def _called(desk: Desk, call: StepCall, runtime: Runtime, clocks: Clocks) -> Envelope:
+    """While a person is asked, only the time of the run goes on; the work has the step's clocks after that."""
+    command, arguments = call.settings["command"], call.settings["arguments"]
+    around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
+    run_wait = RunWait(call.key, call.run_began_at, call.waits, around) if call.key else None
+    # A command that takes a justification of its own is shown with that one.
+    said = (
+        "" if "justification" in arguments else f"{call.name} of run {call.key.partition('/')[0]} calls this command."
+    )
+    return await desk.call(command, arguments, clocks, run_wait=run_wait, justification=said if call.key else "")
+
+
+async def _desk(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Desk:
     """Raises Failure if there is no such App, or it cannot be imported."""
     target = await asyncio.to_thread(_target, written, folder)
     program = target.program
@@ -151,7 +167,7 @@ async def _desk(written: str, folder: Path, env: dict[str, str]) -> Desk:
         catalogue = await learn(runtime, target)
         for spec in catalogue.commands:
             runtime.register(spec.operation())
-        return Desk(catalogue, runtime)
+        return Desk(catalogue, runtime, inbox_of=inbox)
     except BaseException:
         await shielded(runtime.close())
         raise
@@ -204,7 +220,10 @@ def _result(call: StepCall, envelope: Envelope) -> StepResult:
             clock["limit_ms"], clock["elapsed_ms"] = limit_ms, fired.elapsed_ms + limit_ms - fired.limit_ms
             said, now = format_duration(fired.limit_ms), format_duration(limit_ms)
             error["message"] = str(error["message"]).replace(f"after {said}", f"after {now}")
-    return StepResult(envelope, data, _RULES.get(str(envelope.code), "function/failed"))
+    rule = _RULES.get(str(envelope.code), "function/failed")
+    if isinstance(data, dict) and envelope.code == "NO_TIME_LEFT" and data.get("status") == "pending":
+        rule = "approval/pending"
+    return StepResult(envelope, data, rule)
 
 
 _RULES = {
@@ -216,4 +235,8 @@ _RULES = {
     "UNKNOWN_OPERATION": "function/unknown_command",
     "ARG_ERROR": "function/arguments",
     "HANDLER_NOT_IMPORTABLE": "function/import_error",
+    "PROPOSAL_REJECTED": "approval/rejected",
+    "PROPOSAL_EXPIRED": "approval/expired",
+    "PROPOSAL_WITHDRAWN": "approval/withdrawn",
+    "ACTION_CHANGED": "approval/failed",
 }

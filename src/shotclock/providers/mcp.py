@@ -7,16 +7,18 @@ everything it started when the step is over. What the SDK does in between is wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import ClockKind, Fired
-from ..core.deadlines import NS_PER_MS, reserve_ms_for
-from ..core.durations import parse_duration_ms
+from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
+from ..core.durations import MAX_MS, parse_duration_ms
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
@@ -29,7 +31,8 @@ from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
 from ..enforce.opened import Opened
 from ..enforce.processes import shielded
-from .provider import StepCall, StepResult, admitted, cancelled_outcome, hand_over
+from ..inbox import Inbox, undecided
+from .provider import ForeignProposal, StepCall, StepResult, admitted, cancelled_outcome, hand_over
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 FAREWELL_S = 0.5
 # Loading the SDK takes about a second from a cold disk. Where a step has no timeout, only a broken disk runs this out.
 IMPORT_LIMIT_S = 30.0
+# Between calls of a tool that waits for a person in another inbox than ours, where the run is never parked.
+LOOK_AGAIN_S = 5.0
 # A server that wants more patience than this is not waited for.
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
 # Of what a tool says when it has failed: what a message should carry at most.
@@ -50,13 +55,45 @@ _CONVERSATION = f"{__package__}.conversation"
 
 class McpProvider:
     """The rule of a failure is `mcp/timeout`, `mcp/connect_timeout`, `mcp/connect_error`, `mcp/unknown_tool`,
-    `mcp/tool_error`, `mcp/stalled` or `mcp/arguments`."""
+    `mcp/tool_error`, `mcp/stalled` or `mcp/arguments`; where a Shotclock server waits for a person and the run has no
+    more time for that, `approval/pending`."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
+        """`inbox` is the run's: a server on this machine may ask people there as well."""
+        self._inbox = inbox
         self._is_loaded = False
         self._loading: asyncio.Task[ModuleType] | None = None
 
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+        """A tool that needs an approval has not begun while nobody has decided: the identical call picks it up."""
+        while True:
+            result = await self._called(call, runtime)
+            asked = _asked_of_a_person(result.envelope)
+            if asked is None or not call.key:
+                return result
+            around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
+            bell = around.bound.bell
+            # No call is made inside: a run that is parked would end it in the middle of its work.
+            with call.waits(call.key, asked):
+                await self._wait(asked, call, bell)
+            if bell is not None and bell.has_passed(monotonic_ns()):
+                outcome = undecided(asked.id, dict(asked.shown), around)
+                return StepResult(answer(around, outcome), None, "approval/pending")
+
+    async def _wait(self, asked: ForeignProposal, call: StepCall, bell: Deadline | None) -> None:
+        """Return when the proposal may be decided: once it is, where the server asks in the inbox of this run too;
+        elsewhere after a pause, or not before the run is parked."""
+        with contextlib.suppress(Failure):
+            inbox = None if self._inbox is None else self._inbox()
+            ours = None if inbox is None else await inbox.get(asked.id)
+            if inbox is not None and ours is not None and ours.is_open:
+                await inbox.wait_until(ours, bell)
+                return
+        pause_s = MAX_MS / 1000 if call.parks else LOOK_AGAIN_S
+        left_s = pause_s if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+        await asyncio.sleep(min(pause_s, left_s))
+
+    async def _called(self, call: StepCall, runtime: Runtime) -> StepResult:
         admission = admitted(call, runtime)
         if admission.no_time_left:
             return StepResult(answer(admission, no_time_left(admission)), None, "mcp/timeout")
@@ -292,6 +329,20 @@ _RULES = {
     "UNKNOWN_OPERATION": "mcp/unknown_tool",
     "TOOL_FAILED": "mcp/tool_error",
 }
+
+
+def _asked_of_a_person(envelope: Envelope) -> ForeignProposal | None:
+    """What a Shotclock server's tool waits for, where the call has not begun for that."""
+    data = envelope.data
+    if envelope.code != "INCOMPLETE" or envelope.ending != Ending.NOT_STARTED or not isinstance(data, dict):
+        return None
+    proposal_id = data.get("proposal_id")
+    if data.get("status") != "pending" or not isinstance(proposal_id, str):
+        return None
+    return ForeignProposal(proposal_id, {name: data[name] for name in _TOLD if name in data})
+
+
+_TOLD = ("status", "proposal_id", "notes", "title", "expires_at")
 
 
 def _harmless(stopped_as: Ending) -> Ending:

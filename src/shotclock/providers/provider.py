@@ -18,7 +18,16 @@ from ..enforce.admission import Admission, Outcome, admit
 from ..enforce.call import Runtime
 from ..enforce.hosted import current_scope
 
-Waits = Callable[[str, Proposal], AbstractContextManager[Any]]
+
+@dataclass(frozen=True, slots=True)
+class ForeignProposal:
+    """What a person is asked by somebody else than this run, as that one tells it."""
+
+    id: str
+    shown: Mapping[str, object]
+
+
+Waits = Callable[[str, Proposal | ForeignProposal], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,8 @@ class StepCall:
     """What was asked for under the key before that was asked for by another run."""
     waits: Waits = field(default=lambda key, proposal: nullcontext())
     """Entered while a person is waited for."""
+    parks: bool = False
+    """The run is parked once it has waited for people long enough."""
     values: Mapping[str, str] = field(default_factory=dict)
     """Variables that hold what was interpolated into a shell command."""
 

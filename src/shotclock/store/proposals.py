@@ -266,10 +266,21 @@ class Proposals:
         """Whether anything was dispatched with an approval that was asked for under this key."""
         with self._database.read() as connection:
             found = connection.execute(
-                "SELECT 1 FROM proposals WHERE asked_by = ? AND key = ? AND used_at IS NOT NULL",
+                # A runner without a use: nobody answered, and it went on as its rules say.
+                "SELECT 1 FROM proposals WHERE asked_by = ? AND key = ? "
+                "AND (used_at IS NOT NULL OR runner IS NOT NULL)",
                 (c.text_in(asked_by), c.text_in(key)),
             ).fetchone()
         return found is not None
+
+    def is_unused(self, asked_by: str, key: str) -> bool:
+        """Whether something was asked for under this key and nothing was dispatched with it."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                "SELECT count(*), count(used_at), count(runner) FROM proposals WHERE asked_by = ? AND key = ?",
+                (c.text_in(asked_by), c.text_in(key)),
+            ).fetchone()
+        return bool(found[0]) and not (found[1] or found[2])
 
     def get(self, id: str) -> Proposal | None:
         """As it was written: one past its end may still be pending."""

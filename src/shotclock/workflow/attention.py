@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..core.proposals import Proposal
+from ..providers.provider import ForeignProposal
 
 
 class Attention:
@@ -20,12 +21,12 @@ class Attention:
     def __init__(self, budget_ms: int | None) -> None:
         """No budget: the caller waits for as long as people take."""
         self.budget_ms = budget_ms
-        self.waiting: dict[str, Proposal] = {}
+        self.waiting: dict[str, Proposal | ForeignProposal] = {}
         """By the key that each was asked under."""
-        self.asked: dict[str, Proposal] = {}
+        self.asked: dict[str, Proposal | ForeignProposal] = {}
         """What was waited for when it was parked."""
         self.left: list[Proposal] = []
-        """What nobody waits for any more, as far as is known undecided."""
+        """What was asked by us and nobody waits for any more, as far as is known undecided."""
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._at_work = 0
         self._bell: asyncio.TimerHandle | None = None
@@ -52,7 +53,7 @@ class Attention:
             self._look()
 
     @contextmanager
-    def waits(self, key: str, proposal: Proposal) -> Iterator[None]:
+    def waits(self, key: str, proposal: Proposal | ForeignProposal) -> Iterator[None]:
         """Inside `at_work`, which it is not any more until somebody has answered."""
         self._at_work -= 1
         self.waiting[key] = proposal
@@ -61,7 +62,9 @@ class Attention:
             yield
         finally:
             self._at_work += 1
-            self.left.append(self.waiting.pop(key))
+            left = self.waiting.pop(key)
+            if isinstance(left, Proposal):
+                self.left.append(left)
             self._look()
 
     def _look(self) -> None:

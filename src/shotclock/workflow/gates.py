@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..core.asks import TITLE_LIMIT
-from ..core.clocks import ClockKind, Clocks
+from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.effects import Ending
 from ..core.envelope import Problem
@@ -26,10 +26,9 @@ from ..core.errors import Failure
 from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus, canonical
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
-from ..enforce.clock import monotonic_ns
 from ..enforce.handlers import raised
 from ..enforce.hosted import current_scope
-from ..inbox import Inbox, Principal, outcome_of
+from ..inbox import Inbox, Principal, action_changed, outcome_of, told_of, undecided
 from ..providers.provider import StepResult, Waits
 from .inner import approved_files, digests_of
 from .kinds import duration_ms
@@ -99,18 +98,17 @@ class StepGate:
                 self._bind_files()
                 return rendered
             if not proposal.status.allows:
+                # Open still: the run's time is over.
                 outcome = outcome_of(proposal, 0, 0)
-                if proposal.is_open:  # the run's time is over
-                    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-                    message = f"nobody decided {proposal.id} before the run's time was over"
-                    outcome = Outcome(Ending.NOT_STARTED, Problem("NO_TIME_LEFT", message, fired=fired), outcome.data)
+                if proposal.is_open:
+                    outcome = undecided(proposal.id, told_of(proposal), admission)
                 return StepResult(answer(admission, outcome), None, f"approval/{proposal.status}")
             changed = _changes(ask, proposal, rendered.settings)
             if (wrong := _wrong(step, changed)) is not None:
                 problem = Problem("ARG_ERROR", f"what the operator made of it does not fit: {wrong}", "validation")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/modified")
             if (await self._ask(step_id, step, rendered, tries)).action_hash != ask.action_hash:
-                raise _action_changed(proposal.id, {"proposal_id": proposal.id})
+                raise action_changed(proposal.id, {"proposal_id": proposal.id})
             if not await self._inbox.use(proposal.id, ask.action_hash):
                 problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/used")
@@ -139,7 +137,7 @@ class StepGate:
         except Failure as failure:
             if failure.code != "KEY_REUSED":
                 raise
-            raise _action_changed(failure.context.get("proposal_id"), failure.context) from None
+            raise action_changed(failure.context.get("proposal_id"), failure.context) from None
 
     async def _ask(self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int) -> Ask:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
@@ -200,11 +198,6 @@ class StepGate:
             hidden.append(f"{place}: {await self._inbox.digest_of_hidden(value)}")
             return redacted
         return value
-
-
-def _action_changed(proposal_id: object, context: Mapping[str, object]) -> Failure:
-    message = f"what this step would do now is not what {proposal_id} asks for: it has changed since it was proposed"
-    return Failure("ACTION_CHANGED", message, context=context, suggestion="run the workflow again, which asks anew")
 
 
 def _changes(ask: Ask, proposal: Proposal, settings: Mapping[str, Any]) -> dict[str, Any]:

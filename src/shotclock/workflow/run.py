@@ -39,7 +39,7 @@ from ..providers.http import HttpProvider
 from ..providers.human import Aside, HumanProvider
 from ..providers.mcp import McpProvider
 from ..providers.nested import Inner, WorkflowProvider
-from ..providers.provider import Provider
+from ..providers.provider import ForeignProposal, Provider
 from ..store import Store
 from ..store.failures import StoreBusy
 from ..store.retention import prune_by_the_way
@@ -52,7 +52,7 @@ from .mentions import env_texts
 from .places import Places
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
 from .running import Deadlines, OnChange, Running
-from .schema import WorkflowFile
+from .schema import AnyStep, WorkflowFile
 from .secrets import (
     Redaction,
     is_same,
@@ -93,11 +93,11 @@ def providers(inbox: Callable[[], Inbox], aside: Aside = contextlib.nullcontext)
     return {
         "command": CommandProvider(),
         "tool": CommandProvider("tool"),
-        "function": FunctionProvider(),
+        "function": FunctionProvider(inbox),
         "http_client": HttpProvider(),
         "git-checkout": GitProvider(),
         "human-input": HumanProvider(inbox, aside=aside),
-        "mcp": McpProvider(),
+        "mcp": McpProvider(inbox),
     }
 
 
@@ -323,9 +323,10 @@ def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Sto
             harmless = (
                 step.idempotent or retry_of(workflow, step) is not None or step.type in ("human-input", "workflow")
             )
-            asker, key = Principal.local().name, key_of(run.id, state)
-            if harmless or (step.approval and not step.for_each and not store.proposals.was_used(asker, key)):
+            if harmless or (not step.for_each and _only_waited(store, run, step, state)):
                 state = state.put_off()
+                if not harmless or step.type not in ("human-input", "workflow"):
+                    state.proposal_id = None
             else:
                 state.status = Status.INTERRUPTED
                 message = "its process died while it ran, and nothing says that it may run twice"
@@ -334,6 +335,14 @@ def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Sto
             state = state.fresh()
         known[step_id] = state
     return known
+
+
+def _only_waited(store: Store, run: Run, step: AnyStep, state: StepState) -> bool:
+    """Whether it is certain that a step waited for its approval, or its command's, and had not begun."""
+    asker, key = Principal.local().name, key_of(run.id, state)
+    if step.approval and not store.proposals.was_used(asker, key):
+        return True
+    return step.type == "function" and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Admission:
@@ -437,7 +446,7 @@ async def _carry_out(
     finally:
         current_scope.reset(token)
     if running.is_parked:
-        envelope = answer(admission, _parked(request, running, attention))
+        envelope = answer(admission, _parked(request, running, attention, redaction))
         try:
             await asyncio.to_thread(store.runs.park, request.run_id, this_process(), _now())
         except Failure as failure:
@@ -520,7 +529,11 @@ async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
                 return  # what could not be written now could not be for the next one; the others were decided
 
 
-def _parked(request: RunRequest, running: Running, attention: Attention) -> Outcome:
+def _shown(asked: Proposal | ForeignProposal) -> dict[str, Any]:
+    return dict(asked.shown) if isinstance(asked, ForeignProposal) else result_of(asked)
+
+
+def _parked(request: RunRequest, running: Running, attention: Attention, redaction: Redaction) -> Outcome:
     """Not over: it lies in the store, and its questions in the inbox."""
     states, budget_ms = running.states, attention.budget_ms or 0
     asked = list(attention.asked.values())
@@ -529,7 +542,7 @@ def _parked(request: RunRequest, running: Running, attention: Attention) -> Outc
         "run_id": request.run_id,
         "name": request.name,
         **_lists(states),
-        "waiting": [result_of(proposal) for proposal in asked],
+        "waiting": redaction.value([_shown(proposal) for proposal in asked]),
         "status": "parked",
         "state": "paused",
         "job_id": request.run_id,
@@ -539,7 +552,8 @@ def _parked(request: RunRequest, running: Running, attention: Attention) -> Outc
     }
     message = f"run {request.run_id} waits for a person ({ids}); it goes on with data.continue_command"
     fired = Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
-    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
+    effects = effects_of(states.values())
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data, side_effects=effects)
 
 
 def _progress(states: Mapping[str, StepState]) -> dict[str, object]:

@@ -300,7 +300,7 @@ class Running:
             await self._execute(name, self._workflow.steps[name], state, self.scope_for(name))
         except asyncio.CancelledError:
             if self.is_parked:
-                self.states[name] = state.put_off()
+                self.states[name] = state.parked()
                 self._unwritten.append(self.states[name])
                 del self._tasks[name]
                 return

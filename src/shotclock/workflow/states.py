@@ -111,8 +111,18 @@ class StepState:
         """The same step for when the run goes on: what was done of its items stays done."""
         later = self.fresh()
         # Only these wait for a person once they were approved. Whatever else had begun may not begin twice.
-        later.proposal_id = self.proposal_id if self.type in ("human-input", "workflow") else None
+        later.proposal_id = self.proposal_id if self.type in _WAIT_WHEN_APPROVED else None
         later.parts = self.parts
+        later.attempts = self.attempts
+        return later
+
+    def parked(self) -> StepState:
+        """The same where its last try only waited for a person: it will be made when the run goes on."""
+        later = self.put_off()
+        made = [part.get("attempts", 0) for part in self.parts] or [self.attempts - 1]
+        later.attempts = max(0, sum(made))
+        if later.attempts or self.type == "workflow":  # what was done of it before
+            later.side_effects = SideEffects.UNKNOWN
         return later
 
     def shown(self) -> dict[str, Any]:
@@ -134,6 +144,7 @@ class StepState:
         return cls(**known)
 
 
+_WAIT_WHEN_APPROVED = ("human-input", "workflow", "function", "mcp")
 _FIELDS = tuple(field.name for field in fields(StepState))
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)

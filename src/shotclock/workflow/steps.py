@@ -226,7 +226,7 @@ class Steps:
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if self._attention.parked.done():
-                records = [(part if part.status.is_final else part.put_off()).recorded() for part in parts]
+                records = [(part if part.status.is_final else part.parked()).recorded() for part in parts]
                 state.parts = [] if _is_too_large(records) else records
             raise
         outputs = [part.output for part in parts]
@@ -380,6 +380,7 @@ class Steps:
             key,
             self._run_began_at,
             self._attention.waits,
+            self._attention.budget_ms is not None,
             values,
             asked,
             self._redaction.holds,
