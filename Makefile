@@ -63,12 +63,11 @@ browser:
 	  echo "no Chromium, and none can be installed here: tests of pages are skipped" >&2
 
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
-# code that is late is late then too. Last come those that measure how late an answer is, or fill the machine.
+# code that is late is late then too. Last come those that fill the machine by themselves.
+PYTEST = $(BIN)/python -m pytest -q --ask-again 2
 test: $(STAMP) browser ## the whole suite
-	$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations=25 -m "not soak and not alone" || \
-	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m "not soak and not alone"
-	$(BIN)/python -m pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests) || \
-	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none -m alone
+	$(PYTEST) -n 5 --dist worksteal --durations=25 -m "not soak and not alone"
+	$(PYTEST) -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # Each version in a venv of its own, .venv-3.12 and so on. A pyenv shim of a version that is not activated does not run.
 PYTHONS := 3.11 3.12 3.13
@@ -92,7 +91,7 @@ check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow and not soak and not alone"
+	$(PYTEST) -n 3 --dist worksteal -m "not slow and not soak and not alone"
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers
 	$(BIN)/python -m benchmarks
