@@ -22,6 +22,11 @@ from tests.warm import WarmStart, be_ready, end_zygote, starting_warm, zygote_pi
 
 SPEC = Path(__file__).parent / "spec"
 
+# `nohup`, and a shell that starts us in the background, leave these ignored, and so would all be that we start.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
 ENDINGS = {"killed", "cancelled", "abandoned", "finished", "not_started", "detached"}
 SIDE_EFFECTS = {"none", "partial", "complete", "unknown"}
 

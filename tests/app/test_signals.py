@@ -33,7 +33,7 @@ def test_a_signal_lets_the_command_clean_up_and_is_answered_with_what_it_was(
     wait_for((tmp_path / "up").exists, "the command to be up")
     running.signal(number)
     ran = running.ends(within_s=5)
-    assert no_survivors.wait_until_alone(1) == []
+    assert no_survivors.wait_until_alone(5) == []
     assert ran.code == SIGNALS[number]
     envelope = validate_envelope(ran.json())
     assert envelope["ok"] is False
@@ -56,10 +56,10 @@ def test_a_command_that_takes_no_notice_is_killed_after_its_grace(
     wait_for((tmp_path / "up").exists, "the command to be up")
     running.signal(signal.SIGTERM)
     began = time.monotonic()
-    ran = running.ends(within_s=5)
-    assert time.monotonic() - began < 0.3 + 2, "the app's grace is 300 ms"
+    ran = running.ends(within_s=15)
+    assert time.monotonic() - began < 0.3 + 8, "the app's grace is 300 ms"
     assert (tmp_path / "asked").exists(), "the polite stop was forwarded"
-    assert no_survivors.wait_until_alone(1) == []
+    assert no_survivors.wait_until_alone(5) == []
     assert ran.code == 143
     assert validate_envelope(ran.json())["meta"]["ending"] == "killed"
 

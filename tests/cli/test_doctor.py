@@ -149,7 +149,7 @@ def test_the_timeout_stops_it_in_the_middle_of_the_self_test(shotclock: Any, val
     assert envelope["error"]["code"] == "TIMEOUT"
     assert envelope["meta"]["ending"] == "killed"
     assert envelope["meta"]["survivors"] == []
-    assert 300 <= envelope["meta"]["duration_ms"] < 1000, "overshoot is measured elsewhere; the machine may be busy"
+    assert 300 <= envelope["meta"]["duration_ms"] < 5000, "overshoot is measured elsewhere; the machine may be busy"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 
 # Past the clock: stopping, verifying, answering, on a machine that runs other tests. What is promised is 100 ms,
 # and that is measured where nothing else runs.
-SLACK_MS = 800
+SLACK_MS = 3000
 
 IGNORES_TERM = "trap '' TERM; while :; do sleep 0.05; done"
 
@@ -120,7 +120,8 @@ def test_what_ignores_the_polite_stop_is_killed_when_the_grace_is_over(
     ran = shotclock("exec", *form, "--timeout", "300ms", "--grace", "400ms", "--", "sh", "-c", IGNORES_TERM)
     envelope = validate_envelope(ran.json() if form else ran.envelope())
     clock = timed_out(envelope)
-    assert 300 <= clock["elapsed_ms"] <= 300 + SLACK_MS, "the clock fired at the bell, not at the kill"
+    assert 300 <= clock["elapsed_ms"] <= 300 + SLACK_MS
+    assert envelope["meta"]["duration_ms"] - clock["elapsed_ms"] >= 390, "the clock fired at the bell, not at the kill"
     assert 700 <= envelope["meta"]["duration_ms"] <= 700 + SLACK_MS
     assert envelope["data"]["signal"] == "SIGKILL"
 
@@ -236,21 +237,21 @@ def test_a_command_that_does_not_listen_runs_into_the_hard_clock(shotclock: Any,
 def test_the_callers_deadline_caps_the_timeout(shotclock: Any, validate_envelope: Any):
     ran = shotclock(
         "exec", "--timeout", "10s", "--", "sh", "-c", 'echo "$SHOTCLOCK_REMAINING_MS"; sleep 300',
-        env={"SHOTCLOCK_REMAINING_MS": "500"},
+        env={"SHOTCLOCK_REMAINING_MS": "1500"},
     )  # fmt: skip
     envelope = validate_envelope(ran.envelope())
     assert ran.code == 10
     clock = timed_out(envelope)
     assert (clock["kind"], clock["owner"]) == ("timeout", "caller")
-    assert 300 < clock["limit_ms"] == envelope["meta"]["timeout_ms"] <= 450, "500 less the reserve"
+    assert 0 < clock["limit_ms"] == envelope["meta"]["timeout_ms"] <= 1450, "1500 less the reserve"
     assert warning_codes(envelope) == ["DEADLINE_INHERITED"]
     assert "10s" in envelope["warnings"][0]["message"]
     assert int(ran.stdout) <= clock["limit_ms"]
-    assert envelope["meta"]["duration_ms"] < 500 + SLACK_MS
+    assert envelope["meta"]["duration_ms"] < 1500 + SLACK_MS
 
 
 def test_even_without_a_clock_of_its_own_a_command_ends_by_its_callers_deadline(shotclock: Any):
-    ran = shotclock("exec", "--timeout", "0", "--", "sleep", "300", env={"SHOTCLOCK_REMAINING_MS": "500"})
+    ran = shotclock("exec", "--timeout", "0", "--", "sleep", "300", env={"SHOTCLOCK_REMAINING_MS": "1500"})
     assert timed_out(ran.envelope())["owner"] == "caller"
 
 

@@ -207,7 +207,7 @@ def test_a_bell_rings_at_its_time_and_not_before(bell: kernel.Bell) -> None:
     bell.arm(at_ns)
     assert not rings_within(bell.fd, 0)
     assert rings_within(bell.fd, 5000)
-    assert 0 <= time.monotonic_ns() - at_ns < 500_000_000
+    assert 0 <= time.monotonic_ns() - at_ns < 4_000_000_000
 
 
 def test_a_bell_whose_time_has_passed_rings_at_once(bell: kernel.Bell) -> None:

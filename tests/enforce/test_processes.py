@@ -462,7 +462,7 @@ def test_the_soft_clock_asks_a_command_to_wind_down_and_its_end_counts(tmp_path:
     obeyed, died = run(scenario())
     assert (obeyed.code, obeyed.ending, obeyed.data["stdout"]) == (None, "finished", "wound down\n")
     assert warnings_of(obeyed.to_dict()) == ["SOFT_LIMIT"]
-    assert obeyed.meta["duration_ms"] < 2000
+    assert obeyed.meta["duration_ms"] < 4500
     assert died.code == "TIMEOUT"
     assert died.error["context"]["clock"]["kind"] == "soft"
 

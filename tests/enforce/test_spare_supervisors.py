@@ -163,7 +163,7 @@ def test_one_that_cannot_even_start_its_command_is_given_up_at_the_bell() -> Non
 
     hung, took_s, after = run(scenario())
     assert (hung.code, hung.ending) == ("TIMEOUT", "killed")
-    assert took_s < 2 and after.ok
+    assert took_s < 5 and after.ok
 
 
 def test_an_order_to_stop_the_first_never_reaches_the_second() -> None:

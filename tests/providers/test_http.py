@@ -166,7 +166,8 @@ def test_the_deadline_of_the_run_is_earlier_and_is_said_to_be_the_one(fetch: Fet
         tried = fetch(server.url, timeout_ms=60_000, run_ms=1_000)
         assert tried.error["code"] == "TIMEOUT"
         assert tried.error["context"]["clock"]["owner"] == "run test"
-        assert tried.elapsed_s < 1.0, "the run must still be able to answer for itself"
+        assert tried.meta["timeout_ms"] < 1_000, "the run must still be able to answer for itself"
+        assert tried.elapsed_s < 1.0 + OVERSHOOT_S
 
 
 def test_a_run_without_time_left_sends_nothing(fetch: Fetch) -> None:
@@ -234,7 +235,7 @@ async def work():
         provider = HttpProvider()
         began = time.perf_counter()
         settings = {"url": "http://a-name-nobody-answers-for.example:1/", "method": "POST"}
-        call = StepCall("it", settings, Clocks(timeout_ms=1_500), {}, Path())
+        call = StepCall("it", settings, Clocks(timeout_ms=3_000), {}, Path())
         results = await asyncio.gather(*(provider.run(call, runtime) for _ in range(3)))
         elapsed = time.perf_counter() - began
         print(json.dumps([elapsed, [[r.envelope.error, r.envelope.meta, r.rule] for r in results]]), flush=True)
@@ -259,7 +260,7 @@ def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_
         ran = subprocess.run(
             ["unshare", "-m", "sh", "-c", script, str(tmp_path), sys.executable],
             stdout=subprocess.PIPE,
-            timeout=30,
+            timeout=60,
             env={**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home")},
         )
         took_s = time.perf_counter() - began
@@ -267,11 +268,11 @@ def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_
         assert silent.recv(512), "nobody asked the name server: the test tests nothing"
     assert ran.returncode == 0
     elapsed_s, results = json.loads(ran.stdout)
-    assert 1.5 <= elapsed_s < 1.5 + OVERSHOOT_S
+    assert 3.0 <= elapsed_s < 3.0 + OVERSHOOT_S
     for error, meta, rule in results:
-        assert (error["message"], rule) == ("Request timed out after 1500ms", "http_client/timeout")
+        assert (error["message"], rule) == ("Request timed out after 3000ms", "http_client/timeout")
         assert meta["side_effects"] == "none"
-    assert took_s < 10, "the process waited for its lookups"
+    assert took_s < 25, "the process waited for its lookups"
 
 
 def test_a_name_is_looked_up_and_the_first_address_that_answers_is_taken(fetch: Fetch) -> None:
@@ -327,11 +328,11 @@ BROKEN: dict[str, Handler] = {
 @pytest.mark.parametrize("handler", BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_answer_is_a_fetch_error(handler: Handler, fetch: Fetch) -> None:
     with Server(handler) as server:
-        tried = fetch(server.url)
+        tried = fetch(server.url, timeout_ms=60_000)
         assert tried.error["code"] == "FETCH_FAILED", tried.error
         assert tried.result.rule == "http_client/fetch_error"
         assert tried.message.startswith(f"GET {server.url}")
-        assert tried.elapsed_s < 5
+        assert tried.elapsed_s < 30
         assert server.all_left(GONE_WITHIN_S)
 
 
@@ -380,11 +381,11 @@ def test_an_answer_longer_than_it_said_ends_where_it_said(fetch: Fetch) -> None:
 @pytest.mark.parametrize("handler", [servers.floods, servers.floods_after_gzip], ids=lambda handler: handler.__name__)
 def test_a_body_without_an_end_is_left_where_the_cap_is(handler: Handler, fetch: Fetch) -> None:
     with Server(handler) as server:
-        tried = fetch(server.url, max_body_bytes=1_000_000)
+        tried = fetch(server.url, max_body_bytes=1_000_000, timeout_ms=60_000)
         assert tried.error["code"] == "BODY_TOO_LARGE"
         assert tried.result.rule == "http_client/body_too_large"
         assert "max_body_bytes, 1000000" in tried.message
-        assert tried.elapsed_s < 5
+        assert tried.elapsed_s < 30
         assert server.all_left(GONE_WITHIN_S)
 
 
@@ -411,7 +412,7 @@ def test_an_honest_length_over_the_cap_is_not_even_begun(fetch: Fetch) -> None:
     with Server(answers(response(b"", Content_Length="99999999"))) as server:
         tried = fetch(server.url, timeout_ms=5_000)
         assert tried.result.rule == "http_client/body_too_large"
-        assert tried.elapsed_s < 2
+        assert tried.elapsed_s < 4
 
 
 def test_a_body_exactly_as_large_as_the_cap_is_taken(fetch: Fetch) -> None:

@@ -37,7 +37,7 @@ from tests.warm import WarmStart, own_terminal
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]
 
 SHOWN_WITHIN_S = 20.0  # an interpreter and rich, while others use the two cores
-LATE_S = 0.5
+LATE_S = 3.0
 
 
 @pytest.fixture

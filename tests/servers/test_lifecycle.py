@@ -112,7 +112,7 @@ def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
         time.sleep(0.05)  # two signals in one moment are one
         process.send_signal(signal.SIGTERM)
         assert process.wait(ENDED_WITHIN_S) == 143
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4
         for child in psutil.process_iter(["name"]):
             if child.info["name"] == "clock-zygote" and child.status() == psutil.STATUS_STOPPED:
                 child.resume()

@@ -123,7 +123,8 @@ def _float(literal: str) -> float | None:
 
     digits = len(mantissa.replace(".", "").lstrip("-0"))
     try:
-        is_same = Decimal(format(value, f".{max(1, digits)}g")) == Decimal(literal)
+        # The shortest that means a float is not always the nearest of its length: 2**-24 is 5.960464477539063e-08.
+        is_same = Decimal(literal) in (Decimal(format(value, f".{max(1, digits)}g")), Decimal(repr(value)))
     except InvalidOperation:  # an exponent beyond all bounds
         return None
     return value if is_same else None
