@@ -550,10 +550,16 @@ def _keeping_its_word(function: Callable[..., Any], spec: CommandSpec) -> Callab
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def check(**arguments: Any) -> dict[str, object]:
-        return {"valid": True}
+    """Return what stands in its place where only the arguments are looked at, as they were given and as it would get
+    them."""
 
+    @wraps(function)
+    def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
+        from .core.exact_values import look
+
+        return look(signature_of(function), given, converted)._asdict()
+
+    check.looks_at_arguments = True  # type: ignore[attr-defined]
     return check
 
 

@@ -22,6 +22,7 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
+from ..core.exact_values import Look, copied
 from ..core.operation import Operation
 from ..core.records import changed
 from ..core.trace import TraceContext
@@ -170,8 +171,9 @@ class Desk:
             return _unconfirmed(spec, arguments, preview, admission) if preview.ok else preview
         if validate_only or (dry_run and not has_dry_run):
             checked = await self._check(spec, arguments, admission, stop)
-            if checked.ok and dry_run:
-                checked.data = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
+            if checked.ok:
+                would = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
+                checked.data = would if dry_run else {"valid": True}
             return checked
         asked, owner = arguments, None if caller is None else caller.owner
         proposal_id: str | None = None
@@ -298,11 +300,14 @@ class Desk:
         """Nobody is asked about arguments that are wrong, nor about work that is under way or done."""
         owner = None if caller is None else caller.owner
         try:
+            arguments = copied(arguments)
             if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin, owner):
                 return inbox.Passed(arguments, 0)
             checked = await self._check(spec, arguments, _ahead(admission), stop)
             if not checked.ok:
                 return checked
+            if self._goes_on_as_job(spec) and (lost := Look.of(checked.data).lost_in_json):
+                return answer(admission, _lost(lost, arguments))
             asking = asyncio.ensure_future(
                 approvals.ask(
                     spec,
@@ -314,6 +319,7 @@ class Desk:
                     parent=self._earlier(parent),
                     again=again,
                     run_wait=run_wait,
+                    runs_as=Look.of(checked.data).runs_as,
                 )
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
@@ -404,6 +410,8 @@ class Desk:
         checked = await self._check(spec, arguments, _ahead(admission), stop)
         if not checked.ok:
             return checked
+        if lost := Look.of(checked.data).lost_in_json:
+            return answer(admission, _lost(lost, arguments))
         assert self._program is not None
         timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
         invocation = jobs.Invocation(
@@ -551,6 +559,12 @@ def _unconfirmed(
         data["preview"] = preview.data
     message = f"{spec.name} is destructive and was not confirmed; nothing was done"
     return answer(admission, Outcome(Ending.NOT_STARTED, Problem("CONFIRMATION_REQUIRED", message, "validation"), data))
+
+
+def _lost(names: list[str], arguments: Mapping[str, object]) -> Outcome:
+    """A job's arguments are kept as JSON: what it would run with has to be what was given."""
+    message = "a {} does not stay what it is in JSON, and the arguments of a job are kept as JSON: pass plain data"
+    return invalid([{"field": name, "message": message.format(type(arguments[name]).__name__)} for name in names])
 
 
 def _shown(arguments: Mapping[str, object]) -> dict[str, object]:

@@ -7,9 +7,9 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 
-from ..core.arguments import to_jsonable
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, warning
+from ..core.exact_values import identity
 from ..core.walltime import WallTime
 from ..enforce.admission import Admission, Outcome, answer
 from ..enforce.clock import monotonic_ns, wall_ns
@@ -41,7 +41,7 @@ class Repeats:
         self, store: Store, scope: str, key: str, arguments: Mapping[str, object], stdin: Stdin | None = None
     ) -> None:
         self._store, self._scope, self._key = store, scope, key
-        text = json.dumps([to_jsonable(dict(arguments)), None if stdin is None else stdin.digest], sort_keys=True)
+        text = json.dumps([identity(arguments), None if stdin is None else stdin.digest], sort_keys=True)
         self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     async def call(

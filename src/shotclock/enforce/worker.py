@@ -465,9 +465,12 @@ def bind(
         why = main_import_error if module == MAIN_ALIAS and main_import_error else f"{type(error).__name__}: {error}"
         return "unimportable", f"{module}:{qualname}: {why}"
     signature = signature_of(function)
-    arguments, problems = signature.check(pickle.loads(payload))
+    given = pickle.loads(payload)
+    arguments, problems = signature.check(given)
     if problems:
         return "invalid", problems
+    if hasattr(function, "looks_at_arguments"):
+        return partial(function, given, arguments)
     if signature.wants_context:
         arguments["ctx"] = context(function)
     return partial(function, **arguments)

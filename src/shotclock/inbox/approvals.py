@@ -21,16 +21,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..core.arguments import to_jsonable
+from ..core.arguments import NotSerializable
 from ..core.asks import FILE_LIMIT
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.exact_values import Look, Typed, copied, exact
 from ..core.proposals import Ask, Kind, Proposal, ProposalStatus, ProposedFile, canonical, digest, result_of
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome
+from ..enforce.admission import Admission, Outcome, invalid
 from ..enforce.clock import monotonic_ns
 from .access import Principal
 from .answers import CALL_AGAIN, action_changed, outcome_of, told_of, undecided
@@ -102,10 +103,11 @@ class Approvals:
         parent: Deadline | None = None,
         again: str | None = None,
         run_wait: RunWait | None = None,
+        runs_as: Mapping[str, Any] | None = None,
     ) -> Passed | Outcome | Envelope:
         """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
         is how whoever calls picks the decision up. A `run_wait` says how it is waited, instead of `key`, `budget_ms`
-        and `parent`.
+        and `parent`. `runs_as` is what the check of the arguments said of them: nobody may change them meanwhile.
 
         Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
         """
@@ -114,9 +116,9 @@ class Approvals:
         file, inbox = spec.approved_file, self._inbox()
         while True:
             if file is None:
-                ask, identity = self._ask(spec, arguments, justification), None
+                ask, identity = await self._ask(spec, arguments, justification, runs_as), None
             else:
-                ask = await asyncio.to_thread(self._ask_for_file, spec, file, arguments, justification)
+                ask = await asyncio.to_thread(self._ask_for_file, spec, file, arguments, justification, runs_as)
                 # Its hash knows neither who writes the file nor what is there now: either makes it another question.
                 identity = digest([ask.title, ask.action_hash, ask.file and ask.file.current])
             if run_wait is None:
@@ -164,8 +166,10 @@ class Approvals:
         """For a call from inside another: the same gate, within the time that the outer one has left. With the
         arguments comes whom to tell what became of it."""
         spec = self._specs[admission.name]
-        wrong = await self._wrong(spec, arguments, admission)
-        passed = wrong or await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN)
+        try:
+            passed = await self._ask_for_inner(spec, copied(arguments), admission, parent)
+        except NotSerializable as reason:
+            return invalid([{"field": "arguments", "message": str(reason)}])
         if isinstance(passed, Envelope):
             error = passed.error or {}
             return Outcome(Ending.NOT_STARTED, Problem(str(passed.code), str(error.get("message", "")), "validation"))
@@ -173,12 +177,21 @@ class Approvals:
             return passed
         return passed.arguments, partial(self.record, passed.proposal_id)
 
-    async def _wrong(
-        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission | None = None
-    ) -> Envelope | None:
+    async def _ask_for_inner(
+        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission, parent: Deadline | None
+    ) -> Passed | Outcome | Envelope:
+        runs_as = None
+        if self._check is not None:
+            checked = await self._check(spec, arguments, admission)
+            if not checked.ok:
+                return checked
+            runs_as = Look.of(checked.data).runs_as
+        return await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN, runs_as=runs_as)
+
+    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope | None:
         if self._check is None:
             return None
-        checked = await self._check(spec, arguments, admission)
+        checked = await self._check(spec, arguments, None)
         return None if checked.ok else checked
 
     def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
@@ -190,12 +203,23 @@ class Approvals:
             limits.append(remaining_ms - reserve_ms_for(remaining_ms))
         return max(0, min(limits))
 
-    def _ask(self, spec: CommandSpec, arguments: Mapping[str, object], justification: str) -> Ask:
+    async def _ask(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        justification: str,
+        runs_as: Mapping[str, Any] | None,
+    ) -> Ask:
         assert spec.approval is not None
-        given: dict[str, Any] = to_jsonable(dict(arguments))
+        given, typed = exact(arguments)
         title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
         filling = _Filling(spec.input_schema)
         arguments = {**_defaults(spec), **filling.filled(given)}
+        surroundings = self._surroundings(spec, filling)
+        if typed:
+            surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
+        if runs_as:
+            surroundings["runs as"] = dict(runs_as)
         return Ask(
             Kind.OPERATION,
             _shortened(title),
@@ -204,12 +228,23 @@ class Approvals:
             arguments=arguments,
             input_schema=spec.input_schema,
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
-            surroundings=self._surroundings(spec, filling),
+            surroundings=surroundings,
             dispatched=True,
         )
 
+    async def _type_shown(self, value: Typed) -> Any:
+        """By a keyed digest: the state of an object may hold what is not for everybody to see."""
+        if value.state is None:
+            return value.type
+        return {"type": value.type, "state": await self._inbox().digest_of_hidden(value.state)}
+
     def _ask_for_file(
-        self, spec: CommandSpec, file: ApprovedFile, arguments: Mapping[str, object], justification: str
+        self,
+        spec: CommandSpec,
+        file: ApprovedFile,
+        arguments: Mapping[str, object],
+        justification: str,
+        runs_as: Mapping[str, Any] | None,
     ) -> Ask:
         """Reads the file, for the comparison."""
         assert spec.approval is not None
@@ -222,6 +257,7 @@ class Approvals:
             surroundings={
                 "command": f"{self._app}/{spec.name}",
                 **self._surroundings(spec),
+                **({"runs as": dict(runs_as)} if runs_as else {}),
             },
             dispatched=True,
         )

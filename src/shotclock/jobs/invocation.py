@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.arguments import to_jsonable
 from ..core.catalogue import Catalogue, CommandSpec
+from ..core.exact_values import identity
 from ..core.walltime import WallTime
 from ..enforce.preloaded import Program
 from ..store.jobs import NewJob
@@ -41,9 +42,9 @@ class Invocation:
     """The approval that it uses up, and that is owed its outcome."""
 
     def key(self) -> str:
-        return invocation_key(
-            self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin, self.owner
-        )
+        """As JSON, which is what a job runs with: the same value may come from the library or the command line."""
+        arguments = to_jsonable(dict(self.arguments))
+        return invocation_key(self.catalogue, self.spec.name, arguments, self.idempotency_key, self.stdin, self.owner)
 
     def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
         interruption = self.spec.interruption
@@ -87,17 +88,17 @@ def invocation_key(
     spec = catalogue.find(command)
     properties = {} if spec is None else spec.input_schema.get("properties", {})
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
-    identity: list[Any] = [
+    work: list[Any] = [
         catalogue.name,
         catalogue.version,
         command,
-        to_jsonable({**defaults, **arguments}),
+        identity({**defaults, **arguments}),
         _directory(),
         idempotency_key,
         None if stdin is None else stdin.digest,
         *([] if owner is None else [owner]),
     ]
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(work, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
