@@ -102,7 +102,7 @@ def _plain(value: Any, path: str, typed: list[Typed]) -> Any:
 def _plain_dict(value: dict[Any, Any], path: str, typed: list[Typed]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, each in value.items():
-        name = key if type(key) is str else next(iter(to_jsonable({key: None})))
+        name = _name_in_json(key)
         if name in plain:
             raise NotSerializable(f"{path}: two names are both {name!r} in JSON")
         place = _inside(path, name)
@@ -112,6 +112,10 @@ def _plain_dict(value: dict[Any, Any], path: str, typed: list[Typed]) -> dict[st
             typed.append(Typed(f"{place} name", name_of_class(type(key)), None if told else _State().text(key)))
         plain[name] = _plain(each, place, typed)
     return plain
+
+
+def _name_in_json(key: Any) -> str:
+    return key if type(key) is str else str(next(iter(to_jsonable({key: None}))))
 
 
 def _plain_set(value: Iterable[Any], path: str, typed: list[Typed]) -> list[Any]:
@@ -312,8 +316,11 @@ def _changes(given: Mapping[str, Any], converted: Mapping[str, object]) -> dict[
 
 def _note_change(given: Any, run: Any, path: str, found: dict[str, Any]) -> None:
     """What was not given is a default and told elsewhere; what has no JSON cannot be told."""
-    inner = _opened(run)
-    if isinstance(given, dict) and (isinstance(inner, _Fields) or (type(inner) is dict and list(inner) == list(given))):
+    try:
+        inner = _opened(run)
+    except Exception:  # a name without JSON, or whatever the code of a model raises
+        return
+    if isinstance(given, dict) and isinstance(inner, _Fields) and (type(run) is not dict or list(inner) == list(given)):
         for name in given:
             if name in inner:
                 _note_change(given[name], inner[name], _inside(path, name), found)
@@ -330,12 +337,14 @@ def _note_change(given: Any, run: Any, path: str, found: dict[str, Any]) -> None
 
 
 class _Fields(dict[str, Any]):
-    """Of a model, by the names that they are given under."""
+    """By the names that they are given under."""
 
 
 def _opened(run: Any) -> Any:
-    """Return what is in a model, a dataclass or a secret."""
+    """Return what is in a model, a dataclass, a dictionary or a secret."""
     kind = type(run)
+    if kind is dict:
+        return _Fields({_name_in_json(key): each for key, each in run.items()})
     if kind is tuple:
         return list(run)
     if hasattr(kind, "get_secret_value"):
@@ -358,7 +367,7 @@ def _is_same(given: Any, plain: Any, run: Any) -> bool:
     if isinstance(run, set | frozenset) and isinstance(given, list):
         return sorted(map(json.dumps, given)) == sorted(map(json.dumps, plain))
     if isinstance(run, bytes | bytearray) and isinstance(given, str):
-        return bytes(run) == given.encode("utf-8", "surrogatepass")
+        return given == plain or bytes(run) == given.encode("utf-8", "surrogatepass")
     if isinstance(given, bool) or isinstance(plain, bool) or not isinstance(given, int | float):
         return json.dumps(given) == json.dumps(plain)
     return isinstance(plain, int | float) and given == plain  # compared exactly, and 1 is the number 1.0

@@ -1,0 +1,64 @@
+"""Commands that say exactly what they were run with."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, SecretStr, StringConstraints
+
+from shotclock import App, Context
+
+app = App("exact", default_timeout="10s")
+
+
+class Account(BaseModel):
+    iban: Annotated[str, StringConstraints(strip_whitespace=True, to_upper=True)]
+    limit: float = 0.0
+
+
+def note(folder: Path, value: object) -> str:
+    with open(folder / "done", "a") as file:
+        file.write(f"{value!r}\n")
+    return repr(value)
+
+
+@app.command(approval=True)
+def guarded(folder: str, v: Any) -> str:
+    return note(Path(folder), v)
+
+
+@app.command(approval=True)
+def pay(
+    amount: float,
+    times: int = 1,
+    to: Account | None = None,
+    via: Path = Path("/bank"),
+    pin: SecretStr | None = None,
+    tags: set[str] | None = None,
+    rates: dict[int, float] | None = None,
+) -> str:
+    return repr(amount)
+
+
+@app.command()
+async def around(ctx: Context, amount: int) -> Any:
+    inner = await ctx.call("pay", {"amount": amount})
+    return inner.code
+
+
+@app.command()
+def keyed(folder: str, v: Any) -> str:
+    return note(Path(folder), v)
+
+
+@app.command(interruption=True)
+def kept(folder: Path, v: Any) -> str:
+    return note(folder, v)
+
+
+@app.command(interruption=True, approval=True)
+def kept_and_guarded(folder: Path, v: Any) -> str:
+    return note(folder, v)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,182 @@
+"""What is approved, repeated or kept is what runs: values that JSON writes alike are not taken for one another."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.proposals import Decision, Proposal, ProposalStatus
+from shotclock.inbox import Inbox, Principal, Role
+from shotclock.store import Store
+from tests.app.programs import exact
+
+from .conftest import Home, lines_of, warning_codes
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+ADA = Principal("ada", Role.OPERATOR)
+YES = Decision(ProposalStatus.APPROVED)
+
+
+def with_inbox(work: Callable[[Inbox], Coroutine[Any, Any, Any]], home: Home) -> Any:
+    async def scenario() -> Any:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            try:
+                async with exact.app:
+                    return await work(inbox)
+            finally:
+                await inbox.close()
+
+    return asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+async def call(command: str, **arguments: Any) -> Any:
+    return await exact.app.call_with(command, arguments, budget="10ms")
+
+
+async def proposal_of(inbox: Inbox, envelope: Any) -> Proposal:
+    assert envelope.code == "INCOMPLETE", envelope.to_dict()
+    found = await inbox.get(envelope.data["proposal_id"])
+    assert found is not None
+    return found
+
+
+def shown_for(home: Home, **arguments: Any) -> Any:
+    """The text of a payment, from where it says what is run beside what was given."""
+
+    async def work(inbox: Inbox) -> Any:
+        return (await proposal_of(inbox, await call("pay", **arguments))).ask
+
+    return with_inbox(work, home)
+
+
+# --- approvals ----------------------------------------------------------------------------------------------------
+
+
+def test_a_yes_to_bytes_is_no_yes_to_their_text_and_the_bytes_are_what_runs(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        first = await proposal_of(inbox, await call("guarded", folder=str(tmp_path), v=b"abc"))
+        await inbox.decide(first.id, YES, ADA)
+        other = await proposal_of(inbox, await call("guarded", folder=str(tmp_path), v="YWJj"))
+        return first, other, await call("guarded", folder=str(tmp_path), v=b"abc")
+
+    first, other, ran = with_inbox(work, home)
+    assert first.id != other.id and ran.data == {"result": "b'abc'"}
+    assert '\n  "given as":\n    v: "bytes"\n' in first.ask.text and "given as" not in other.ask.text
+    assert "runs as" not in first.ask.text
+    assert lines_of(tmp_path / "done") == ["b'abc'"]
+
+
+def test_what_a_caller_changes_while_a_person_decides_is_not_what_runs(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        value = ["harmless"]
+        calling = asyncio.ensure_future(exact.app.call("guarded", folder=str(tmp_path), v=value))
+        while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+            await asyncio.sleep(0.02)
+        value.append("rm -rf /")
+        await inbox.decide(found[0].id, YES, ADA)
+        return await calling
+
+    assert with_inbox(work, home).ok
+    assert lines_of(tmp_path / "done") == ["['harmless']"]
+
+
+def test_on_the_command_line_a_number_without_end_is_not_its_name(home: Home, tool: Any, tmp_path: Path) -> None:
+    program = tool("exact.py")
+    ids = [
+        program.envelope("guarded", tmp_path, "--budget", "10ms", "--v", words, code=14)["data"]["proposal_id"]
+        for words in ("[1e999]", '["inf"]', "[1e999]")
+    ]
+    assert ids[0] == ids[2] != ids[1]
+
+
+# --- what runs is shown -------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_is_converted_is_shown_as_it_runs(home: Home) -> None:
+    ask = shown_for(home, amount=9007199254740993)
+    assert "  amount: 9007199254740993\n" in ask.text
+    assert ask.surroundings["runs as"] == {"amount": 9007199254740992.0}
+    assert ask.text.endswith('\n  "runs as":\n    amount: 9007199254740992.0')
+
+
+CONVERTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"amount": "1e3", "times": "7"}, {"amount": 1000.0, "times": 7}),
+    ({"amount": 1, "times": True}, {"times": 1}),
+    ({"amount": 1, "to": {"iban": " de1 ", "limit": 2**53 + 1}}, {"to.iban": "DE1", "to.limit": 2.0**53}),
+    ({"amount": 1, "via": "a//b/"}, {"via": "a/b"}),
+    ({"amount": 1, "tags": ["b", "a", "b"]}, {"tags": ["a", "b"]}),
+    ({"amount": 1, "rates": {"01": "2"}}, {"rates": {"1": 2.0}}),
+    ({"amount": 1, "rates": {"1": "2"}}, {'rates["1"]': 2.0}),
+]
+
+
+def test_what_conversion_makes_of_arguments_is_shown_beside_them(home: Home) -> None:
+    async def work(inbox: Inbox) -> Any:
+        return [await proposal_of(inbox, await call("pay", **arguments)) for arguments, _ in CONVERTED]
+
+    shown = [(each.ask.surroundings or {})["runs as"] for each in with_inbox(work, home)]
+    assert shown == [runs_as for _, runs_as in CONVERTED]
+
+
+def test_what_runs_as_it_was_given_is_shown_once(home: Home) -> None:
+    ask = shown_for(
+        home, amount=1, times=2, to={"iban": "DE1"}, via="/a/b", pin="1234", tags=["b", "a"], rates={"1": 1}
+    )
+    assert "runs as" not in ask.text and "given as" not in ask.text
+
+
+def test_a_call_from_inside_another_is_shown_as_it_runs(home: Home) -> None:
+    async def work(inbox: Inbox) -> Any:
+        calling = asyncio.ensure_future(exact.app.call("around", amount=9007199254740993))
+        while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+            await asyncio.sleep(0.02)
+        proposal = await inbox.get(found[0].id)
+        await inbox.decide(found[0].id, Decision(ProposalStatus.REJECTED), ADA)
+        await calling
+        return proposal
+
+    assert with_inbox(work, home).ask.surroundings["runs as"] == {"amount": 9007199254740992.0}
+
+
+# --- keys and jobs ------------------------------------------------------------------------------------------------
+
+
+PAIRS = [(1, "1"), (1, True), (1, 1.0), (b"abc", "YWJj"), ((1,), [1]), ({1: 2}, {"1": 2}), (float("inf"), "inf")]
+
+
+def test_a_key_that_stands_for_one_value_stands_for_no_other(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        async def keyed(v: Any, key: str) -> Any:
+            return await exact.app.call_with("keyed", {"folder": str(tmp_path), "v": v}, idempotency_key=key)
+
+        return [[await keyed(value, str(at)) for value in (one, other, one)] for at, (one, other) in enumerate(PAIRS)]
+
+    for first, second, again in with_inbox(work, home):
+        assert first.ok and second.code == "KEY_REUSED"
+        assert again.data == first.data and warning_codes(again.to_dict()) == ["REPLAYED"]
+    assert lines_of(tmp_path / "done") == [repr(one) for one, _ in PAIRS]
+
+
+@pytest.mark.parametrize("command", ["kept", "kept-and-guarded"])
+def test_a_job_that_would_run_with_something_else_is_refused(command: str, home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        values = [b"abc", (1, 2), {1: 2}, Path("/a"), float("nan")]
+        calls = [exact.app.call_with(command, {"folder": tmp_path, "v": each}, budget="20s") for each in values]
+        return [await each for each in calls], await inbox.list()
+
+    envelopes, proposals = with_inbox(work, home)
+    for envelope in envelopes:
+        assert envelope.code == "ARG_ERROR" and [each["field"] for each in envelope.error["errors"]] == ["v"]
+        assert "pass plain data" in envelope.error["message"]
+    assert proposals == [] and home.jobs() == [] and lines_of(tmp_path / "done") == []
+
+
+def test_a_job_takes_what_comes_back_from_json_as_it_was(home: Home, tmp_path: Path) -> None:
+    async def work(inbox: Inbox) -> Any:
+        return await exact.app.call_with("kept", {"folder": tmp_path, "v": [1, "a", None]}, budget="30s")
+
+    assert with_inbox(work, home).ok and lines_of(tmp_path / "done") == ["[1, 'a', None]"]
