@@ -72,3 +72,16 @@ def test_each_call_of_a_process_has_a_span_of_its_own():
     spans = {span_id_of(f"ffffffffffff-{number:x}") for number in range(1, 200_000, 7)}
     assert len(spans) == len(range(1, 200_000, 7))
     assert all(re.fullmatch("[0-9a-f]{16}", span) and span.strip("0") for span in list(spans)[:100])
+
+
+@pytest.mark.parametrize(
+    ("number", "span_id"),
+    [
+        ("1", "00000000abcd0001"),
+        ("ffff", "00000000abcdffff"),
+        ("10000", "00000000abce0000"),
+        ("fffff", "00000000abdcffff"),
+    ],
+)
+def test_the_span_of_a_call_is_its_number_added_to_the_process(number: str, span_id: str):
+    assert span_id_of(f"00000000abcd-{number}") == span_id

@@ -133,7 +133,6 @@ def test_a_person_who_gives_the_terminal_on_keeps_the_editor(tmp_path: Path):
 
 
 def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
-    from shotclock.core.deadlines import Deadline
     from shotclock.core.trace import TraceContext
     from shotclock.enforce.environment import CallVariables
 
@@ -143,7 +142,7 @@ def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
     try:
         for at_ns, state in ((5, ""), (123456789012345678, "a=b"), (7, "")):
             trace = TraceContext(TRACE_ID, "00f067aa0ba902b7", True, state)
-            variables.set(Deadline(at_ns), trace)
+            variables.set(at_ns, trace.traceparent, state)
             # What a child sees is C's environment; what our own code sees is Python's. Both are the call's.
             seen = subprocess.run(["env"], capture_output=True, text=True, timeout=20).stdout.splitlines()
             assert f"SHOTCLOCK_DEADLINE_NS={at_ns}" in seen and os.environ["SHOTCLOCK_DEADLINE_NS"] == str(at_ns)
@@ -151,7 +150,7 @@ def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
             assert [line for line in seen if line.startswith("TRACESTATE=")] == (
                 [f"TRACESTATE={state}"] if state else []
             )
-        variables.set(None, trace)
+        variables.set(0, trace.traceparent, "")
         seen = subprocess.run(["env"], capture_output=True, text=True, timeout=20).stdout
         assert "SHOTCLOCK_DEADLINE_NS" not in seen and "SHOTCLOCK_REMAINING_MS" not in seen
     finally:
@@ -159,3 +158,37 @@ def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+CLEAR = "import ctypes; ctypes.CDLL(None).clearenv()"
+DISTURBANCES = {
+    "nothing": "",
+    "another value": "os.environ['TRACEPARENT'] = 'mine'",
+    "taken out": "del os.environ['TRACEPARENT'], os.environ['SHOTCLOCK_DEADLINE_NS']",
+    "many more variables": "os.environ.update({f'MORE_{n}': 'x' for n in range(300)})",
+    "one less variable": "del os.environ['FIRST']",
+    "taken out behind Python's back": "import ctypes; ctypes.CDLL(None).unsetenv(b'SHOTCLOCK_REMAINING_MS')",
+    "another value behind Python's back": "import ctypes; ctypes.CDLL(None).setenv(b'TRACEPARENT', b'mine', 1)",
+    "no environment at all": CLEAR,
+}
+
+
+@pytest.mark.parametrize("disturbance", DISTURBANCES.values(), ids=DISTURBANCES)
+def test_what_a_call_does_to_the_variables_is_not_what_the_next_one_has(disturbance: str):
+    program = f"""
+import json, os, subprocess
+from shotclock.enforce.environment import CallVariables
+variables = CallVariables()
+for number in (1, 2, 3):
+    variables.set(number, f"00-parent-{{number}}", "")
+    listed = subprocess.run(["/usr/bin/env"], capture_output=True, text=True, timeout=20).stdout.splitlines()
+    assert listed.count(f"TRACEPARENT=00-parent-{{number}}") == 1, listed
+    assert listed.count(f"SHOTCLOCK_DEADLINE_NS={{number}}") == listed.count("SHOTCLOCK_REMAINING_MS=0") == 1, listed
+    assert sum(line.startswith(("TRACEPARENT=", "SHOTCLOCK_")) for line in listed) == 3, listed
+    assert (os.environ["TRACEPARENT"], os.environ["SHOTCLOCK_DEADLINE_NS"]) == (f"00-parent-{{number}}", str(number))
+    if number == 1:
+        {disturbance or "pass"}
+"""
+    environment = {"FIRST": "x", "TRACEPARENT": "inherited", "PATH": os.environ["PATH"]}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -106,7 +106,10 @@ def to_jsonable(value: object) -> Any:
 def to_valid_json(value: object) -> tuple[Any, list[str]]:
     """The value as every reader of JSON takes it, and what had to be changed in it for that: half characters, numbers
     that are none, and bytes. Raises NotSerializable with a reason."""
-    if value is None or value is True or value is False or (type(value) is str and value.isascii()):
+    kind = type(value)
+    if kind in _PLAIN and (
+        value.isascii() if kind is str else kind is not int or value.bit_length() <= _LONGEST_INTEGER_BITS  # type: ignore[attr-defined]
+    ):
         return value, []
     changes: list[str] = []
     try:

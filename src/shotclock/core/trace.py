@@ -39,7 +39,7 @@ class TraceContext:
 
     @property
     def traceparent(self) -> str:
-        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+        return traceparent_of(self.trace_id, self.span_id, self.sampled)
 
     def below(self, span_id: str) -> TraceContext:
         return TraceContext(self.trace_id, span_id, self.sampled, self.state)
@@ -53,6 +53,10 @@ class TraceContext:
 
     def as_variables(self) -> dict[str, str]:
         return {name.upper(): value for name, value in self.carried().items()}
+
+
+def traceparent_of(trace_id: str, span_id: str, sampled: bool) -> str:
+    return f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}"
 
 
 def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext | None:
@@ -80,6 +84,8 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
 def span_id_of(request_id: str) -> str:
     """The span of a call. Unique as its request id is: the process's 48 random bits above, its number added below."""
     token, _, number = request_id.partition("-")
+    if len(token) == 12 and 0 < len(number) <= 4:  # the usual case: nothing is carried over
+        return token + number.rjust(4, "0")
     return f"{((int(token, 16) << 16) + int(number, 16)) % (1 << 64):016x}"
 
 

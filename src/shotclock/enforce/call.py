@@ -53,6 +53,8 @@ MAX_DEPTH = 16
 DEFAULT_ORPHAN_LIMIT = 64
 # Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
 PICKUP_CHECK_S = 0.12
+# How long a look at whether the machine is fit counts, so that thousands of calls need not look each for itself.
+FITNESS_NS = 50_000_000
 
 _ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
 
@@ -153,6 +155,7 @@ class Runtime:
         self.tool = OURSELVES
         """Who answers. An app's desk puts the app here."""
         self.counts = Counts()
+        self._fit_until_ns = 0
         self.last_observer_error: BaseException | None = None
         inherited = inherited_deadline(os.environ, monotonic_ns())
         self.inherited, self._inherited_notes = inherited.deadline, inherited.warnings
@@ -427,8 +430,11 @@ class Runtime:
         if self._closed or self._home is None:
             why = "the runtime is closed" if self._closed else "the runtime was not entered: use `async with`"
             return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", why, "validation"))
-        if (unfit := kernel.find_unfitness()) is not None:
-            return Outcome(Ending.NOT_STARTED, Problem("MACHINE_UNFIT", unfit, "validation"))
+        now_ns = monotonic_ns()
+        if now_ns >= self._fit_until_ns:
+            if (unfit := kernel.find_unfitness()) is not None:
+                return Outcome(Ending.NOT_STARTED, Problem("MACHINE_UNFIT", unfit, "validation"))
+            self._fit_until_ns = now_ns + FITNESS_NS
         return None
 
     # --- running ------------------------------------------------------------------------------------------

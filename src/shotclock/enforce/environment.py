@@ -6,11 +6,10 @@ deadline and place in its trace go along, for a shotclock that is started furthe
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
-from ..core.deadlines import Deadline
+from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE, TraceContext
 from . import kernel
 from .admission import DEADLINE_VARIABLE, REMAINING_VARIABLE
@@ -19,8 +18,10 @@ from .clock import monotonic_ns
 # `false` as an editor: git and others say at once that there was a problem with it, and how to do without.
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
-# The longest of the values that are written over: a traceparent.
-_LONGEST_VALUE = 63
+
+_TRACEPARENT, _TRACESTATE = TRACEPARENT_VARIABLE.encode(), TRACESTATE_VARIABLE.encode()
+_REMAINING, _DEADLINE = REMAINING_VARIABLE.encode(), DEADLINE_VARIABLE.encode()
+_TRACEPARENT_IS, _REMAINING_IS, _DEADLINE_IS = _TRACEPARENT + b"=", _REMAINING + b"=", _DEADLINE + b"="
 
 
 def child_environment(
@@ -58,29 +59,24 @@ def quiet_this_process() -> None:
 
 
 class CallVariables:
-    """A call's deadline and trace in the environment of the process that runs its function.
-
-    Each value is written over the last one in memory of our own: setenv never frees a value, and a worker lives long.
-    """
+    """A call's deadline and trace in the environment of the process that runs its function."""
 
     def __init__(self) -> None:
-        self._buffers = {
-            name: ctypes.create_string_buffer(len(name) + 1 + _LONGEST_VALUE + 1)
-            for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, TRACEPARENT_VARIABLE)
-        }
+        self._entries = kernel.OwnEntries(_TRACEPARENT, _REMAINING, _DEADLINE) if kernel.LINUX else None
+        known: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
+        self._known: MutableMapping[bytes, bytes] = os.environb if known is None or self._entries is None else known
 
-    def set(self, deadline: Deadline | None, trace: TraceContext) -> None:
-        variables = trace.as_variables()
-        state = variables.pop(TRACESTATE_VARIABLE, None)
-        if state is not None:
-            os.environ[TRACESTATE_VARIABLE] = state
-        else:
-            os.environ.pop(TRACESTATE_VARIABLE, None)
-        if deadline is not None:
-            variables |= _deadline_variables(deadline)
-        for name, buffer in self._buffers.items():
-            value = variables.get(name)
-            if value is None:
-                os.environ.pop(name, None)
-            elif len(value) > _LONGEST_VALUE or not kernel.put_variable(buffer, name, value):
-                os.environ[name] = value
+    def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
+        """A deadline of 0 is none. Each call pays for this, and may be short: what is written out here is."""
+        parent, deadline = traceparent.encode(), b"%d" % deadline_ns
+        remaining = b"%d" % (max(0, deadline_ns - monotonic_ns()) // NS_PER_MS)
+        known = self._known
+        known[_TRACEPARENT], known[_REMAINING], known[_DEADLINE] = parent, remaining, deadline
+        if self._entries is not None:
+            self._entries.write(_TRACEPARENT_IS + parent, _REMAINING_IS + remaining, _DEADLINE_IS + deadline)
+        if not deadline_ns:
+            del os.environb[_REMAINING], os.environb[_DEADLINE]
+        if tracestate:
+            os.environ[TRACESTATE_VARIABLE] = tracestate
+        elif _TRACESTATE in known:
+            del os.environb[_TRACESTATE]

@@ -26,7 +26,7 @@ from ..core.deadlines import Deadline
 from ..core.envelope import Envelope, described
 from ..core.errors import Failure, code_of
 from ..core.records import as_dict
-from ..core.trace import TraceContext, span_id_of
+from ..core.trace import TraceContext, span_id_of, traceparent_of
 from . import kernel, spans, values, wire
 from .clock import monotonic_ns
 from .context import Context, Stopped
@@ -353,6 +353,11 @@ class Place:
         trace_id, sampled, state = self._caller
         return TraceContext(trace_id, span_id_of(self._request_id), sampled, state)
 
+    @property
+    def traceparent(self) -> str:
+        trace_id, sampled, _ = self._caller
+        return traceparent_of(trace_id, span_id_of(self._request_id), sampled)
+
     def stand(self) -> None:
         """Spans that its code makes itself are below it."""
         if "opentelemetry.trace" in sys.modules:
@@ -388,15 +393,14 @@ def _perform(
 ) -> Reply:
     trace = Place(caller, request_id)
     trace.stand()
-    deadline = Deadline(bell_ns) if bell_ns else None
-    _variables.set(deadline, trace.trace)
+    _variables.set(bell_ns, trace.traceparent, caller[2])
 
     def context(function: Callable[..., Any]) -> Context:
         is_async = inspect.iscoroutinefunction(function)
         return Context(
             name=name,
             request_id=request_id,
-            deadline=deadline,
+            deadline=Deadline(bell_ns) if bell_ns else None,
             depth=depth,
             on_progress=call.progress,
             on_call=call.call_async if is_async else call.call,
