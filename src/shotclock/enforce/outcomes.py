@@ -76,7 +76,19 @@ def unopenable(name: str, error: Exception) -> Envelope:
 
 
 def failure_outcome(failure: Failure) -> Outcome:
-    """An expected failure, with the code that was chosen for it."""
+    """An expected failure where no handler runs, with the code that was chosen for it. Of one whose exit code promises
+    that nothing ran, the list of all that is wrong (`errors` in its context) is the answer's `error.errors`."""
+    outcome = _told(failure)
+    if failure.entry.exit_code == NOTHING_RAN:
+        assert isinstance(outcome.problem, Problem)
+        context = dict(outcome.problem.context or {})
+        errors = context.pop("errors", None)
+        outcome.ending = Ending.NOT_STARTED
+        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=context or None)
+    return outcome
+
+
+def _told(failure: Failure) -> Outcome:
     problem = Problem(
         failure.code,
         str(failure),
@@ -91,7 +103,7 @@ def failure_outcome(failure: Failure) -> Outcome:
 
 def handler_failure(failure: Failure) -> Outcome:
     """As `failure_outcome`, of a handler that has begun: exit code 2 promises that nothing ran, which is over."""
-    outcome = failure_outcome(failure)
+    outcome = _told(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
         context = {**(outcome.problem.context or {}), "raised": failure.code}

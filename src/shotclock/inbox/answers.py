@@ -15,7 +15,6 @@ from ..core.effects import Ending, SideEffects
 from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposals import Proposal, ProposalStatus, Summary, result_of
-from ..core.records import changed
 from ..enforce.admission import Admission, Outcome
 from ..enforce.clock import monotonic_ns
 from ..enforce.identity import is_alive
@@ -105,10 +104,7 @@ def action_changed(proposal_id: object, context: Mapping[str, object]) -> Failur
 
 
 def refused(failure: Failure) -> Outcome:
-    """What the inbox, or its door, would not do; with everything that is wrong with what was said, where it says so."""
+    """What the inbox, or its door, would not do."""
     outcome = failure_outcome(failure)
     outcome.ending = Ending.NOT_STARTED
-    errors = failure.context.get("errors")
-    if failure.code == "ARG_ERROR" and isinstance(errors, list) and isinstance(outcome.problem, Problem):
-        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=None)
     return outcome

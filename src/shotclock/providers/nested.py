@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.records import changed
 from ..enforce.admission import answer, no_time_left
@@ -72,9 +72,6 @@ class WorkflowProvider:
         except Failure as failure:
             outcome = raised(failure)
             outcome.ending = Ending.NOT_STARTED
-            if isinstance(outcome.problem, Problem) and "errors" in failure.context:
-                errors: Any = failure.context["errors"]
-                outcome.problem = Problem(failure.code, str(failure), "validation", errors=errors)
             envelope = answer(admission, outcome)
         finally:
             current_scope.reset(token)
