@@ -77,6 +77,16 @@ def on_time(attempt: Callable[[int], dict[str, Any]], beyond_ms: int | Callable[
     pytest.fail(f"answered late {ATTEMPTS} times: {', '.join(late)}")
 
 
+def at_last(attempt: Callable[[int], T]) -> T:
+    """What the first attempt made that came into the state the test is about; fails if none did."""
+    for number in range(ATTEMPTS):
+        try:
+            return attempt(number)
+        except WrongFoot as error:
+            why = error
+    pytest.fail(f"not once in {ATTEMPTS} attempts: {why}")
+
+
 async def timed(awaitable: Awaitable[T]) -> tuple[T, float]:
     """What came of it, and how many milliseconds it took on the caller's own clock."""
     began = time.perf_counter()

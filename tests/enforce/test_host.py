@@ -437,7 +437,6 @@ ADVERSARIES = {
 }
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_whatever_a_handler_does_it_is_stopped_when_its_time_is_up_and_the_next_call_works(
@@ -732,7 +731,6 @@ def test_only_a_few_tainted_hosts_are_kept_and_the_neighbours_in_the_oldest_are_
     run(scenario())
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("adversary", ["sleeps", "swallows", "blocks"])
 def test_after_two_hundred_that_hang_at_once_the_next_call_works(adversary: str, tmp_path: Path) -> None:

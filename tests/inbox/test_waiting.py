@@ -47,7 +47,6 @@ with Store.open(Path(sys.argv[1])) as store:
 """
 
 
-@pytest.mark.alone
 def test_ten_thousand_wait_and_another_processes_decision_reaches_its_own(home: Path, tmp_path: Path):
     async def work():
         with Store.open(home) as store:

@@ -245,7 +245,6 @@ asyncio.run(work())
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs a resolv.conf of its own")
-@pytest.mark.alone  # beside others a lookup, a process and three answers are late by more than they are by themselves
 def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_of_the_process(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.53", 53))

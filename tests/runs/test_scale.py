@@ -16,7 +16,7 @@ from shotclock.workflow.running import Running
 from shotclock.workflow.schema import AnyStep, WorkflowFile
 from shotclock.workflow.states import Status, StepState
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_survivors")]
+pytestmark = pytest.mark.usefixtures("no_survivors")
 
 ROUNDS = 3
 RUN_LIMIT_S = 60  # of a run of a few thousand steps that do nothing

