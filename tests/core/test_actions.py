@@ -233,6 +233,21 @@ def test_what_cannot_be_seen_or_looks_like_ascii_is_shown_by_its_number(odd: str
          "\u0441 \u0441\u0435\u0440\u0432\u0435\u0440\u0430 <U+0440><U+0430><U+0443>.com"),
         ("\u0391BC", "<U+0391>BC"),
         ("\u13e2ome", "<U+13E2>ome"),
+        ("\u057d\u0585", "<U+057D><U+0585>"),  # Armenian
+        ("\u13e2\u13aa\u13bd", "<U+13E2><U+13AA><U+13BD>"),  # Cherokee
+        ("\uab72\uab83", "<U+AB72><U+AB83>"),
+        ("\ua4d1\ua4ee\ua4ec", "<U+A4D1><U+A4EE><U+A4EC>"),  # Lisu
+        ("\u2c9e\u2c9f", "<U+2C9E><U+2C9F>"),  # Coptic
+        ("\u146d\u15c5", "<U+146D><U+15C5>"),  # Canadian syllables
+        ("\u0440\u0585\u0440", "<U+0440><U+0585><U+0440>"),  # of two alphabets
+        ("\u0444\u0430\u0439\u043b \u057d\u0585", "\u0444\u0430\u0439\u043b <U+057D><U+0585>"),
+        ("g\u101d\u101dgle", "g<U+101D><U+101D>gle"),
+        ("g\u05e1\u05e1gle", "g<U+05E1><U+05E1>gle"),
+        ("g\u0ed0\u0ed0gle", "g<U+0ED0><U+0ED0>gle"),  # digits from here on
+        ("\u0661\u0662", "<U+0661><U+0662>"),
+        ("\u09ea items", "<U+09EA> items"),
+        ("\u0966.\u0967", "<U+0966>.<U+0967>"),
+        ("g\u1d0f\u1d0fgle", "g<U+1D0F><U+1D0F>gle"),
     ],
 )  # fmt: skip
 def test_letters_that_pose_as_latin_ones_are_shown_by_their_number(text: str, shown: str) -> None:
@@ -242,10 +257,24 @@ def test_letters_that_pose_as_latin_ones_are_shown_by_their_number(text: str, sh
 @pytest.mark.parametrize(
     "text",
     ["plain\n\ttext", "é è ü ß ø ł", "файл.txt и ещё", "Ελληνικά", "使用API接口", "日本語です", "हिन्दी", "ไทย", "عربي",
+     "Հայերեն լեզու", "עברית", "אני כותב", "አማርኛ", "ქართული", "မြန်မာ", "ଓଡ଼ିଆ", "മലയാളം", "ᐃᓄᒃᑎᑐᑦ", "한국어",
+     "اهلا و سهلا", "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ",
      "“quoted” – it’s … ½ ² ™ € 😀"],
 )  # fmt: skip
 def test_what_people_write_stays_as_it_is(text: str) -> None:
     assert visible(text) == text
+
+
+@given(st.lists(st.text(st.one_of(st.sampled_from(SYNTAX.replace("\n", "") + "\u0444\u0440\u0585\u13e2"), st.characters(
+    exclude_characters="\n")), max_size=8), max_size=4))  # fmt: skip
+def test_a_line_is_shown_the_same_alone_and_among_others(lines: list[str]) -> None:
+    assert visible("\n".join(lines)) == "\n".join(map(visible, lines))
+
+
+def test_every_digit_of_another_script_is_marked() -> None:
+    for number in range(0x80, 0x20000):
+        if unicodedata.category(chr(number)) == "Nd":
+            assert visible(chr(number)) == f"<U+{number:04X}>", hex(number)
 
 
 def test_every_format_control_private_and_unassigned_character_is_marked() -> None:
