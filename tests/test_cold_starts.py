@@ -60,7 +60,7 @@ COMMANDS = [
 ]
 # What is slow to import, and what a command has no use for: a parser for what was mistyped, a library that draws for a
 # terminal, the SDK where nothing speaks MCP, an event loop where nothing waits for two things at once.
-PARSING_AND_DRAWING = {"cyclopts", "rich", "docstring_parser"}
+PARSING_AND_DRAWING = {"rich", "docstring_parser"}
 SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
 STEPS = {"httpx2", "jinja2", "jsonschema"}
 UNUSED = {

@@ -312,12 +312,12 @@ class App:
 
         try:
             signals.raise_when_told()
-            from .cli.surface import main
+            from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)
         except signals.Signalled as signalled:  # while the rest of us was still being imported
             code = 128 + signalled.number
-        from .cli.leaving import is_the_end, leave_soon
+        from .cli.app_cli import is_the_end, leave_soon
 
         if argv is None and is_the_end(self._module.partition(".")[0], sys._getframe(1)):
             leave_soon(code)

@@ -78,7 +78,7 @@ MISTAKEN: list[tuple[list[str], list[str]]] = [
     (["--path", "/a", "3"], ["count"]),
     (["a", "true"], ["count"]),
     (["a", "3", "0.5", "6", "seven"], ["arguments", "arguments"]),
-    (["a", "3", "--cuont", "4", "--ratio=high"], ["--cuont", "arguments", "ratio"]),
+    (["a", "3", "--cuont", "4", "--ratio=high"], ["--cuont", "ratio"]),
     (["--loud", "--timeout"], ["count", "path", "timeout"]),
 ]
 

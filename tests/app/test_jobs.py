@@ -106,10 +106,10 @@ def test_a_budget_that_is_none_is_an_argument_error(tool: Any, tmp_path: Path):
 
 @pytest.mark.requirement("F-080")
 def test_without_a_word_the_budget_is_thirty_seconds_off_a_terminal():
-    from shotclock.cli import surface
-    from shotclock.cli.job import DEFAULT_BUDGET_MS
+    from shotclock.cli import app_cli
+    from shotclock.cli.job_and_token import DEFAULT_BUDGET_MS
 
-    assert DEFAULT_BUDGET_MS == surface.DEFAULT_BUDGET_MS == 30_000
+    assert DEFAULT_BUDGET_MS == app_cli.DEFAULT_BUDGET_MS == 30_000
 
 
 @pytest.mark.requirement("F-080")

@@ -29,7 +29,7 @@ def test_help_goes_to_stderr_off_a_terminal_and_lists_every_subcommand(shotclock
     assert ran.code == 0
     assert ran.stdout == b""
     for name in SUBCOMMANDS:
-        assert f"  {name}: ".encode() in ran.stderr
+        assert f"\n  {name} ".encode() in ran.stderr
     assert b"\x1b" not in ran.stderr
 
 
@@ -92,10 +92,34 @@ def test_a_word_like_nothing_gets_the_list(shotclock: Any, validate_envelope: An
     assert all(name in envelope["error"]["message"] for name in SUBCOMMANDS)
 
 
-def test_an_option_before_the_subcommand_is_told_its_place(shotclock: Any, validate_envelope: Any):
-    ran = shotclock("--json", "errors")
-    assert ran.code == 2
-    assert "`shotclock errors --json`" in validate_envelope(ran.json())["error"]["message"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--json", "errors", "TIMEOUT"],
+        ["--timeout", "5s", "errors", "TIMEOUT"],
+        ["--timeout=5s", "--json", "errors", "TIMEOUT"],
+        ["--json", "--timeout", "5s", "errors", "TIMEOUT"],
+    ],
+    ids=" ".join,
+)
+def test_options_may_stand_before_the_subcommand(words: list[str], shotclock: Any, validate_envelope: Any):
+    ran = shotclock(*words)
+    envelope = validate_envelope(ran.json())
+    assert (ran.code, envelope["data"]["errors"][0]["code"]) == (0, "TIMEOUT")
+    assert envelope["meta"]["timeout_ms"] == (5_000 if any("5s" in word for word in words) else 30_000)
+
+
+def test_options_may_stand_before_a_verb_and_before_exec(shotclock: Any, validate_envelope: Any):
+    assert validate_envelope(shotclock("--json", "inbox", "list").json())["meta"]["command"] == "inbox list"
+    assert validate_envelope(shotclock("inbox", "--limit", "5", "list").json())["ok"]
+    ran = shotclock("--timeout", "5s", "--json", "exec", "--", "printf", "hello")
+    assert validate_envelope(ran.json())["data"]["stdout"] == "hello"
+
+
+def test_an_option_that_no_subcommand_has_is_named_where_there_is_none(shotclock: Any, validate_envelope: Any):
+    ran = shotclock("--jsno")
+    [mistake] = validate_envelope(ran.json())["error"]["errors"]
+    assert (ran.code, mistake) == (2, {"field": "--jsno", "message": "unknown option; did you mean --json?"})
 
 
 def test_every_mistake_is_told_at_once(shotclock: Any, validate_envelope: Any):

@@ -67,7 +67,7 @@ def test_a_bad_duration_is_refused_by_the_name_of_its_clock(
 def test_every_problem_is_reported_at_once(touch: list[Any], shotclock: Any, validate_envelope: Any):
     words = [
         "--timeout", "soon", "--soft=-1s", "--idle", "5", "--grace=1s1s", "--output-limit", "lots", "--env", "NAME",
-        "--env", "=value", "--cwd", "", "--bogus", "--json=yes", "--", *touch,
+        "--env", "=value", "--cwd", "", "--bogus", "--json=perhaps", "--", *touch,
     ]  # fmt: skip
     ran = shotclock("exec", *words)
     problems = refused(ran, validate_envelope, as_json=True)
@@ -126,7 +126,7 @@ def test_an_option_without_its_value_is_refused(
 
 @pytest.mark.parametrize("option", ["json", "stdin", "no-stdin", "leave-children", "help"])
 def test_a_switch_with_a_value_is_refused(option: str, touch: list[Any], shotclock: Any, validate_envelope: Any):
-    ran = shotclock("exec", f"--{option}=no", "--", *touch)
+    ran = shotclock("exec", f"--{option}=perhaps", "--", *touch)
     if option == "help":
         assert ran.code in (0, 2)
         return

@@ -808,11 +808,11 @@ def test_a_whole_trail_is_said_to_be_whole_and_a_changed_one_is_named(
 
 
 def test_help_names_every_verb_and_is_no_data(shotclock: Any) -> None:
-    from shotclock.cli.inbox_words import VERBS
+    from shotclock.cli.inbox import TABLE
 
     ran = shotclock("inbox", "--help")
     assert (ran.code, ran.stdout) == (0, b"")
-    for verb in VERBS:
-        assert f"  {verb}: ".encode() in ran.stderr
+    for verb in TABLE.names:
+        assert f"\n  {verb} ".encode() in ran.stderr
     assert shotclock("help", "inbox").stderr == ran.stderr
     assert b"Usage: shotclock inbox propose --title TEXT" in shotclock("inbox", "propose", "--help").stderr

@@ -33,7 +33,7 @@ def test_a_token_is_of_use_until_it_is_revoked_by_name_or_by_id(
     ran = shotclock("token", "create", "--role", "agent", "builder")
     made = validate_envelope(ran.json())["data"]
     assert ran.code == 0
-    assert (made["name"], made["role"], made["status"], made["expires_at"]) == ("builder", "agent", "living", None)
+    assert (made["name"], made["role"], made["status"], made["expires_at"]) == ("builder", "agent", "active", None)
     assert who_is(made["token"]) == Principal("builder", Role.AGENT)
     kept = b"".join(file.read_bytes() for file in home.rglob("*") if file.is_file())
     assert made["token"].encode() not in kept, "only its hash is kept"
@@ -59,7 +59,7 @@ def test_on_a_terminal_the_token_alone_is_on_stdout(on_terminal: Any) -> None:
     assert who_is(seen.screen.strip()) == Principal("ada", Role.OPERATOR)
     assert b"only time" in seen.stderr
     table = on_terminal("token", "list", streams=("stdout",)).screen
-    assert "ada" in table and "operator" in table and "living" in table and "11h59m" in table
+    assert "ada" in table and "operator" in table and "active" in table and "11h59m" in table
     assert "shotclock_" not in table
 
 

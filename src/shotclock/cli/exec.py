@@ -1,7 +1,6 @@
 """`shotclock exec`: a better timeout(1). One bounded command, really stopped, answered with one envelope.
 
-The options are parsed here by hand, because this is the one subcommand whose start-up time is paid before
-every command: a parser library would cost more than everything else together.
+Its start-up time is paid before every command of an agent: what it imports, it needs.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 import sys
 
 from ..core.clocks import Clocks
-from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.records import changed, made, record
@@ -21,6 +19,7 @@ from ..enforce.capture import DEFAULT_OUTPUT_LIMIT
 from ..enforce.clock import monotonic_ns
 from ..enforce.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
+from .parser import Command, Mistakes, duration, flag, option, read
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
 MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
@@ -68,14 +67,14 @@ Examples:
 """
 
 _CLOCKS = ("timeout", "soft", "idle", "grace")
-_VALUED = (*_CLOCKS, "cwd", "env", "output-limit", "report")
 _REPORTS = ("json", "line", "none")
 REPORT_VARIABLE = "SHOTCLOCK_REPORT"
-_FLAGS = ("json", "stdin", "no-stdin", "leave-children", "help")
 
 
 @record
 class Request:
+    """A command line that was read."""
+
     command: list[str] = made(factory=list)
     clocks: Clocks = made(factory=Clocks)
     env: dict[str, str] = made(factory=dict)
@@ -87,7 +86,7 @@ class Request:
     leave_children: bool = False
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
-    errors: list[dict[str, str]] = made(factory=list)
+    errors: Mistakes = made(factory=list)
 
     def refuse(self, field: str, message: str) -> None:
         self.errors.append({"field": field, "message": message})
@@ -117,46 +116,19 @@ def main(words: list[str]) -> int:
 
 
 def parse(words: list[str]) -> Request:
-    """Every problem at once: nobody likes to be told about their mistakes one by one."""
-    request = Request()
-    limits: dict[str, int] = {}
-    position = 0
-    while position < len(words):
-        word = words[position]
-        position += 1
-        if word == "--":
-            request.command = words[position:]
-            break
-        if word == "-h":
-            word = "--help"
-        if not word.startswith("-") or word == "-":
-            request.command = words[position - 1 :]
-            break
-        name, given, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in _FLAGS:
-            if given:
-                request.refuse(name, f"--{name} takes no value")
-            setattr(request, name.replace("-", "_"), True)
-        elif word.startswith("--") and name in _VALUED:
-            if not given:
-                if position == len(words) or words[position].startswith("--"):
-                    request.refuse(name, f"--{name} needs a value")
-                    continue
-                value = words[position]
-                position += 1
-            _take(request, limits, name, value)
-        else:
-            request.refuse(word.partition("=")[0], f"unknown option{_did_you_mean(name)}")
-            if not given and _looks_like_its_value(words, position):
-                position += 1
-    request.clocks = Clocks(**{f"{name}_ms": limit for name, limit in limits.items()})
-    timeout_ms = limits.get("timeout", DEFAULTS.timeout_ms)
-    if limits.get("soft") and timeout_ms and limits["soft"] >= timeout_ms:
+    """Read the words; every problem at once."""
+    reading = read(COMMAND, words, hint="see shotclock exec --help")
+    given = reading.given
+    limits = {f"{name}_ms": given.pop(name) for name in _CLOCKS if name in given}
+    env = dict(given.pop("env", ()))
+    request = Request(**given, env=env, clocks=Clocks(**limits), help=reading.wants == "help", errors=reading.mistakes)
+    timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
+    if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "the soft limit would never ring: it must be shorter than the timeout")
     _settle_report(request)
     if request.stdin and request.no_stdin:
         request.refuse("no-stdin", "--stdin and --no-stdin exclude each other: leave one out")
-    if not request.help and not any(error["field"] in ("command",) for error in request.errors):
+    if not request.help:
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
 
@@ -174,49 +146,49 @@ def _settle_report(request: Request) -> None:
         request.report = None
 
 
-def _looks_like_its_value(words: list[str], position: int) -> bool:
-    """Whether the word after an unknown option belongs to it: an option or the end of the options follows."""
-    value, following = words[position : position + 1], words[position + 1 : position + 2]
-    return not any(word.startswith("-") for word in value) and any(word.startswith("--") for word in following)
+def _read_variable(text: str) -> tuple[str, str]:
+    name, equals, content = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} should be NAME=VALUE")
+    return name, content
 
 
-def _take(request: Request, limits: dict[str, int], name: str, value: str) -> None:
-    if name in _CLOCKS:
-        try:
-            limits[name] = parse_duration_ms(value)
-        except DurationError as error:
-            request.refuse(name, str(error))
-    elif name == "cwd":
-        request.cwd = value
-    elif name == "report":
-        request.report = value
-    elif name == "env":
-        key, equals, content = value.partition("=")
-        if not equals:
-            request.refuse("env", f"{value!r} should be NAME=VALUE")
-        else:
-            request.env[key] = content
-    else:
-        _take_output_limit(request, value)
-
-
-def _take_output_limit(request: Request, value: str) -> None:
-    digits, unit = value, 1
-    if value[-1:] in ("k", "K", "m", "M"):
-        digits, unit = value[:-1], 1024 if value[-1] in "kK" else 1024 * 1024
+def _read_output_limit(text: str) -> int:
+    digits, unit = text, 1
+    if text[-1:] in ("k", "K", "m", "M"):
+        digits, unit = text[:-1], 1024 if text[-1] in "kK" else 1024 * 1024
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 12:
-        request.refuse("output-limit", f"{value!r} is not a number of bytes: write 65536, 64k or 1M")
-    elif int(digits) * unit > MAX_OUTPUT_LIMIT:
-        request.refuse("output-limit", f"{value} is more than the 1024M that may be kept in memory")
-    else:
-        request.output_limit = int(digits) * unit
+        raise ValueError(f"{text!r} is not a number of bytes: write 65536, 64k or 1M")
+    if int(digits) * unit > MAX_OUTPUT_LIMIT:
+        raise ValueError(f"{text} is more than the 1024M that may be kept in memory")
+    return int(digits) * unit
 
 
-def _did_you_mean(name: str) -> str:
-    import difflib
+COMMAND = Command(
+    "exec",
+    "Run one command on the clock; when it hangs, it is really stopped.",
+    (
+        *(duration(f"--{name}") for name in _CLOCKS),
+        option("--cwd", "DIR"),
+        option("--env", "K=V", read=_read_variable, repeats=True),
+        option("--output-limit", "N", read=_read_output_limit),
+        option("--report", "FORM"),
+        *(flag(f"--{name}") for name in ("json", "stdin", "no-stdin", "leave-children")),
+    ),
+    rest="command",
+)
+"""What is said about each is in HELP, which is written by hand; a test compares the two."""
 
-    close = difflib.get_close_matches(name.lstrip("-"), [*_VALUED, *_FLAGS], n=1)
-    return f"; did you mean --{close[0]}?" if close else "; see shotclock exec --help"
+
+def reference_page() -> str:
+    """Write docs/reference/exec.md: `shotclock help exec --markdown`. A test compares the two."""
+    return (
+        "<!-- Generated by `shotclock help exec --markdown`. Do not edit. -->\n\n"
+        "# shotclock exec\n\n"
+        f"```text\n{HELP.rstrip()}\n```\n\n"
+        "How to use it: [the tutorial](../tutorial.md), [before every command of an agent](../howto/agents.md), "
+        "[choosing clocks](../howto/clocks.md). Its answer: [the envelope](envelope.md).\n"
+    )
 
 
 def _refused(errors: list[dict[str, str]]) -> Outcome:

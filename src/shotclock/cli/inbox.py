@@ -6,137 +6,343 @@ interrupts it is told which proposal stays queued.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TextIO, cast
 
-from ..core.clocks import Clocks
-from ..core.durations import DurationError, parse_duration_ms
+from ..core.durations import parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by, warning
+from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.proposals import Ask, Decision, Kind, Proposal, ProposalStatus, must_be_open
 from ..core.proposals import may_decide as must_be_decider
 from ..core.records import changed
-from ..core.texts import visible
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
-from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.admission import Admission, Outcome, answer, no_time_left
+from ..enforce.clock import wall_ns
 from ..enforce.forked import carry_out
 from ..inbox import AuditFile, Inbox, Principal, Role, refused
 from ..servers.operators.shown import Compared, compared_with, summary, whole
 from ..store import Store
 from ..store.audit import Entry
-from . import person, signals
-from .inbox_asking import waited
-from .inbox_difference import difference
-from .inbox_editing import Edit, modified
-from .inbox_words import vocabulary
-from .output import emit, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, mistaken, parse_verb
+from . import signals
+from .output import emit_help, is_terminal, wants_json, write_quietly
+from .parser import (
+    Command,
+    CommandTable,
+    Mistakes,
+    argument,
+    command_help,
+    duration,
+    flag,
+    option,
+    read_command,
+    table_help,
+    whole_number,
+)
+from .runner import TIMEOUT_MS, admit_call, deliver, read_serve_options, refuse, serve
 
-# Looking and deciding take a moment; the store's own waits are shorter than this.
-TIMEOUT_MS = 30_000
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+    from typing import Any, TextIO
+
+    from .inbox_edit import Edit
+
+    Begin = Callable[[], Admission]
+    """Starts the clock of something that is to be done now."""
+
 # Reading all of a trail of years, entry by entry.
 VERIFY_TIMEOUT_MS = 600_000
 MOST_LISTED = 10_000
+LISTED = 50
+SERVED_AT = "127.0.0.1:8765"
 # Names as tokens have them, so that a proposal's asker is never something to be escaped or mistaken for another.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
 _MUTATING = frozenset(("approve", "modify", "reject", "extend", "propose", "withdraw"))
 # Those that have a clock of their own: a person's patience, or the time that was asked for.
 _WITHOUT_CLOCK = frozenset(("modify", "watch", "propose", "check"))
-Begin = Callable[[], Admission]
-"""Starts the clock of something that is to be done now."""
-_WITHOUT_ID = frozenset(("list", "watch", "audit", "propose", "serve"))
+
+# --- what it takes ----------------------------------------------------------------------------------------------
+
+_EPILOGUE = """\
+Off a terminal each prints one JSON envelope on stdout, `watch` a line of JSON for each change before it.
+
+Exit codes: 0 done; 4 a person has to do this at a terminal; 5 there is no such proposal; 6 it was decided before, has
+expired or was withdrawn; 7 it is not yours to decide.
+
+`shotclock inbox VERB --help` says more about each."""
+_ANSWERS = """\
+Exit codes: 0 approved or modified, and nothing else; 14 nobody has decided yet, and it stays queued; 7 rejected; 6
+expired or withdrawn; 11 too many are open, and this one was not proposed. So `shotclock inbox propose … && do-it` does
+it only after somebody has said yes. data.status says the same in one word, data.notes is what the operator wrote."""
+
+
+def _limit(text: str) -> int:
+    number = whole_number(text)
+    if not 1 <= number <= MOST_LISTED:
+        raise ValueError(f"must be 1 to {MOST_LISTED}")
+    return number
+
+
+def _asker(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("must be 1 to 64 letters, digits or ._@+-")
+    return text
+
+
+_ID = argument("proposal-id", "The proposal.")
+_JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
+_NOTES = option("--notes", "TEXT", "For whoever asked.", default="")
+_LIMIT = option("--limit", "N", "So many at most.", default=str(LISTED), read=_limit)
+_WAIT_HELP = "How long to wait for the decision, instead of SHOTCLOCK_RESPONSE_TIMEOUT, else 30s; 0 does not wait."
+_DECIDING, _ASKING = "Deciding", "Asking"
+
+TABLE = CommandTable(
+    "shotclock inbox",
+    "What waits for a person: agents propose, people decide, and nobody waits longer than they said.",
+    (
+        Command(
+            "list",
+            "List what waits for a decision; the one that changed last comes first.",
+            (
+                flag("--all", "Also those that are decided, expired or withdrawn."),
+                option(
+                    "--status",
+                    "STATUS",
+                    "Only these: pending, approved, modified, rejected, expired or withdrawn.",
+                    choices=tuple(status.value for status in ProposalStatus),
+                ),
+                _LIMIT,
+                _JSON,
+            ),
+            usage="[--all | --status STATUS]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "show",
+            "Show one proposal: what would be done, why, what would change in the file, and what became of it so far.",
+            (_ID, _JSON),
+            usage="ID",
+            heading=_DECIDING,
+        ),
+        Command(
+            "approve",
+            "Say yes to it, as it is. What is destructive has to be confirmed by typing, at a terminal.",
+            (
+                _ID,
+                _NOTES,
+                option(
+                    "--answer",
+                    "TEXT",
+                    'To a question: one of its choices, or any text where it has none ("yes" if nothing is said).',
+                ),
+                _JSON,
+            ),
+            usage="ID [--notes TEXT] [--answer TEXT]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "modify",
+            "Say yes to something else: edit the proposed file, or the arguments (as JSON), and approve that.",
+            (
+                _ID,
+                option(
+                    "--file",
+                    "FILE",
+                    "What it is to be is in this file. Without it, $VISUAL or $EDITOR is opened, at a terminal.",
+                ),
+                _NOTES,
+                _JSON,
+            ),
+            usage="ID [--file FILE] [--notes TEXT]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "reject",
+            "Say no to it.",
+            (
+                _ID,
+                option("--notes", "TEXT", "For whoever asked: why, and what would be better.", default=""),
+                _JSON,
+            ),
+            usage="ID [--notes TEXT]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "extend",
+            "Let it stay open for longer, as in `shotclock inbox extend ID 2h`.",
+            (_ID, argument("by", "By how long.", read=parse_duration_ms), _JSON),
+            usage="ID DURATION",
+            heading=_DECIDING,
+        ),
+        Command(
+            "watch",
+            "Show what waits, and from then on every change and every reminder, until Ctrl-C.",
+            (duration("--for", "Only for this long.", key="for_ms"), _JSON),
+            usage="[--for DURATION]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "audit",
+            "Show the last entries of the audit trail; of one proposal, all of them.",
+            (
+                _ID,
+                flag(
+                    "--verify",
+                    "Whether the trail is whole: each entry that was removed, changed or put elsewhere is named (exit "
+                    "1), and so is each proposal or token that is not what its entries say.",
+                ),
+                flag(
+                    "--head",
+                    "The end of the trail: how many entries there are, and the hash of the last one. Keep it "
+                    "elsewhere.",
+                ),
+                option(
+                    "--anchor",
+                    "FILE",
+                    "Append the head to this file. With --verify: check that the trail still has every head in this "
+                    "file.",
+                ),
+                _LIMIT,
+                _JSON,
+            ),
+            usage="[ID | --head | --verify] [--anchor FILE]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "serve",
+            "Serve the operators' page and its API, without an App, until Ctrl-C.",
+            (
+                option("--http", "HOST:PORT", "On this address; port 0 is any free one.", default=SERVED_AT),
+                flag("--require-token", "Let nobody in without an access token, on this machine either."),
+                _JSON,
+            ),
+            usage="[--http HOST:PORT]",
+            heading=_DECIDING,
+        ),
+        Command(
+            "propose",
+            "Ask a person, and wait for the decision, but not for long. The identical call later picks it up.",
+            (
+                option("--title", "TEXT", "What is proposed, or the question, in one line."),
+                option(
+                    "--file",
+                    "FILE",
+                    "This file holds what is proposed. What is approved comes back in data.file; nothing is written.",
+                ),
+                option("--current", "FILE", "The file it is to replace; the operator sees the difference."),
+                option("--choice", "TEXT", "With a question: a possible answer.", repeats=True),
+                option("--justification", "TEXT", "Why the operator should agree.", default=""),
+                duration("--ttl", "How long it stays open (a day, if nothing is said)."),
+                duration("--remind", "So long before the end, whoever watches is reminded."),
+                flag("--destructive", "Approving it has to be confirmed by typing the title."),
+                duration("--wait", _WAIT_HELP),
+                option(
+                    "--idempotency-key",
+                    "KEY",
+                    "Calls with this key are one proposal. Without it, calls that propose the same are.",
+                ),
+                option(
+                    "--as", "NAME", "Who asks; the user of this process, if nothing is said.", read=_asker, key="asker"
+                ),
+                _JSON,
+            ),
+            usage="--title TEXT [--file FILE [--current FILE]] [OPTIONS]",
+            epilogue=_ANSWERS,
+            heading=_ASKING,
+        ),
+        Command(
+            "check",
+            "Say how a proposal stands, and wait for its decision, but not for long.",
+            (_ID, duration("--wait", _WAIT_HELP), _JSON),
+            usage="ID [--wait DURATION]",
+            epilogue=_ANSWERS,
+            heading=_ASKING,
+        ),
+        Command(
+            "withdraw",
+            "Take a proposal back that nobody has decided yet.",
+            (_ID, option("--as", "NAME", "Who asked, as it was said to propose.", read=_asker, key="asker"), _JSON),
+            usage="ID",
+            heading=_ASKING,
+        ),
+    ),
+    kind="verb",
+    epilogue=_EPILOGUE,
+)
+
+
+# --- the way of a call --------------------------------------------------------------------------------------------
 
 
 def main(words: list[str]) -> int:
+    """Run `shotclock inbox VERB`."""
     as_json = wants_json("--json" in words)
-    spoken = parse_verb(vocabulary(), words, command="shotclock inbox")
-    if spoken is None:
-        return 0
-    verb, said, mistakes = spoken
-    if said:
-        if verb not in _WITHOUT_ID and not said["proposal_id"]:
-            mistakes.append({"field": "proposal-id", "message": "which one? `shotclock inbox list` lists them"})
-        _understand_durations(said, mistakes)
-        _understand_others(verb, said, mistakes)
-    if mistakes:
-        return _deliver("", mistaken("inbox", mistakes), as_json)
+    reading = read_command(TABLE, words)
+    if reading.wants == "help" or not words:
+        emit_help(table_help(TABLE) if reading.command is None else command_help(TABLE, reading.command))
+        if words:
+            return 0
+    verb, said = "" if reading.command is None else reading.command.name, reading.values
+    _check_words(verb, said, reading.mistakes)
+    if reading.mistakes:
+        return refuse("inbox", reading.mistakes, as_json)
     if verb == "serve":
         return _serve(said, as_json)
     signals.raise_when_told()
-    inherited = inherited_deadline(os.environ, monotonic_ns())
     timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
-    notes = tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
 
-    def admitted(clocks: Clocks) -> Admission:
-        idempotent = verb == "propose"
-        mutates = verb in _MUTATING
-        return admit(
-            f"inbox {verb}", clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, notes=notes
-        )
+    def begin(timeout_ms: int) -> Admission:
+        return admit_call(f"inbox {verb}", timeout_ms, mutates=verb in _MUTATING, idempotent=verb == "propose")
 
     # A person who takes their time does not use up the time of what is done then.
-    begin = partial(admitted, Clocks(timeout_ms=timeout_ms or TIMEOUT_MS))
-    envelope = _answered(verb, said, admitted(Clocks(timeout_ms=timeout_ms)), begin, as_json)
-    return _deliver(verb, envelope, as_json)
+    later = partial(begin, timeout_ms or TIMEOUT_MS)
+    envelope = _answered(verb, said, begin(timeout_ms), later, as_json)
+    if verb == "watch" and envelope.code == "CANCELLED" and not as_json:  # by the one who sits there
+        return envelope.exit_code
+    return deliver(envelope, as_json, lambda envelope: _show(verb, envelope.data, sys.stdout))
 
 
 def _serve(said: dict[str, Any], as_json: bool) -> int:
-    """Until somebody stops it: it has no clock, and hears signals itself."""
-    from .serve import run, understood
-
+    """Serve until somebody stops it: it has no clock, and hears signals itself."""
     try:
-        asked, mistakes = understood(None, said["http"], require_token=said["require_token"])
-        if mistakes:
-            return _deliver("", mistaken("inbox serve", mistakes), as_json)
-        ended = run(asked)
+        options, mistakes = read_serve_options(http=said["http"], require_token=said["require_token"])
     except Failure as failure:  # to serve others, tokens are looked for
-        ended = failure
-    if isinstance(ended, Failure):
-        return _deliver("serve", answer(admit("inbox serve", Clocks()), refused(ended)), as_json)
-    return ended
+        return deliver(answer(admit_call("inbox serve", 0), refused(failure)), as_json)
+    if mistakes:
+        return refuse("inbox serve", mistakes, as_json)
+    return serve("inbox serve", None, options, as_json)
 
 
-def _understand_durations(said: dict[str, Any], mistakes: Mistakes) -> None:
-    names = {"by": "by", "for_": "for", "ttl": "ttl", "remind": "remind", "wait": "wait"}
-    for name, field in names.items():
-        if said.get(name) is not None:
-            try:
-                said[name] = parse_duration_ms(said[name])
-            except DurationError as error:
-                mistakes.append({"field": field, "message": str(error)})
+def _check_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
+    told = {mistake["field"] for mistake in mistakes}
 
+    def refuse(field: str, message: str) -> None:
+        if field not in told:
+            mistakes.append({"field": field, "message": message})
 
-def _understand_others(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
+    if verb in ("show", "approve", "modify", "reject", "extend", "check", "withdraw") and not said["proposal_id"]:
+        refuse("proposal-id", "which one? `shotclock inbox list` lists them")
     if verb == "extend" and said["by"] is None:
-        mistakes.append({"field": "by", "message": "by how long? As in `shotclock inbox extend ID 2h`"})
-    if said.get("as_") is not None and not _NAME.fullmatch(said["as_"]):
-        mistakes.append({"field": "as", "message": "must be 1 to 64 letters, digits or ._@+-"})
-    if not 1 <= said.get("limit", 1) <= MOST_LISTED:
-        mistakes.append({"field": "limit", "message": f"must be 1 to {MOST_LISTED}"})
+        refuse("by", "by how long? As in `shotclock inbox extend ID 2h`")
     if verb == "list" and said["all"] and said["status"] is not None:
-        mistakes.append({"field": "status", "message": "--all and --status exclude each other"})
+        refuse("status", "--all and --status exclude each other")
     if verb == "audit":
         is_whole = [name for name in ("verify", "head", "anchor") if said[name]]
         if is_whole and said["proposal_id"] is not None:
-            mistakes.append({"field": is_whole[0], "message": "the trail is one chain: it is looked at as a whole"})
+            refuse(is_whole[0], "the trail is one chain: it is looked at as a whole")
         if said["verify"] and said["head"]:
-            mistakes.append({"field": "head", "message": "--head and --verify exclude each other"})
+            refuse("head", "--head and --verify exclude each other")
     if verb == "propose":
-        if said["title"] is None and not any(mistake["field"] == "title" for mistake in mistakes):
-            mistakes.append({"field": "title", "message": "what is proposed? --title says it in one line"})
+        if said["title"] is None:
+            refuse("title", "what is proposed? --title says it in one line")
         if said["current"] is not None and said["file"] is None:
-            mistakes.append({"field": "current", "message": "is what --file is compared with"})
+            refuse("current", "is what --file is compared with")
         if said["choice"] and said["file"] is not None:
-            mistakes.append({"field": "choice", "message": "a proposed file is approved, modified or rejected"})
+            refuse("choice", "a proposed file is approved, modified or rejected")
 
 
 def _answered(verb: str, said: dict[str, Any], admission: Admission, begin: Begin, as_json: bool) -> Envelope:
@@ -144,11 +350,13 @@ def _answered(verb: str, said: dict[str, Any], admission: Admission, begin: Begi
         if admission.no_time_left:
             return answer(admission, no_time_left(admission))
         if verb in ("propose", "check"):
-            return waited(verb, said, admission)
-        if verb == "watch":
-            from .inbox_watching import watched
+            from .inbox_wait import ask_and_wait
 
-            return watched(said["for_"], admission, as_json)
+            return ask_and_wait(verb, said, admission)
+        if verb == "watch":
+            from .inbox_wait import watch
+
+            return watch(said["for_ms"], admission, as_json)
         outcome = _done(verb, said, begin)
     except signals.Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stopped_by(signalled.name))
@@ -172,16 +380,19 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
         case "extend":
             return _inside(begin, lambda inbox: _told(inbox.extend(id, said["by"], me), me))
         case "withdraw":
-            asker = Principal(said["as_"] or me.name, Role.AGENT)
+            asker = Principal(said["asker"] or me.name, Role.AGENT)
             return _inside(begin, lambda inbox: _told(inbox.withdraw(id, asker), me))
         case "reject":
             return _decided(begin, id, Decision(ProposalStatus.REJECTED, said["notes"]), me)
     found = _inside(begin, lambda inbox: _found(inbox, id, me))
     if found.problem is not None:
         return found
-    proposal, compared = cast(tuple[Proposal, Compared], found.value)
-    data = cast(dict[str, Any], found.data)
+    value: Any = found.value
+    data: Any = found.data
+    proposal, compared = value
     if verb == "show":
+        from .inbox_edit import difference
+
         data["diff"] = difference(proposal, compared)
         return Outcome(Ending.FINISHED, data=data)
     must_be_decider(proposal, me.name)
@@ -201,6 +412,8 @@ def _answer_to(ask: Ask, said: str | None) -> str | None:
 def _modified(
     begin: Begin, proposal: Proposal, compared: Compared, data: dict[str, Any], said: dict[str, Any], me: Principal
 ) -> Outcome:
+    from .inbox_edit import modified
+
     with modified(proposal, said["file"], said["notes"]) as edit:
         confirmation = _confirmed(proposal, compared, data)
         outcome = _decided(begin, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
@@ -222,9 +435,13 @@ def _confirmed(proposal: Proposal, compared: Compared, data: dict[str, Any]) -> 
     if not proposal.ask.policy.destructive:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        from .inbox_edit import difference
+
         data["diff"] = difference(proposal, compared)
         _show("show", data, sys.stderr)
-    problem = person.ask(proposal.id, proposal.ask.confirmation)
+    from .terminal import confirm
+
+    problem = confirm(proposal.id, proposal.ask.confirmation)
     if problem is not None:
         raise Failure(problem.code, problem.message, context=problem.context)
     return proposal.ask.confirmation
@@ -249,6 +466,8 @@ def _decided(
 
 def _inside(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
     """In a child, on the clock. A refusal is the outcome."""
+
+    import asyncio
 
     async def perform() -> Outcome:
         with Store.open() as store:
@@ -289,6 +508,9 @@ async def _listed(inbox: Inbox, me: Principal, status: ProposalStatus | None, li
 
 
 def _audited(id: str, said: dict[str, Any]) -> Outcome:
+    import asyncio
+    from pathlib import Path
+
     anchor = None if said["anchor"] is None else Path(said["anchor"]).absolute()
     limit: int = said["limit"]
     try:
@@ -346,22 +568,10 @@ def now() -> WallTime:
 # --- the answer -----------------------------------------------------------------------------------------------
 
 
-def _deliver(verb: str, envelope: Envelope, as_json: bool) -> int:
-    signals.only_note()
-    if as_json:
-        return emit(envelope, signals.heard)
-    data: Any = envelope.data
+def _show(verb: str, data: Any, stream: TextIO) -> None:
+    """Draw it all at once, and without waiting for a terminal that takes nothing."""
+    from .inbox_render import drawn, render
+
     if isinstance(data, dict):
-        _show(verb, data, sys.stdout)
-    is_told = verb == "watch" and envelope.code == "CANCELLED"  # by the one who sits there
-    if (envelope.error is not None or envelope.warnings) and not is_told:
-        say_line(visible(summary_line(envelope)), heard=signals.heard)
-    return envelope.exit_code
-
-
-def _show(verb: str, data: dict[str, Any], stream: TextIO) -> None:
-    """All at once, and without waiting for a terminal that takes nothing."""
-    from .inbox_shown import drawn, render
-
-    to_stderr = stream is sys.stderr
-    write_quietly(stream, drawn(lambda console: render(verb, data, console, now()), to_stderr), signals.heard)
+        to_stderr = stream is sys.stderr
+        write_quietly(stream, drawn(lambda console: render(verb, data, console, now()), to_stderr), signals.heard)

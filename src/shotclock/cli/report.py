@@ -79,7 +79,7 @@ def show(outcome: Outcome, *, says: bool) -> None:
         say_line(where_it_is(data))
 
 
-def listed() -> Outcome:
+def list_runs() -> Outcome:
     try:
         with Store.open() as store:
             runs = [_listed(run) for run in store.runs.list(RUNS_LISTED)]

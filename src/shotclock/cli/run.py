@@ -19,6 +19,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import EX_IOERR, Envelope, warning
 from ..core.errors import Failure
+from ..core.records import made, value
 from ..core.texts import one_line
 from ..core.walltime import WallTime
 from ..enforce.admission import Outcome, admit, answer
@@ -31,18 +32,37 @@ from ..workflow.report import MARKS, brief, unstarted, why_failed
 from ..workflow.run import RunRequest, recorded, resume, start
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
-from . import flow, signals
-from .asked import RunAsked
+from . import signals, workflow_files
 from .output import emit, emit_text, is_terminal, say_line, summary_line, write_quietly
-from .parsing import Mistakes, mistaken
+from .parser import Mistakes
 from .report import ensure_writable, stored_report, text_of, write_file
-from .screen import Outlet, screen_here
+from .runner import problem_of
+from .runner import unstarted as unstarted_call
+from .terminal import Outlet, screen_here
 
 # It is a word of the commands that go on with a run, and a part of other names.
 RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 
-def main(asked: RunAsked, as_json: bool, *, is_asked_for: bool) -> int:
+@value
+class RunOptions:
+    """What `shotclock run` was told."""
+
+    flow: str | None
+    run_id: str | None = None
+    resume: str | None = None
+    timeout_ms: int | None = None
+    inputs: dict[str, str] = made(factory=dict)
+    force: bool = False
+    events: str | None = None
+    output: str | None = None
+    """What is written of the run, besides what a person sees: json, markdown or junit."""
+    output_file: str | None = None
+    budget_ms: int | None = None
+    """How long a person is waited for; 0 is for as long as it takes."""
+
+
+def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
     """`is_asked_for`: somebody wants the envelope alone, and is not told of every change beside it."""
     try:
         envelope = _performed(asked, alone=is_asked_for or asked.output == "json")
@@ -69,10 +89,10 @@ def _findable() -> None:
         os.environ["PATH"] = f"{path}{os.pathsep}{beside}"
 
 
-def _performed(asked: RunAsked, *, alone: bool) -> Envelope:
+def _performed(asked: RunOptions, *, alone: bool) -> Envelope:
     signals.raise_when_told()
     if mistakes := _mistakes(asked):
-        return mistaken("run", mistakes)
+        return unstarted_call("run", problem_of(mistakes))
     _findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
@@ -81,11 +101,11 @@ def _performed(asked: RunAsked, *, alone: bool) -> Envelope:
         if asked.resume is not None:
             return events.ended(asyncio.run(_resumed(asked.resume, store, events, alone, budget_ms)))
         assert asked.flow is not None
-        loaded = flow.load(asked.flow)
+        loaded = workflow_files.load(asked.flow)
         if isinstance(loaded, Outcome):
             return answer(admit("run", Clocks()), loaded)
         findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
-        refused = flow.judged(loaded, findings, may_be_tight=asked.force)
+        refused = workflow_files.judged(loaded, findings, may_be_tight=asked.force)
         if refused.problem is not None or loaded.workflow is None:
             refused.ending = Ending.NOT_STARTED
             return answer(admit("run", Clocks()), refused)
@@ -96,7 +116,7 @@ def _performed(asked: RunAsked, *, alone: bool) -> Envelope:
         return events.ended(asyncio.run(_started(request, store, events, alone, budget_ms)))
 
 
-def _mistakes(asked: RunAsked) -> Mistakes:
+def _mistakes(asked: RunOptions) -> Mistakes:
     mistakes: Mistakes = []
     if asked.run_id is not None and not RUN_ID.fullmatch(asked.run_id):
         message = f"{one_line(asked.run_id, 40)!r}: letters, digits, `.`, `_` and `-`, up to 100 of them, no dash first"
@@ -108,7 +128,7 @@ def _mistakes(asked: RunAsked) -> Mistakes:
     return mistakes
 
 
-def _budget_ms(asked: RunAsked) -> int | None:
+def _budget_ms(asked: RunOptions) -> int | None:
     """How long a person is waited for. Whoever sits at a terminal is that person. Raises Failure."""
     if asked.budget_ms is not None:
         return asked.budget_ms or None
@@ -137,7 +157,7 @@ async def _resumed(run_id: str, store: Store, events: _Events, alone: bool, budg
 
 
 class _Watch(NamedTuple):
-    on_change: flow.OnChange
+    on_change: workflow_files.OnChange
     aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     """Whoever draws leaves the terminal to somebody else while this is entered."""
 
@@ -165,7 +185,7 @@ async def _watched(
         if lines is not None:
             lines.finish()
         return
-    from .live import View
+    from .live_view import View
 
     def deadline_at() -> WallTime | None:
         run = store.runs.get(run_id)
@@ -242,7 +262,7 @@ def _line(state: StepState) -> str:
 # --- the answer -------------------------------------------------------------------------------------------
 
 
-def _deliver(envelope: Envelope, asked: RunAsked, as_json: bool) -> int:
+def _deliver(envelope: Envelope, asked: RunOptions, as_json: bool) -> int:
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
     text = _text(envelope, asked)
     if asked.output_file is not None:
@@ -288,7 +308,7 @@ def _closing(envelope: Envelope, data: dict[str, Any]) -> str:
     return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open"
 
 
-def _text(envelope: Envelope, asked: RunAsked) -> str | None:
+def _text(envelope: Envelope, asked: RunOptions) -> str | None:
     """What was asked for in place of the envelope. A run that was refused has a report, too: CI looks for one."""
     if asked.output in (None, "json"):
         return None

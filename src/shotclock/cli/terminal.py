@@ -1,4 +1,7 @@
-"""Where a run says how far it is, and never waits: Ctrl-S, a window that hangs, or a pipe nobody reads holds nobody."""
+"""Write to a terminal without waiting for it, and ask the person at it.
+
+Ctrl-S, a window that hangs or a pipe that nobody reads holds no run.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import os
 import select
 import sys
 
+from ..core.envelope import Problem
 from .output import PIPE_ROOM, is_terminal, write_quietly
 
 # What a reader may be behind. One that has let so much lie is not going to read it.
 BEHIND_LIMIT = 4_000_000
 # How long the end waits for a reader that takes nothing at all.
 LAST_WORDS_MS = 1_000
+# How long we wait for somebody who may have left the terminal.
+ANSWER_LIMIT_S = 600.0
 
 
 class Outlet:
@@ -102,3 +108,16 @@ class Screen:
         os.close(self._fd)
         if rest:
             write_quietly(sys.stderr, rest.decode(self.encoding, "replace"))
+
+
+def confirm(name: str, expected: str) -> Problem | None:
+    """Have a person type back what is expected. Returns None where they did, otherwise why nothing runs."""
+    if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
+        message = f"{name} runs only after a person has typed {expected!r} at a terminal"
+        return Problem("PERSON_REQUIRED", message, "validation", context={"expected": expected})
+    write_quietly(sys.stderr, f"{name} needs a person to confirm. Type {expected!r} to go on: ")
+    if not select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0]:
+        return Problem("PERSON_REQUIRED", f"{name}: nobody answered", "validation")
+    if sys.stdin.readline().rstrip("\n") == expected:
+        return None
+    return Problem("PERSON_REQUIRED", f"{name} was not confirmed", "validation")

@@ -8,6 +8,7 @@ edit ── look it over ──┬── nothing wrong ── decide ── the 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import select
@@ -30,12 +31,14 @@ from ..core.walltime import WallTime
 from ..enforce.clock import monotonic_ns, wall_ns
 from ..enforce.commands import signal_name
 from ..enforce.editor import Edited, edit
+from ..enforce.forked import Unfinished
+from ..enforce.forked import run as run_forked
 from ..servers.operators.reading import exact_arguments
-from ..servers.operators.shown import arguments_text
+from ..servers.operators.shown import Compared, arguments_text
 from ..store import Store
 from ..store.home import private_file
 from .output import is_terminal, say_line, write_quietly
-from .person import ANSWER_LIMIT_S
+from .terminal import ANSWER_LIMIT_S
 
 # Where nobody says which: the one that POSIX has everywhere.
 DEFAULT_EDITOR = "vi"
@@ -45,6 +48,10 @@ MISTAKES_SHOWN = 10
 READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)
 # How long what was written and not decided is kept for whoever wrote it.
 KEPT_MS = 7 * 24 * 3600 * 1000
+# What comparing two files may take. Texts of many thousand lines that have little in common run this out.
+DIFF_LIMIT_NS = 3_000_000_000
+# So many lines of a file are shown whole.
+WHOLE_LINES = 1_000
 _AGAIN = "edit it again, or pass what it is to be with --file"
 
 
@@ -253,3 +260,38 @@ def _refusal(field: str, message: str) -> Failure:
 
 def _refuse(field: str, message: str) -> NoReturn:
     raise _refusal(field, message)
+
+
+# --- what a proposed file would change ----------------------------------------------------------------------
+
+
+def difference(proposal: Proposal, compared: Compared) -> str | None:
+    """Return what would change in the file, as a unified diff. None: there is no file, or it takes too long.
+
+    Against what is only the asker's word all of it is shown, if it is not too long: what is the same may be new.
+    """
+    file = proposal.ask.file
+    if file is None:
+        return None
+
+    def texts() -> str:
+        before = [] if compared.before is None else _lines(compared.before)
+        name = file.path.replace("\n", " ")
+        old = "/dev/null" if compared.before is None else name
+        after = _lines(file.proposed)
+        is_whole = compared.source == "claim" and max(len(before), len(after)) <= WHOLE_LINES
+        around = len(before) if is_whole else 3
+        return "\n".join(difflib.unified_diff(before, after, old, name, lineterm="", n=around))
+
+    try:
+        return run_forked(texts, until_ns=monotonic_ns() + DIFF_LIMIT_NS)
+    except Unfinished:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    """With a mark where the last one has no end, as diff(1) does."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        return lines[:-1]
+    return [*lines[:-1], f"{lines[-1]}\n\\ No newline at end of file"]

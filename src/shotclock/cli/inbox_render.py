@@ -313,7 +313,7 @@ def render_tokens(tokens: list[dict[str, Any]], console: Console, now: WallTime)
     for title in ("id", "name", "role", "status", "age", "expires in"):
         table.add_column(title, no_wrap=True)
     for token in tokens:
-        colour = {"living": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
+        colour = {"active": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
         status = Text(token["status"], style=colour)
         table.add_row(
             Text(token["id"], style="bold"), token["name"], token["role"], status, age(token["created_at"], now),

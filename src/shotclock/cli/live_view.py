@@ -24,8 +24,8 @@ from ..workflow.plan import grace_ms, graph_of, is_per_item
 from ..workflow.report import MARKS, brief, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.states import Status, StepState
-from .report_shown import COLOURS
-from .screen import Screen
+from .render import COLOURS
+from .terminal import Screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,41 +8,62 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
-import inspect
 import json
 import os
+import select
 import shlex
 import sys
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import __version__
 from ..core.catalogue import BUDGET_VARIABLE, CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
 from ..core.clocks import Clocks
-from ..core.durations import DurationError, parse_duration_ms
+from ..core.durations import format_duration, parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
+from ..core.operation import hyphenated
+from ..core.records import changed
 from ..desk import Desk
 from ..enforce.admission import Admission, Outcome, Tool, admit, answer
 from ..enforce.call import Runtime
-from ..enforce.clock import process_began_ns
+from ..enforce.clock import monotonic_ns, pause, process_began_ns
 from ..enforce.foreground import fill_standard_descriptors
 from ..enforce.handlers import raised
 from ..enforce.preloaded import Preloaded, Program
 from . import signals
-from .heartbeat import Heartbeat
-from .output import emit, flush_quietly, is_terminal, say_line, summary_line, wants_json, write_quietly
-from .parsing import Mistakes, parse, print_help
-from .words import Group, Parameter, Parsed, Words
+from .output import emit_help, flush_quietly, is_terminal, say_line, wants_json, write_quietly
+from .parser import (
+    Command,
+    CommandTable,
+    Mistakes,
+    Parameter,
+    Reading,
+    command_help,
+    duration,
+    flag,
+    option,
+    read_command,
+    table_help,
+)
+from .runner import deliver, problem_of
 
 if TYPE_CHECKING:
     from ..jobs import Stdin
 
-_FLAG = Parameter(negative="", show_default=False)
+
+STDIN_LIMIT = 256 * 1024 * 1024
+CHUNK = 64 * 1024
+# Where the command itself has no timeout, somebody who never closes the pipe runs this out.
+LONGEST_WAIT_MS = 3_600_000
+# What the program's own exit hooks may take. Together with the answer it stays below the 5 s of F-011.
+LEAVE_LIMIT_S = 3.0
+_STARTERS = ("runpy", "importlib")
 
 
 class Offered(Protocol):
@@ -87,131 +108,124 @@ def main(app: Offered, words: list[str]) -> int:
     except Exception as error:  # ours: whoever called still gets an envelope
         outcome = raised(error)
         outcome.ending = Ending.KILLED  # what had begun dies with us; how far it was nobody knows here
-        return deliver(answer(_admit(catalogue, catalogue.name), outcome), as_json)
+        return deliver(answer(_admit(catalogue, catalogue.name), outcome), as_json, _show)
 
 
 def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
-    vocabulary = _vocabulary(catalogue)
-    names = [spec.hyphenated for spec in catalogue.commands] + ["manifest", "help"]
-    if any(spec.interruption for spec in catalogue.commands):
-        names.insert(-2, "job")
-    if not words:
-        print_help(vocabulary, [])
-        listed = f"there are {', '.join(names)}"
-        return _refuse(catalogue, catalogue.name, [{"field": "command", "message": f"none given; {listed}"}], as_json)
-    if words[0] == "help":
-        words = [*words[1:2], "--help"]
-    if (meant := catalogue.find(words[0])) is not None:
-        words = [meant.hyphenated, *words[1:]]
-    if not words[0].startswith("-") and words[0] not in names:
-        close = difflib.get_close_matches(words[0], names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-        mistake = {"field": "command", "message": f"{words[0]!r} is no command; {hint}"}
-        return _refuse(catalogue, catalogue.name, [mistake], as_json)
-    if words[0] == "job" and "job" in names:
-        from .job import main as job_main
-
-        return job_main(words[1:], app=catalogue.name, command=own_words(), tool=_tool(catalogue))
-    parsed, mistakes = parse(vocabulary, words, help_hint=f"{catalogue.name} {words[0]} --help")
-    if parsed is None:
-        return _refuse(catalogue, words[0], mistakes, as_json)
-    if parsed.wants_help:
-        print_help(vocabulary, [word for word in words[:1] if not word.startswith("-")])
-        return 0
-    if parsed.wants_version or words[0].startswith("-"):
-        return _version(catalogue, mistakes, as_json)
-    if words[0] == "manifest":
+    table = table_of(catalogue)
+    reading = read_command(table, words)
+    command, mistakes = reading.command, reading.mistakes
+    if reading.wants == "help" or not words:
+        if command is not None and command.main is not None:
+            return command.main(["--help"])
+        emit_help(table_help(table) if command is None else command_help(table, command))
+        if words:
+            return 0
+    if command is None:
+        is_version = reading.wants == "version" and not mistakes
+        return _version(catalogue, as_json) if is_version else _refuse(catalogue, catalogue.name, mistakes, as_json)
+    if command.main is not None:
+        return command.main(reading.words)
+    spec = catalogue.find(command.name)
+    if spec is None:
         return _refuse(catalogue, "manifest", mistakes, as_json) if mistakes else _manifest(catalogue, as_json)
-    spec = catalogue.find(words[0])
-    assert spec is not None
-    request = replace(_request(spec, parsed, mistakes), words=tuple(words))
+    request = replace(_request(spec, reading), words=(command.name, *reading.words))
     return _perform(app, catalogue, request, mistakes, as_json)
 
 
 # --- understanding ----------------------------------------------------------------------------------------
 
+_JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 
-def _vocabulary(catalogue: Catalogue) -> Words:
-    vocabulary = Words(
-        name=catalogue.name,
-        help=catalogue.summary,
-        version=catalogue.version,
-        usage=f"Usage: {catalogue.name} COMMAND [OPTIONS]",
-        epilogue="Off a terminal every command prints one JSON envelope on stdout.",
-    )
-    for spec in catalogue.commands:
-        vocabulary.add(_stand_in(spec), name=spec.hyphenated)
-    vocabulary.add(_manifest_help, name="manifest")
+
+def table_of(catalogue: Catalogue) -> CommandTable:
+    """Make the table of an App's commands, of what the catalogue says about them."""
+    commands = [_command(spec) for spec in catalogue.commands]
+    summary = "Describe every command, flag and exit code, for programs."
+    commands.append(Command("manifest", summary, (_JSON, duration("--timeout", default="30s"))))
     if any(spec.interruption for spec in catalogue.commands):
-        vocabulary.add(_job_help, name="job")
-    return vocabulary
+        summary = "List, look at, wait for and cancel work that goes on after its caller left: list|status|wait|cancel."
+        commands.append(Command("job", summary, main=lambda words: _job(catalogue, words)))
+    return CommandTable(
+        catalogue.name,
+        catalogue.summary,
+        tuple(commands),
+        epilogue="Off a terminal every command prints one JSON envelope on stdout.",
+        has_version=True,
+        spelling=hyphenated,
+    )
 
 
-def _manifest_help(*, json: Annotated[bool, _FLAG] = False, timeout: str = "30s") -> None:
-    """Describe every command, flag and exit code, for programs."""
+def _job(catalogue: Catalogue, words: list[str]) -> int:
+    from .job_and_token import job_main
+
+    return job_main(words, app=catalogue.name, command=own_words(), tool=_tool(catalogue))
 
 
-def _job_help() -> None:
-    """List, look at, wait for and cancel work that goes on after its caller left: list|status|wait|cancel."""
-
-
-def _stand_in(spec: CommandSpec) -> Callable[..., None]:
-    """A function that only has the signature: whatever is said arrives as words, and is checked by the real types."""
-    properties = spec.input_schema.get("properties", {})
+def _command(spec: CommandSpec) -> Command:
+    """Describe one command: all that is typed arrives as text, and is checked by the real types where it runs."""
     definitions = spec.input_schema.get("$defs", {})
-    required = set(spec.input_schema.get("required", ()))
-    parameters = []
-    for name, written in properties.items():
-        if name == "dry_run":
-            continue
-        schema = resolved(written, definitions)
-        positional = name in spec.positionals and schema.get("type") != "boolean"
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if positional else inspect.Parameter.KEYWORD_ONLY
-        negative = None if schema.get("type") == "boolean" else ""
-        text = _help_on(schema, name in required)
-        described = Parameter(name=f"--{flag_name(name)}", help=text, negative=negative, show_default=False)
-        annotation = Annotated[_word_type(schema), described]  # type: ignore[valid-type]
-        parameters.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
-    group = Group("Options of every command", sort_key=1)
-    common = {
-        "timeout": ("string", f"Stop the work after this time (500ms, 30s, 5m; 0: none). [{_default_timeout(spec)}]"),
-        "json": ("boolean", "The envelope alone on stdout, also on a terminal."),
-        "debug": ("boolean", "Put the traceback of what the command raised into the envelope."),
-        **{name: (flag["type"], flag["description"]) for name, flag in option_flags(spec).items()},
-    }
-    for name, (type_name, text) in common.items():
-        word_type = bool if type_name == "boolean" else str
-        described = Parameter(name=f"--{name}", help=text, group=group, negative="", show_default=False)
-        key = name.replace("-", "_")
-        parameters.append(
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[word_type | None, described]
-            )
-        )
-    parameters.sort(key=lambda parameter: parameter.kind)
+    required = spec.input_schema.get("required", ())
+    parameters = [
+        _parameter(name, resolved(schema, definitions), name in spec.positionals, name in required)
+        for name, schema in spec.input_schema.get("properties", {}).items()
+        if name != "dry_run"
+    ]
+    parameters.sort(key=lambda parameter: not parameter.by_place)
+    timeout = f"Stop the work after this time (500ms, 30s, 5m; 0: none). [{_default_timeout(spec)}]"
+    common = [duration("--timeout", timeout), _JSON]
+    common.append(flag("--debug", "Put the traceback of what the command raised into the envelope."))
+    for name, described in option_flags(spec).items():
+        if described["type"] == "boolean":
+            common.append(flag(f"--{name}", described["description"]))
+        else:
+            common.append(option(f"--{name}", _METAVARS.get(name, "TEXT"), described["description"], **_read_as(name)))
+    heading = "Options of every command"
+    places = [
+        (f"{each.field.upper()}{'…' * each.repeats}", each.key in required) for each in parameters if each.by_place
+    ]
+    usage = ["[OPTIONS]", *(name if is_required else f"[{name}]" for name, is_required in places)]
+    return Command(
+        spec.hyphenated,
+        spec.summary,
+        (*parameters, *(changed(each, heading=heading) for each in common)),
+        usage=" ".join(usage),
+        description=spec.description,
+    )
 
-    def stand_in(**_: object) -> None: ...
 
-    stand_in.__doc__ = spec.description
-    stand_in.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    stand_in.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return stand_in
+_METAVARS = {
+    "idempotency-key": "KEY",
+    "heartbeat-interval": "D",
+    "heartbeat-ms": "N",
+    "budget": "D",
+    "resume-from": "STEP",
+}
+
+
+def _read_as(name: str) -> dict[str, Any]:
+    if _METAVARS.get(name) == "D":
+        return {"read": parse_duration_ms}
+    return {"read": _milliseconds} if name == "heartbeat-ms" else {}
+
+
+def _milliseconds(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError("must be a whole number of milliseconds above 0")
+    return int(text)
+
+
+def _parameter(name: str, schema: dict[str, Any], is_positional: bool, is_required: bool) -> Parameter:
+    typed, text, kind = f"--{flag_name(name)}", _help_on(schema, is_required), schema.get("type")
+    if kind == "boolean":
+        return flag(typed, text, negatable=True, default=None, key=name, heading="Parameters")
+    metavar = {"integer": "N", "number": "N", "object": "JSON", "array": "ITEM"}.get(str(kind), "TEXT")
+    repeats = kind == "array"
+    return option(typed, metavar, text, repeats=repeats, by_place=is_positional, key=name, heading="Parameters")
 
 
 def _default_timeout(spec: CommandSpec) -> str:
-    from ..core.durations import format_duration
-
     return format_duration(spec.clocks.timeout_ms) if spec.clocks.timeout_ms else "none"
-
-
-def _word_type(schema: dict[str, Any]) -> Any:
-    match schema.get("type"):
-        case "boolean":
-            return bool | None
-        case "array":
-            return list[str] | None
-        case _:
-            return str | None
 
 
 def _help_on(schema: dict[str, Any], required: bool) -> str:
@@ -230,48 +244,36 @@ def _help_on(schema: dict[str, Any], required: bool) -> str:
     return " ".join([text, *(f"[{note}]" for note in notes)]).strip()
 
 
-def _request(spec: CommandSpec, parsed: Parsed, mistakes: Mistakes) -> Request:
-    said = {name: value for name, value in parsed.arguments.arguments.items() if value is not None}
+def _request(spec: CommandSpec, reading: Reading) -> Request:
+    given, mistakes = reading.given, reading.mistakes
     definitions = spec.input_schema.get("$defs", {})
     properties = spec.input_schema.get("properties", {})
     arguments = {
         name: from_words(value, resolved(properties[name], definitions), definitions)
-        for name, value in said.items()
+        for name, value in {**reading.guessed, **given}.items()
         if name in properties and name != "dry_run"
     }
-
-    def duration(name: str) -> int | None:
-        if name not in said:
-            return None
-        try:
-            return parse_duration_ms(said[name])
-        except DurationError as error:
-            mistakes.append({"field": name.replace("_", "-"), "message": str(error)})
-            return None
-
-    timeout_ms, budget_ms, interval_ms = duration("timeout"), duration("budget"), duration("heartbeat_interval")
-    heartbeat = None if interval_ms is None else Heartbeat(spec.name, interval_ms, as_json=False)
-    if "heartbeat_ms" in said:
-        if said["heartbeat_ms"].isdecimal() and int(said["heartbeat_ms"]) > 0:
-            heartbeat = Heartbeat(spec.name, int(said["heartbeat_ms"]), as_json=True)
-        else:
-            mistakes.append({"field": "heartbeat-ms", "message": "must be a whole number of milliseconds above 0"})
-    resume_from = said.get("resume_from")
+    heartbeat = None
+    if "heartbeat_ms" in given:
+        heartbeat = Heartbeat(spec.name, given["heartbeat_ms"], as_json=True)
+    elif "heartbeat_interval" in given:
+        heartbeat = Heartbeat(spec.name, given["heartbeat_interval"], as_json=False)
+    resume_from = given.get("resume_from")
     if resume_from is not None and resume_from not in spec.steps:
         mistakes.append({"field": "resume-from", "message": f"its steps are {', '.join(spec.steps)}"})
         resume_from = None
     return Request(
         spec,
         arguments,
-        Clocks(timeout_ms=timeout_ms),
-        _budget(spec, budget_ms, mistakes),
-        bool(said.get("validate_only")),
-        bool(said.get("dry_run")),
+        Clocks(timeout_ms=given.get("timeout")),
+        _budget(spec, given.get("budget"), mistakes),
+        bool(given.get("validate_only")),
+        bool(given.get("dry_run")),
         resume_from,
-        said.get("idempotency_key"),
+        given.get("idempotency_key"),
         heartbeat,
-        str(said.get("justification", "")) if spec.approval is not None else "",
-        spec.needs_confirmation and bool(said.get(CONFIRMATION)),
+        str(given.get("justification", "")) if spec.approval is not None else "",
+        spec.needs_confirmation and bool(given.get(CONFIRMATION)),
     )
 
 
@@ -343,8 +345,6 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
     with contextlib.ExitStack() as stack:
         stdin = None
         if spec.reads_stdin and not request.validate_only:
-            from .spool import spooled_stdin
-
             limit_ms = spec.clocks.timeout_ms if request.clocks.timeout_ms is None else request.clocks.timeout_ms
             spooled = stack.enter_context(spooled_stdin(limit_ms or None))
             if isinstance(spooled, Problem):
@@ -357,7 +357,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
         known = {mistake["field"].lstrip("-").replace("-", "_") for mistake in mistakes}
         others = [problem for problem in found if problem["field"].partition(".")[0] not in known]
         return _refuse(catalogue, spec.name, mistakes + others, as_json, request.clocks)
-    return deliver(envelope, as_json)
+    return deliver(envelope, as_json, _show)
 
 
 def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
@@ -410,30 +410,27 @@ async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelo
 
 def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | None:
     """Only a person at a terminal may answer, by typing back what is expected. No flag answers for them."""
-    from .person import ask
+    from .terminal import confirm
 
     assert spec.requires_person is not None
     properties = spec.input_schema.get("properties", {})
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     missing = [name for name in spec.input_schema.get("required", ()) if name not in arguments]
     if missing:  # nobody is asked about a call that cannot be made
-        errors = [{"field": name, "message": "Field required"} for name in missing]
-        return Problem("ARG_ERROR", "; ".join(f"{name}: required" for name in missing), "validation", errors=errors)
+        return problem_of([{"field": name, "message": "Field required"} for name in missing])
     expected = spec.requires_person.format_map({name: str(value) for name, value in {**defaults, **arguments}.items()})
-    return ask(spec.name, expected)
+    return confirm(spec.name, expected)
 
 
 def _manifest(catalogue: Catalogue, as_json: bool) -> int:
     admission = _admit(catalogue, "manifest", mutates=False)
     manifest = build_manifest(catalogue, __version__)
-    return deliver(answer(admission, Outcome(Ending.FINISHED, data=manifest)), as_json)
+    return deliver(answer(admission, Outcome(Ending.FINISHED, data=manifest)), as_json, _show)
 
 
-def _version(catalogue: Catalogue, mistakes: Mistakes, as_json: bool) -> int:
-    if mistakes:
-        return _refuse(catalogue, catalogue.name, mistakes, as_json)
+def _version(catalogue: Catalogue, as_json: bool) -> int:
     admission = _admit(catalogue, catalogue.name, mutates=False)
-    return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json)
+    return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json, _show)
 
 
 def own_words() -> list[str]:
@@ -467,31 +464,131 @@ def _admit(catalogue: Catalogue, name: str, clocks: Clocks | None = None, *, mut
 
 
 def _refuse(catalogue: Catalogue, name: str, mistakes: Mistakes, as_json: bool, clocks: Clocks | None = None) -> int:
-    unique = [mistake for number, mistake in enumerate(mistakes) if mistake not in mistakes[:number]]
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in unique)
-    problem = Problem("ARG_ERROR", message, "validation", errors=unique)
-    return _deliver_unstarted(catalogue, name, problem, as_json, clocks)
+    return _deliver_unstarted(catalogue, name, problem_of(mistakes), as_json, clocks)
 
 
 def _deliver_unstarted(
     catalogue: Catalogue, name: str, problem: Problem, as_json: bool, clocks: Clocks | None = None
 ) -> int:
-    return deliver(answer(_admit(catalogue, name, clocks), Outcome(Ending.NOT_STARTED, problem)), as_json)
+    return deliver(answer(_admit(catalogue, name, clocks), Outcome(Ending.NOT_STARTED, problem)), as_json, _show)
 
 
-def deliver(envelope: Envelope, as_json: bool) -> int:
-    """The envelope for programs; for a person what came of it, and what there is to know about it on stderr."""
-    signals.only_note()
-    if as_json:
-        return emit(envelope, signals.heard)
+def _show(envelope: Envelope) -> None:
     if envelope.data:
         write_quietly(sys.stdout, _readable(envelope.data) + "\n", signals.heard)
-    if envelope.error is not None or envelope.warnings:
-        say_line(summary_line(envelope))
-    return envelope.exit_code
 
 
 def _readable(data: object) -> str:
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
     return data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
+
+
+# --- beside the work ------------------------------------------------------------------------------------------
+
+
+class Heartbeat:
+    """Says on stderr, while a command runs, that it does: in words for a log, as JSON lines for a program."""
+
+    def __init__(self, name: str, interval_ms: int, *, as_json: bool) -> None:
+        self._name = name
+        self._interval_s = max(interval_ms, 1) / 1000
+        self._as_json = as_json
+        self._started_ns = monotonic_ns()
+        self._progress: dict[str, object] = {}
+
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
+        said = {"done": done, "total": total, "unit": unit}
+        self._progress = {key: value for key, value in said.items() if value is not None}
+
+    async def beat(self) -> None:
+        """Write a line each time, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            say_line(self.line())
+
+    def line(self) -> str:
+        elapsed_ms = (monotonic_ns() - self._started_ns) // 1_000_000
+        if self._as_json:
+            beat = {"type": "heartbeat", "command": self._name, "elapsed_ms": elapsed_ms, "progress": self._progress}
+            return json.dumps(beat, separators=(",", ":"))
+        text = f"{self._name}: running for {format_duration(elapsed_ms)}"
+        if self._progress:
+            of = f" of {self._progress['total']}" if "total" in self._progress else ""
+            unit = f" {self._progress['unit']}" if "unit" in self._progress else ""
+            text += f", {self._progress['done']}{of}{unit}"
+        return text
+
+
+@contextlib.contextmanager
+def spooled_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
+    """Read stdin to its end into a file, so that the work can be killed, repeated and identified.
+
+    The file is gone afterwards. A problem says why there is none.
+    """
+    import hashlib
+    import tempfile
+
+    from ..jobs.invocation import Stdin
+
+    fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
+    try:
+        digest = hashlib.sha256()
+        problem = _copy_stdin(fd, digest, limit_ms or LONGEST_WAIT_MS)
+        yield Stdin(path, digest.hexdigest()) if problem is None else problem
+    finally:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _copy_stdin(file: int, digest: Any, limit_ms: int) -> Problem | None:
+    until_ns = monotonic_ns() + limit_ms * 1_000_000
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    size = 0
+    while True:
+        left_ms = (until_ns - monotonic_ns()) // 1_000_000
+        if left_ms <= 0:
+            message = f"stdin was not closed within {format_duration(limit_ms)}"
+            return Problem("INPUT_REQUIRED", message, "validation", suggestion="close it, or give it /dev/null")
+        if not poller.poll(min(left_ms, 60_000)):
+            continue
+        try:
+            chunk = os.read(0, CHUNK)
+        except OSError as error:  # it was closed before we began
+            return None if error.errno == 9 else Problem("INPUT_REQUIRED", f"stdin: {error.strerror}", "validation")
+        if not chunk:
+            return None
+        size += len(chunk)
+        if size > STDIN_LIMIT:
+            errors = [{"field": "stdin", "message": f"more than {STDIN_LIMIT} bytes"}]
+            return Problem("ARG_ERROR", "stdin: more than is taken", "validation", errors=errors)
+        digest.update(chunk)
+        while chunk:
+            chunk = chunk[os.write(file, chunk) :]
+
+
+# --- the end of the program -----------------------------------------------------------------------------------
+# A thread that nobody waits for, or an exit hook that hangs, would keep the process after its caller has the envelope.
+
+
+def is_the_end(package: str, frame: FrameType | None) -> bool:
+    """Return whether only the program itself waits for us to return: not a test, a REPL or a larger program."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != "__main__" and name.partition(".")[0] not in (package, *_STARTERS):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def leave_soon(code: int) -> None:
+    """End the program within LEAVE_LIMIT_S, with this exit code, whatever its exit hooks and threads do."""
+    signals.ignore()
+    threading.Thread(target=_leave, args=(code,), daemon=True).start()
+
+
+def _leave(code: int) -> None:
+    pause(LEAVE_LIMIT_S)
+    os._exit(code)

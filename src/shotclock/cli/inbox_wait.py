@@ -1,0 +1,207 @@
+"""`shotclock inbox propose`, `check` and `watch`: wait for a decision, or for whatever changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.errors import Failure
+from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus, ProposedFile, Summary
+from ..core.records import changed
+from ..core.walltime import WallTime
+from ..enforce.admission import Admission, Outcome, answer
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..enforce.handlers import raised
+from ..inbox import Inbox, Principal, Reminder, Role, outcome_of, refused, response_budget_ms
+from ..jobs.front import Front
+from ..servers.operators.shown import summary
+from ..store import Store
+from . import signals
+from .inbox_edit import read_text
+from .output import is_terminal, say_line, write_quietly
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What making the proposal and telling how it stands may take beyond the waiting. A stuck disk would run this out.
+STORE_LIMIT_S = 30.0
+BELL = "\a"
+WAITING_SHOWN = 200
+
+
+def ask_and_wait(verb: str, said: dict[str, Any], admission: Admission) -> Envelope:
+    """Propose, or look, and wait for the decision for as long as was said. Raises Failure."""
+    budget_ms = response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
+    _, wait_ms = Front.patience(admission, budget_ms if said["wait"] is None else said["wait"])
+    asker = Principal(said.get("asker") or Principal.local().name, Role.AGENT)
+    ask = _ask(said) if verb == "propose" else None
+
+    async def begin(inbox: Inbox) -> Proposal:
+        if ask is not None:
+            return await inbox.propose(ask, asker, key=said["idempotency_key"])
+        return await inbox.wait(said["proposal_id"], 0)
+
+    with Store.open() as store:
+        envelope = asyncio.run(_until_decided(store, begin, admission, wait_ms))
+    envelope.meta["budget_ms"] = wait_ms
+    return envelope
+
+
+def _ask(said: dict[str, Any]) -> Ask:
+    policy = Policy(destructive=said["destructive"], remind_ms=said["remind"] or 0)
+    if said["ttl"] is not None:
+        policy = Policy(said["ttl"], policy.remind_ms, destructive=policy.destructive)
+    if said["file"] is None:
+        choices = tuple(said["choice"] or ())
+        return Ask(Kind.QUESTION, said["title"], said["justification"], choices=choices, policy=policy)
+    current = None if said["current"] is None else read_text(said["current"], "current")
+    path = os.path.abspath(said["current"] or said["file"])
+    file = ProposedFile(path, read_text(said["file"], "file"), current)
+    return Ask(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
+
+
+async def _until_decided(
+    store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Admission, wait_ms: int
+) -> Envelope:
+    inbox = Inbox(store)
+    known: Proposal | None = None
+
+    async def waiting() -> Proposal:
+        nonlocal known
+        known = await begin(inbox)
+        if known.is_open and wait_ms and is_terminal(sys.stderr):
+            say_line(f"{known.id} waits for a decision, for up to {format_duration(wait_ms)} here")
+        spent_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+        return await inbox.wait(known.id, wait_ms - spent_ms) if known.is_open else known
+
+    with signals.told() as stop:
+        working = asyncio.ensure_future(waiting())
+        both: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if working.done():
+                waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+                return answer(admission, _outcome(working.result(), waited_ms, wait_ms))
+            working.cancel()
+            return answer(admission, _left(known, stop.result() if stop.done() else None, wait_ms))
+        except Failure as failure:
+            return answer(admission, refused(failure))
+        finally:
+            await inbox.close()
+
+
+def _outcome(proposal: Proposal, waited_ms: int, wait_ms: int) -> Outcome:
+    """With a way to take it back that works here: it is taken back in the name of whoever asked."""
+    outcome = outcome_of(proposal, waited_ms, wait_ms)
+    if proposal.is_open and proposal.asked_by != Principal.local().name and isinstance(outcome.data, dict):
+        outcome.data["cancel_command"] = f"{outcome.data['cancel_command']} --as {shlex.quote(proposal.asked_by)}"
+    return outcome
+
+
+def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
+    """Whoever stops waiting takes nothing back."""
+    problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stopped_by(signal)
+    if known is None:
+        message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
+        return Outcome(Ending.CANCELLED, changed(problem, message=message))
+    data = _outcome(known, 0, wait_ms).data
+    assert isinstance(data, dict)
+    message = f"{problem.message}; {known.id} remains queued"
+    return Outcome(Ending.CANCELLED, changed(problem, message=message), {**data, "partial": True})
+
+
+# --- watching -------------------------------------------------------------------------------------------------
+
+
+def watch(for_ms: int | None, admission: Admission, as_json: bool) -> Envelope:
+    """Write what waits and then every change.
+
+    Ends with the time asked for, with a signal, with our caller's deadline, or when nobody takes what we say.
+    """
+    limits = [] if for_ms is None else [for_ms / 1000]
+    if admission.bound.bell is not None:
+        limits.append(admission.bound.bell.remaining_ms(admission.started_ns) / 1000)
+    with Store.open() as store:
+        return asyncio.run(_watched(store, min(limits, default=None), admission, as_json))
+
+
+async def _watched(store: Store, limit_s: float | None, admission: Admission, as_json: bool) -> Envelope:
+    inbox = Inbox(store)
+    told = _Told(as_json)
+    with signals.told() as stop:
+        working = asyncio.ensure_future(_tell_all(inbox, told))
+        both: list[asyncio.Future[Any]] = [working, stop]
+        # Without a limit it is the person who ends it: that is what watching is.
+        await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        outcome = Outcome(Ending.FINISHED)
+        try:
+            if working.done():
+                working.result()
+            elif stop.done():
+                outcome = Outcome(Ending.CANCELLED, stopped_by(stop.result()))
+        except Failure as failure:
+            outcome = raised(failure)
+        finally:
+            working.cancel()
+            await inbox.close()
+    outcome.data = {"changes": told.count}
+    return answer(admission, outcome)
+
+
+async def _tell_all(inbox: Inbox, told: _Told) -> None:
+    """What waits by now, the oldest first, and then what changes; nothing is lost or told twice in between.
+
+    Returns when whoever reads has left, and raises Failure when what we say cannot be written.
+    """
+    latest = await inbox.list(limit=1)
+    seq = latest[0].seq if latest else 0
+    for proposal in reversed(await inbox.list(status=ProposalStatus.PENDING, limit=WAITING_SHOWN)):
+        if proposal.seq <= seq and not told.tell(proposal, rings=False):
+            return
+    if is_terminal(sys.stderr):
+        say_line("watching; Ctrl-C ends it")
+    async for change in inbox.changes(seq):
+        if not told.tell(change, rings=isinstance(change, Reminder) or change.is_open):
+            return
+
+
+class _Told:
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._me = Principal.local()
+        self._console: Console | None = None
+        self.count = 0
+
+    def tell(self, change: Summary | Reminder, *, rings: bool) -> bool:
+        """Whether there is still somebody to tell."""
+        is_reminder = isinstance(change, Reminder)
+        proposal = change.proposal if isinstance(change, Reminder) else change
+        event = {"type": "reminder" if is_reminder else "proposal", "proposal": summary(proposal, self._me)}
+        self.count += 1
+        if self._as_json:
+            text = json.dumps(event, separators=(",", ":")) + "\n"
+        else:
+            text = self._draw(event) + (BELL if rings else "")
+        trouble = write_quietly(sys.stdout, text, signals.heard)
+        if trouble is not None and not isinstance(trouble, BrokenPipeError):
+            raise Failure("FILE_UNWRITABLE", f"what changes could not be written: {trouble}")
+        return trouble is None
+
+    def _draw(self, event: dict[str, Any]) -> str:
+        from rich.console import Console
+
+        from .inbox_render import line_of
+
+        self._console = self._console or Console(highlight=False)
+        with self._console.capture() as captured:
+            self._console.print(line_of(event, WallTime.of_ns(wall_ns())), no_wrap=True, overflow="ellipsis")
+        return captured.get()

@@ -1,0 +1,358 @@
+"""`job list|status|wait|cancel`, for `shotclock` and for every App, and `shotclock token create|list|revoke`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.errors import Failure
+from ..core.records import changed
+from ..core.walltime import WallTime
+from ..enforce.admission import OURSELVES, Admission, Outcome, Tool, answer
+from ..enforce.clock import monotonic_ns, wall_ns
+from ..store import Store
+from . import signals
+from .output import emit_help, is_terminal, say_line, wants_json, write_quietly
+from .parser import (
+    Command,
+    CommandTable,
+    Mistakes,
+    argument,
+    command_help,
+    duration,
+    flag,
+    option,
+    read_command,
+    table_help,
+)
+from .runner import TIMEOUT_MS, Work, admit_call, deliver, perform, refuse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    from ..store.runs import Run
+    from ..store.tokens import Token
+
+_JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
+_JOB_ID = argument("job-id", "The job, or the beginning of its id.")
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+_JOB_COMMANDS = (
+    Command("list", "List the jobs, the newest first.", (flag("--active", "Only those that still run."), _JSON)),
+    Command("status", "Say how far a job is. The beginning of its id will do.", (_JOB_ID, _JSON)),
+    Command(
+        "wait",
+        "Wait for a job and answer with its result, or INCOMPLETE once the budget is used up.",
+        (_JOB_ID, duration("--budget", "How long to wait (30s off a terminal, else until it ends)."), _JSON),
+    ),
+    Command("cancel", "Stop a job, and wait until it has stopped.", (_JOB_ID, _JSON)),
+)
+
+
+def job_table(command: list[str]) -> CommandTable:
+    """Return the table of `job`. `command` is how the job commands are called."""
+    return CommandTable(f"{' '.join(command)} job", "Work that goes on after its caller left.", _JOB_COMMANDS, "verb")
+
+
+def job_main(words: list[str], *, app: str | None, command: list[str], tool: Tool = OURSELVES) -> int:
+    """Run `job VERB`. `app` limits the list to one app's jobs, `command` is how the job commands are called."""
+    table = job_table(command)
+    as_json = wants_json("--json" in words)
+    reading = read_command(table, words)
+    if reading.wants == "help" or not words:
+        emit_help(table_help(table) if reading.command is None else command_help(table, reading.command))
+        if words:
+            return 0
+    said, mistakes = reading.values, reading.mistakes
+    verb = "" if reading.command is None else reading.command.name
+    if verb not in ("", "list") and said["job_id"] is None:
+        mistakes.append({"field": "job-id", "message": "which one? `job list` lists them"})
+    budget_ms = _budget(said.get("budget"))
+    if mistakes:
+        return refuse(f"job {verb}".strip(), mistakes, as_json, tool=tool)
+    # Waiting is bounded by the budget, and without one by the job's own clocks.
+    timeout_ms = 0 if verb == "wait" else TIMEOUT_MS
+    admission = admit_call(
+        f"job {verb}", timeout_ms, mutates=verb == "cancel", idempotent=True, tool=tool, since_start=True
+    )
+    return deliver(_job_answer(verb, said, admission, app, command, budget_ms), as_json, _show_jobs)
+
+
+def _job_answer(
+    verb: str,
+    said: dict[str, Any],
+    admission: Admission,
+    app: str | None,
+    command: list[str],
+    budget_ms: int | None,
+) -> Envelope:
+    import asyncio
+
+    from ..enforce.handlers import raised
+    from ..jobs.front import Front
+
+    async def perform() -> Envelope:
+        with Store.open() as store:
+            try:
+                return await Front(store, command).perform(
+                    verb,
+                    said.get("job_id"),
+                    admission,
+                    app=app,
+                    active_only=bool(said.get("active")),
+                    budget_ms=budget_ms,
+                )
+            except Failure as failure:
+                if failure.code != "JOB_NOT_FOUND" or app is not None:
+                    raise
+                run = await asyncio.to_thread(store.runs.get, str(said["job_id"]))
+                if run is None:
+                    raise
+                return await _answer_about_run(verb, run, store, admission, command, budget_ms)
+
+    try:
+        return asyncio.run(_unless_signalled(perform, admission))
+    except Failure as failure:
+        return answer(admission, raised(failure))
+
+
+async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Admission) -> Envelope:
+    """Stop waiting when a signal comes. The job goes on: it is not ours."""
+    import asyncio
+
+    with signals.told() as stop:
+        working = asyncio.ensure_future(perform())
+        both: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the budget or the job's clocks
+        if working.done():
+            return working.result()
+        working.cancel()
+        problem = stopped_by(stop.result())
+        problem = changed(problem, message=f"{problem.message}; the job goes on")
+    return answer(admission, Outcome(Ending.CANCELLED, problem, {"partial": True}))
+
+
+def _budget(asked_ms: int | None) -> int | None:
+    if asked_ms is not None:
+        return asked_ms or None
+    said = os.environ.get(BUDGET_VARIABLE, "").strip()
+    if said.isdecimal():
+        return int(said) or None
+    return None if is_terminal(sys.stdout) else DEFAULT_BUDGET_MS
+
+
+def _show_jobs(envelope: Envelope) -> None:
+    if isinstance(envelope.data, dict):
+        write_quietly(sys.stdout, _jobs_in_words(envelope.data), signals.heard)
+
+
+def _jobs_in_words(data: dict[str, Any]) -> str:
+    if "jobs" in data:
+        return "".join(_job_line(job) for job in data["jobs"]) or "no jobs\n"
+    if "job_id" in data and "status" in data:
+        return _job_line(data)
+    import json
+
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _job_line(job: dict[str, Any]) -> str:
+    progress = job["progress"]
+    of = f"/{progress['total']}" if "total" in progress else ""
+    unit = f" {progress['unit']}" if "unit" in progress else ""
+    code = f"  {job['code']}" if "code" in job else ""
+    return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}  {progress['done']}{of}{unit}{code}\n"
+
+
+# --- runs as jobs: one that is parked tells its caller its id as that of a job ----------------------------------
+
+# What a job can be; how the run is stands beside it.
+_JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
+
+
+async def _answer_about_run(
+    verb: str, run: Run, store: Store, admission: Admission, command: list[str], budget_ms: int | None
+) -> Envelope:
+    """Answer about a run as about a job. Raises Failure where a run is to be cancelled that a process has."""
+    import asyncio
+
+    from ..core.clocks import ClockKind, Fired
+    from ..enforce.identity import is_alive
+    from ..jobs.front import LATER_LOOKS_S, Front
+    from ..workflow.run import cancel
+
+    if verb == "cancel":
+        await cancel(run.id, store)
+        run = store.runs.get(run.id) or run
+    if verb != "wait":
+        return answer(admission, Outcome(Ending.FINISHED, data=_describe_run(run, store, command)))
+    until_ns, waits_ms = Front.patience(admission, budget_ms)
+    # One that no process has does not go on by itself, however long it is waited for.
+    while run.envelope is None and run.parked_at is None and is_alive(run.holder):
+        left_s = LATER_LOOKS_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
+        if left_s <= 0:
+            break
+        await asyncio.sleep(min(left_s, LATER_LOOKS_S))
+        found = await asyncio.to_thread(store.runs.get, run.id)
+        run = run if found is None else found
+    if run.envelope is not None:
+        told = run.envelope
+        return Envelope(told["data"], told["error"], list(told["warnings"]), told["meta"])
+    shown = _describe_run(run, store, command)
+    data = {**shown, "state": "running" if shown["run_status"] == "running" else "paused"}
+    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - admission.started_ns) // 1_000_000)
+    message = f"run {run.id} is {shown['run_status']}; data.continue_command goes on with it"
+    return answer(admission, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
+
+
+def _describe_run(run: Run, store: Store, command: list[str]) -> dict[str, object]:
+    """Describe a run as a job is described."""
+    import shlex
+
+    from ..enforce.identity import is_alive
+    from ..jobs.front import POLL_INTERVAL_MS
+    from ..workflow.report import report_of
+
+    made = report_of(run, store.runs.steps(run.id), now=WallTime.of_ns(wall_ns()), is_alive=is_alive(run.holder))
+    status = made.status.value
+    goes_on = ("job", "wait", run.id) if status == "running" else ("run", "--resume", run.id)
+    shown: dict[str, object] = {
+        "job_id": run.id,
+        "run_id": run.id,
+        "command": f"run {run.name}",
+        "status": _JOB_STATUSES.get(status, "failed"),
+        "run_status": status,
+        "terminal": run.ended_at is not None,
+        "status_command": shlex.join([*command, "job", "status", run.id]),
+        "continue_command": shlex.join([*command, *goes_on]),
+        "cancel_command": shlex.join([*command, "job", "cancel", run.id]),
+        "poll_interval_ms": POLL_INTERVAL_MS,
+        "timeout_ms": made.budget_ms or 0,
+        "progress": {
+            "done": sum(step.status.is_final for step in made.steps),
+            "total": len(made.steps),
+            "unit": "steps",
+        },
+        "created_at": run.created_at.iso(),
+    }
+    if run.ended_at is not None:
+        shown["ended_at"] = run.ended_at.iso()
+    if made.error is not None:
+        shown["code"] = made.error["code"]
+    return shown
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------
+
+TOKEN_TABLE = CommandTable(
+    "shotclock token",
+    "Who may reach the inbox over the network: agents propose and look after their own, operators decide.",
+    (
+        Command(
+            "create",
+            "Make a token and print it, this once: only its hash is kept.",
+            (
+                argument("name", "Who it is for: 1 to 64 letters, digits or ._@+-; proposals and decisions carry it."),
+                option("--role", "ROLE", "agent (proposes) or operator (decides).", choices=("agent", "operator")),
+                duration("--ttl", "How long it lives (30d, 12h); until it is revoked, if nothing is said."),
+                _JSON,
+            ),
+            usage="--role agent|operator NAME [--ttl D]",
+        ),
+        Command("list", "List the tokens, the oldest first, with those that were revoked or have expired.", (_JSON,)),
+        Command(
+            "revoke",
+            "End a token, from now on and for good.",
+            (argument("name", "The name it was made for, or its id."), _JSON),
+            usage="NAME|ID",
+        ),
+    ),
+    "verb",
+)
+
+
+def token_main(words: list[str]) -> int:
+    """Run `shotclock token VERB`."""
+    as_json = wants_json("--json" in words)
+    reading = read_command(TOKEN_TABLE, words)
+    if reading.wants == "help" or not words:
+        command = reading.command
+        emit_help(table_help(TOKEN_TABLE) if command is None else command_help(TOKEN_TABLE, command))
+        if words:
+            return 0
+    verb = "" if reading.command is None else reading.command.name
+    said = reading.values
+    _check_token_words(verb, said, reading.mistakes)
+    if reading.mistakes:
+        return refuse("token", reading.mistakes, as_json)
+
+    def show(envelope: Envelope) -> None:
+        if envelope.ok:
+            _show_tokens(verb, envelope.data)
+
+    return perform(Work(f"token {verb}", lambda: _do_token(verb, said), mutates=verb != "list", show=show), as_json)
+
+
+def _check_token_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
+    told = {mistake["field"] for mistake in mistakes}
+    if verb == "create" and said["role"] is None and "role" not in told:
+        mistakes.append({"field": "role", "message": "--role agent may propose, --role operator may decide"})
+    if verb in ("create", "revoke") and not said["name"]:
+        which = "whose? A name is needed" if verb == "create" else "which one? `shotclock token list` lists them"
+        mistakes.append({"field": "name", "message": which})
+
+
+def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
+    from ..inbox import Access, Principal, Role, refused
+
+    now, me = WallTime.of_ns(wall_ns()), Principal.local()
+    try:
+        with Store.open() as store:
+            access = Access(store)
+            if verb == "list":
+                tokens = [_describe_token(token, now) for token in access.tokens()]
+                return Outcome(Ending.FINISHED, data={"tokens": tokens})
+            if verb == "create":
+                issued = access.issue(said["name"], Role(said["role"]), me, now, ttl_ms=said["ttl"])
+                return Outcome(Ending.FINISHED, data={"token": issued.text, **_describe_token(issued.token, now)})
+            revoked = access.revoke(said["name"], me, now)
+            if not revoked:
+                raise Failure("TOKEN_NOT_FOUND", f"there is no token {said['name']!r} that could be revoked")
+            ended = {token.id for token in revoked}
+            tokens = [_describe_token(token, now) for token in access.tokens() if token.id in ended]
+            return Outcome(Ending.FINISHED, data={"revoked": tokens})
+    except Failure as failure:
+        return refused(failure)
+
+
+def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
+    """Return nothing from which the token could be made."""
+    status = "active" if token.is_living(now) else "expired" if token.revoked_at is None else "revoked"
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "status": status,
+        "created_at": token.created_at.iso(),
+        "expires_at": None if token.expires_at is None else token.expires_at.iso(),
+        "revoked_at": None if token.revoked_at is None else token.revoked_at.iso(),
+    }
+
+
+def _show_tokens(verb: str, data: Any) -> None:
+    if verb == "create":
+        # Alone on stdout, so that it can be taken from there; what is about it is for the person.
+        write_quietly(sys.stdout, f"{data['token']}\n", signals.heard)
+        say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
+        return
+    from .inbox_render import drawn, render_tokens
+
+    tokens, now = data["tokens" if verb == "list" else "revoked"], WallTime.of_ns(wall_ns())
+    write_quietly(sys.stdout, drawn(lambda console: render_tokens(tokens, console, now)), signals.heard)

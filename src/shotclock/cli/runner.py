@@ -1,0 +1,151 @@
+"""Run a subcommand: its work on the clock, in a child that can be killed, and one envelope for whoever called."""
+
+from __future__ import annotations
+
+import os
+
+from ..core.clocks import Clocks
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, warning
+from ..core.errors import Failure
+from ..core.records import value
+from ..enforce.admission import OURSELVES, Admission, Outcome, Tool, admit, answer, inherited_deadline, no_time_left
+from ..enforce.clock import monotonic_ns, process_began_ns
+from ..enforce.forked import carry_out
+from . import signals
+from .output import emit, emit_text, say_line, summary_line
+from .parser import Mistakes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..servers.serving import Options
+
+# What looks, decides or answers at once takes a moment; the store's own waits are shorter than this.
+TIMEOUT_MS = 30_000
+
+
+@value
+class Work:
+    """A subcommand that was understood."""
+
+    name: str
+    body: Callable[[], Outcome]
+    timeout_ms: int = TIMEOUT_MS
+    mutates: bool = False
+    show: Callable[[Envelope], None] | None = None
+    """Writes the answer for a person, in place of the envelope."""
+    afterwards: Callable[[Outcome], None] | None = None
+    """Called when it went well; outside of the work, for what is meant to outlive it."""
+
+
+class Mistaken(Exception):
+    """What was typed cannot be meant: every mistake in it."""
+
+    def __init__(self, mistakes: Mistakes) -> None:
+        super().__init__(mistakes)
+        self.mistakes = mistakes
+
+
+def perform(work: Work, as_json: bool) -> int:
+    """Do the work in a child, on its clock and on our caller's. Returns the exit code."""
+    admission = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
+    outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
+    if outcome.problem is None and work.afterwards is not None:
+        work.afterwards(outcome)
+    return deliver(answer(admission, outcome), as_json, work.show)
+
+
+def admit_call(
+    name: str,
+    timeout_ms: int,
+    *,
+    mutates: bool = False,
+    idempotent: bool = False,
+    tool: Tool = OURSELVES,
+    since_start: bool = False,
+) -> Admission:
+    """Start the clock of a subcommand, below the deadline of our caller. `since_start`: since this process began."""
+    inherited = inherited_deadline(os.environ, monotonic_ns())
+    return admit(
+        name,
+        Clocks(timeout_ms=timeout_ms),
+        parent=inherited.deadline,
+        mutates=mutates,
+        idempotent=idempotent,
+        tool=tool,
+        notes=tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings),
+        began_ns=process_began_ns() if since_start else 0,
+    )
+
+
+def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
+    """Return the refusal of a command line, with every mistake once."""
+    unique = [mistake for place, mistake in enumerate(mistakes) if mistake not in mistakes[:place]]
+    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in unique)
+    return Problem("ARG_ERROR", message, "validation", errors=unique, suggestion=suggestion)
+
+
+def problem_in(failure: Failure) -> Problem:
+    """Return what a Failure says, before anything began."""
+    context = failure.context or None
+    return Problem(failure.code, str(failure), "validation", context=context, suggestion=failure.suggestion)
+
+
+def unstarted(name: str, problem: Problem, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
+    """Return the answer to what never began."""
+    admission = admit(name, Clocks(timeout_ms=timeout_ms), tool=tool, began_ns=process_began_ns())
+    return answer(admission, Outcome(Ending.NOT_STARTED, problem))
+
+
+def refuse(name: str, mistakes: Mistakes, as_json: bool, *, tool: Tool = OURSELVES) -> int:
+    """Answer a command line that was not understood. Returns the exit code."""
+    return deliver(unstarted(name, problem_of(mistakes), tool=tool), as_json)
+
+
+def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
+    """Write the envelope for a program; for a person what `show` makes of it, and what went wrong on stderr."""
+    signals.only_note()
+    if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
+        return emit_text(envelope.value, envelope.exit_code, signals.heard)
+    if as_json:
+        return emit(envelope, signals.heard)
+    if show is not None and envelope.data is not None:
+        show(envelope)
+    if envelope.error is not None or envelope.warnings:
+        from ..core.texts import visible
+
+        say_line(visible(summary_line(envelope)), heard=signals.heard)
+    return envelope.exit_code
+
+
+# --- servers --------------------------------------------------------------------------------------------------
+
+
+def read_serve_options(**written: Any) -> tuple[Options, Mistakes]:
+    """Return how to serve, and every mistake in what was written. Raises Failure: tokens are looked for."""
+    from ..servers.serving import options_of
+
+    options, mistakes = options_of(**written)
+    return options, [{**mistake, "field": mistake["field"].replace("_", "-")} for mistake in mistakes]
+
+
+def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_stderr: bool = False) -> int:
+    """Serve an App, or without a target the operators' page, until somebody stops it. Returns the exit code.
+
+    What keeps it from serving is one envelope; after that stdout is the protocol's. `to_stderr`: it is from the start.
+    """
+    from ..servers.serving import serve_inbox, serve_target
+
+    try:
+        return serve_inbox(options) if target is None else serve_target(target, options)
+    except Failure as failure:
+        if as_json and name == "serve":  # who started us as a server reads stderr, if anything
+            say_line(f"shotclock: {failure.code}: {failure}")
+        envelope = unstarted(name, problem_in(failure), timeout_ms=0)
+    if as_json and to_stderr:
+        say_line(envelope.to_json())
+        return envelope.exit_code
+    return deliver(envelope, as_json)
