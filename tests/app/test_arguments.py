@@ -126,7 +126,7 @@ def test_what_a_command_takes_beyond_its_parameters_has_no_words(tool: Any):
 
 
 def test_a_command_that_is_not_there_is_an_argument_error(tool: Any, validate_envelope: Any):
-    hints = {"typse": "did you mean types?", "": "there are", "TYPEZ": "there are", "--nope": ""}
+    hints = {"typse": "did you mean types?", "": "there are", "TYPEZ": "did you mean types?", "--nope": ""}
     for hint, ran in zip(hints.values(), tool().each([[word] for word in hints]), strict=True):
         assert ran.code == 2 and hint in validate_envelope(ran.json())["error"]["message"]
 

@@ -93,4 +93,4 @@ def test_what_cannot_be_done_is_refused_and_no_token_is_made(
 def test_help_is_no_data(shotclock: Any) -> None:
     ran = shotclock("token", "--help")
     assert (ran.code, ran.stdout) == (0, b"")
-    assert b"  create: " in ran.stderr and b"  revoke: " in ran.stderr
+    assert b"\n  create " in ran.stderr and b"\n  revoke " in ran.stderr

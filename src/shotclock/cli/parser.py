@@ -266,7 +266,7 @@ class _Reader:
     def _read_flag(self, parameter: Parameter, name: str, text: str | None) -> None:
         if text is not None and text.lower() not in (*_YES, *_NO):
             self._reading.refuse(parameter.field, f"{name} takes no value, and {text[:40]!r} is neither true nor false")
-            return
+            text = None  # as if it had none: who asks for --json gets the refusal as JSON
         meant = (text is None or text.lower() in _YES) == (name == parameter.name)
         if parameter.key in self._reading.given and not self._command.rest:
             self._reading.refuse(parameter.field, f"{name} was given before: leave one out")
@@ -399,9 +399,8 @@ def command_help(table: CommandTable, command: Command) -> str:
     sections: dict[str, list[tuple[str, str]]] = {}
     for each in command.parameters:
         sections.setdefault(each.heading, []).append((_name_in_help(each), _text_in_help(each)))
-    sections.setdefault("Options", [])
-    last = list(sections)[-1]
-    sections[last].append(("-h, --help", "this text"))
+    last = next((heading for heading in reversed(sections) if heading != "Arguments"), "Options")
+    sections.setdefault(last, []).append(("-h, --help", "this text"))
     return _page(usage, command.description or command.summary, sections, command.epilogue)
 
 

@@ -55,7 +55,10 @@ def perform(work: Work, as_json: bool) -> int:
     outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
     if outcome.problem is None and work.afterwards is not None:
         work.afterwards(outcome)
-    return deliver(answer(admission, outcome), as_json, work.show)
+    envelope = answer(admission, outcome)
+    if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
+        return emit_text(envelope.value, envelope.exit_code, signals.heard)
+    return deliver(envelope, as_json, work.show)
 
 
 def admit_call(
@@ -108,8 +111,6 @@ def refuse(name: str, mistakes: Mistakes, as_json: bool, *, tool: Tool = OURSELV
 def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
     """Write the envelope for a program; for a person what `show` makes of it, and what went wrong on stderr."""
     signals.only_note()
-    if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
-        return emit_text(envelope.value, envelope.exit_code, signals.heard)
     if as_json:
         return emit(envelope, signals.heard)
     if show is not None and envelope.data is not None:
