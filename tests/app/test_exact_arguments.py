@@ -142,6 +142,40 @@ def test_a_call_from_inside_another_is_shown_as_it_runs(home: Home) -> None:
     assert with_inbox(work, home).ask.surroundings["runs as"] == {"amount": 9007199254740992.0}
 
 
+def test_what_becomes_something_else_while_a_person_decides_does_not_run(home: Home, tmp_path: Path) -> None:
+    """The command's own check reads a file; what it reads is what the command gets."""
+    file = tmp_path / "what"
+    file.write_text("harmless")
+
+    async def work(inbox: Inbox) -> Any:
+        arguments = {"folder": str(tmp_path), "what": str(file)}
+        calling = asyncio.ensure_future(exact.app.call_with("say", arguments, budget="8s"))
+        while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+            await asyncio.sleep(0.02)
+        first = await inbox.get(found[0].id)
+        file.write_text("rm -rf /")
+        await inbox.decide(found[0].id, YES, ADA)
+        return first, await calling, await proposal_of(inbox, await call("say", **arguments))
+
+    first, answered, second = with_inbox(work, home)
+    assert answered.code == "ACTION_CHANGED" and lines_of(tmp_path / "done") == [] and second.id != first.id
+    assert [each.ask.surroundings["runs as"] for each in (first, second)] == [
+        {"what": "harmless"},
+        {"what": "rm -rf /"},
+    ]
+
+
+def test_what_is_another_value_every_time_is_said_to_be_and_can_be_approved(home: Home) -> None:
+    async def work(inbox: Inbox) -> Any:
+        first = await proposal_of(inbox, await call("stamp", name="a"))
+        await inbox.decide(first.id, YES, ADA)
+        return first, await exact.app.call("stamp", name="a")
+
+    first, ran = with_inbox(work, home)
+    assert ran.ok and ran.data["result"].startswith("a-")
+    assert first.ask.text.endswith('\n  "runs as something else every time":\n    - "name"')
+
+
 # --- keys and jobs ------------------------------------------------------------------------------------------------
 
 

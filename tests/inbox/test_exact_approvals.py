@@ -6,11 +6,12 @@ import datetime as dt
 import decimal
 import enum
 import ipaddress
+import os
 import pathlib
 import struct
 import uuid
 import zoneinfo
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 
-from shotclock import App
+from shotclock import App, Failure
 from shotclock.core.arguments import NotSerializable
 from shotclock.core.proposals import Decision, Proposal, ProposalStatus
 from shotclock.inbox import Approvals, Inbox, Passed, Principal, Role
@@ -283,3 +284,66 @@ def test_a_yes_to_one_lets_what_json_writes_alike_not_pass(gate: Gate, one: Any,
     first, second, again = gate.ask(one, other, one, approve_first=True)
     assert not isinstance(second, Passed) and second.data["proposal_id"] != first.data["proposal_id"]
     assert isinstance(again, Passed), "the same once more is what was approved"
+
+
+# --- between the question and the run -----------------------------------------------------------------------------
+
+
+def asked_while(home: Path, app: App, arguments: dict[str, Any], meanwhile: Callable[[], object]) -> Any:
+    """What became of a call that was approved while it waited, after something else had happened."""
+
+    async def scenario() -> Any:
+        with Store.open(home) as store:
+            inbox = Inbox(store)
+            [spec] = app.catalogue().commands
+            gate = Approvals(app.catalogue(), lambda: inbox)
+            try:
+                asking = asyncio.ensure_future(gate.ask(spec, arguments, AGENT, budget_ms=2_000))
+                while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+                    await asyncio.sleep(0.01)
+                meanwhile()
+                await inbox.decide(found[0].id, Decision(ProposalStatus.APPROVED), ADA)
+                return await asking
+            except Failure as failure:
+                return failure.code
+            finally:
+                await inbox.close()
+
+    return run(scenario())
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_yes_does_not_hold_where_the_directory_is_another_by_then(
+    goes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App("remover")
+
+    @app.command(approval=True)
+    def remove(path: str) -> None: ...
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    answer = asked_while(
+        tmp_path / "home", app, {"path": "x"}, lambda: os.chdir(tmp_path / "elsewhere") if goes else None
+    )
+    if goes:
+        assert answer == "ACTION_CHANGED"
+    else:
+        assert isinstance(answer, Passed)
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_a_yes_does_not_hold_where_the_file_is_another_by_then(changes: bool, tmp_path: Path) -> None:
+    app, path = App("writer"), tmp_path / "policy"
+    path.write_text("old")
+
+    @app.command(approval={"file": {"path": str(path), "proposed": "text"}})
+    def put(text: str) -> None: ...
+
+    answer = asked_while(
+        tmp_path / "home", app, {"text": "new"}, lambda: path.write_text("somebody was faster" if changes else "old")
+    )
+    if changes:
+        assert answer == "ACTION_CHANGED"
+    else:
+        assert isinstance(answer, Passed) and answer.arguments["text"] == "new"

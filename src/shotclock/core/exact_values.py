@@ -274,12 +274,14 @@ class Look(NamedTuple):
 
     runs_as: dict[str, Any]
     """What the function gets where that is another value than was given, by its place."""
+    unsteady: list[str]
+    """Where that is another value every time, so that nobody can be shown it."""
     lost_in_json: list[str]
     """Those that would run as something else if they were written down as JSON first."""
 
     @classmethod
     def of(cls, data: Any) -> Look:
-        return cls(data["runs_as"], data["lost_in_json"])
+        return cls(**data)
 
 
 def look(signature: Signature, given: Mapping[str, object], converted: Mapping[str, object]) -> Look:
@@ -287,7 +289,7 @@ def look(signature: Signature, given: Mapping[str, object], converted: Mapping[s
     try:
         plain, typed = exact(given)
     except NotSerializable:
-        return Look({}, [])  # which is told where it has to be written down
+        return Look({}, [], [])  # which is told where it has to be written down
     lost: set[str] = set()
     if typed:
         names = {name for name in given if exact({name: given[name]}).typed}
@@ -296,7 +298,15 @@ def look(signature: Signature, given: Mapping[str, object], converted: Mapping[s
             lost = names & {problem["field"].partition(".")[0] for problem in problems} or names
         else:
             lost = {name for name in names if not _runs_the_same(converted[name], again[name])}
-    return Look(_changes(plain, converted), sorted(lost))
+    runs_as, later = _changes(plain, converted), {}
+    if runs_as:
+        later = _changes(plain, signature.check(copied(given))[0])
+    steady = {place: value for place, value in runs_as.items() if place in later and _is_json_same(value, later[place])}
+    return Look(steady, sorted((runs_as.keys() | later.keys()) - steady.keys()), sorted(lost))
+
+
+def _is_json_same(one: Any, other: Any) -> bool:
+    return json.dumps(one) == json.dumps(other)
 
 
 def _runs_the_same(one: object, other: object) -> bool:
@@ -369,5 +379,5 @@ def _is_same(given: Any, plain: Any, run: Any) -> bool:
     if isinstance(run, bytes | bytearray) and isinstance(given, str):
         return given == plain or bytes(run) == given.encode("utf-8", "surrogatepass")
     if isinstance(given, bool) or isinstance(plain, bool) or not isinstance(given, int | float):
-        return json.dumps(given) == json.dumps(plain)
+        return _is_json_same(given, plain)
     return isinstance(plain, int | float) and given == plain  # compared exactly, and 1 is the number 1.0

@@ -319,7 +319,7 @@ class Desk:
                     parent=self._earlier(parent),
                     again=again,
                     run_wait=run_wait,
-                    runs_as=Look.of(checked.data).runs_as,
+                    look=Look.of(checked.data),
                 )
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)

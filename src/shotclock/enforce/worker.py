@@ -469,12 +469,11 @@ def bind(
         why = main_import_error if module == MAIN_ALIAS and main_import_error else f"{type(error).__name__}: {error}"
         return "unimportable", f"{module}:{qualname}: {why}"
     signature = signature_of(function)
-    given = pickle.loads(payload)
-    arguments, problems = signature.check(given)
+    arguments, problems = signature.check(pickle.loads(payload))
     if problems:
         return "invalid", problems
     if hasattr(function, "looks_at_arguments"):
-        return partial(function, given, arguments)
+        return partial(function, pickle.loads(payload), arguments)  # a validator may have changed the others
     if signature.wants_context:
         arguments["ctx"] = context(function)
     return partial(function, **arguments)

@@ -103,24 +103,21 @@ class Approvals:
         parent: Deadline | None = None,
         again: str | None = None,
         run_wait: RunWait | None = None,
-        runs_as: Mapping[str, Any] | None = None,
+        look: Look | None = None,
     ) -> Passed | Outcome | Envelope:
         """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
         is how whoever calls picks the decision up. A `run_wait` says how it is waited, instead of `key`, `budget_ms`
-        and `parent`. `runs_as` is what the check of the arguments said of them: nobody may change them meanwhile.
+        and `parent`. `look` is what the check of the arguments said of them: nobody may change them meanwhile.
 
         Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
         """
         started_ns = monotonic_ns()
         wait_ms = self._patience_ms(budget_ms, parent, started_ns)
-        file, inbox = spec.approved_file, self._inbox()
+        inbox = self._inbox()
         while True:
-            if file is None:
-                ask, identity = await self._ask(spec, arguments, justification, runs_as), None
-            else:
-                ask = await asyncio.to_thread(self._ask_for_file, spec, file, arguments, justification, runs_as)
-                # Its hash knows neither who writes the file nor what is there now: either makes it another question.
-                identity = digest([ask.title, ask.action_hash, ask.file and ask.file.current])
+            ask = await self._question(spec, arguments, justification, look)
+            # The hash of a file knows not what is there now, which makes it another question.
+            identity = None if ask.file is None else digest([ask.title, ask.action_hash, ask.file.current])
             if run_wait is None:
                 proposal = await inbox.propose(ask, by, key=key or identity)
             else:
@@ -129,14 +126,26 @@ class Approvals:
                 message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-            if proposal.is_open:
+            if has_waited := proposal.is_open:
                 if run_wait is None:
                     proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
                 else:
                     with run_wait.waits(run_wait.key, proposal):
                         proposal = await inbox.wait_until(proposal, run_wait.around.bound.bell)
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-            if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
+            goes_on = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
+            if has_waited and (goes_on or proposal.status.allows):
+                # What it would do now may not be what was asked: another directory, another file, other conversions.
+                if look is not None and self._check is not None:
+                    checked = await self._check(spec, arguments, None)
+                    if not checked.ok:
+                        return checked
+                    look = Look.of(checked.data)
+                now = await self._question(spec, arguments, justification, look)
+                if not _is_asked_alike(proposal.ask, now):
+                    message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
+                    raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
+            if goes_on:
                 if await inbox.use(proposal.id, ask.action_hash, unanswered=True):
                     return Passed(_approved(spec, arguments, proposal), waited_ms, proposal.id)
                 continue
@@ -180,19 +189,26 @@ class Approvals:
     async def _ask_for_inner(
         self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission, parent: Deadline | None
     ) -> Passed | Outcome | Envelope:
-        runs_as = None
+        look = None
         if self._check is not None:
             checked = await self._check(spec, arguments, admission)
             if not checked.ok:
                 return checked
-            runs_as = Look.of(checked.data).runs_as
-        return await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN, runs_as=runs_as)
+            look = Look.of(checked.data)
+        return await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN, look=look)
 
     async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope | None:
         if self._check is None:
             return None
         checked = await self._check(spec, arguments, None)
         return None if checked.ok else checked
+
+    async def _question(
+        self, spec: CommandSpec, arguments: Mapping[str, object], justification: str, look: Look | None
+    ) -> Ask:
+        if spec.approved_file is None:
+            return await self._ask(spec, arguments, justification, look)
+        return await asyncio.to_thread(self._ask_for_file, spec, spec.approved_file, arguments, justification, look)
 
     def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
         limits = [self._budget_ms]
@@ -208,18 +224,16 @@ class Approvals:
         spec: CommandSpec,
         arguments: Mapping[str, object],
         justification: str,
-        runs_as: Mapping[str, Any] | None,
+        look: Look | None,
     ) -> Ask:
         assert spec.approval is not None
         given, typed = exact(arguments)
         title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
         filling = _Filling(spec.input_schema)
         arguments = {**_defaults(spec), **filling.filled(given)}
-        surroundings = self._surroundings(spec, filling)
+        surroundings = {**self._surroundings(spec, filling), **_conversions(look)}
         if typed:
             surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
-        if runs_as:
-            surroundings["runs as"] = dict(runs_as)
         return Ask(
             Kind.OPERATION,
             _shortened(title),
@@ -244,7 +258,7 @@ class Approvals:
         file: ApprovedFile,
         arguments: Mapping[str, object],
         justification: str,
-        runs_as: Mapping[str, Any] | None,
+        look: Look | None,
     ) -> Ask:
         """Reads the file, for the comparison."""
         assert spec.approval is not None
@@ -257,7 +271,7 @@ class Approvals:
             surroundings={
                 "command": f"{self._app}/{spec.name}",
                 **self._surroundings(spec),
-                **({"runs as": dict(runs_as)} if runs_as else {}),
+                **_conversions(look),
             },
             dispatched=True,
         )
@@ -280,6 +294,16 @@ class Approvals:
         if unknown and spec.approved_file is None:
             found["defaults known to the program alone"] = unknown
         return found
+
+
+def _conversions(look: Look | None) -> dict[str, Any]:
+    """What the command gets where it is something else than was given."""
+    found: dict[str, Any] = {}
+    if look is not None and look.runs_as:
+        found["runs as"] = look.runs_as
+    if look is not None and look.unsteady:
+        found["runs as something else every time"] = look.unsteady
+    return found
 
 
 def _defaults(spec: CommandSpec) -> dict[str, Any]:

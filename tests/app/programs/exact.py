@@ -1,9 +1,10 @@
 """Commands that say exactly what they were run with."""
 
+import uuid
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, SecretStr, StringConstraints
+from pydantic import AfterValidator, BaseModel, SecretStr, StringConstraints
 
 from shotclock import App, Context
 
@@ -37,6 +38,18 @@ def pay(
     rates: dict[int, float] | None = None,
 ) -> str:
     return repr(amount)
+
+
+@app.command(approval=True)
+def say(folder: str, what: Annotated[str, AfterValidator(lambda path: Path(path).read_text())]) -> str:
+    """Says what a file holds, which is read where the arguments are checked."""
+    return note(Path(folder), what)
+
+
+@app.command(approval=True)
+def stamp(name: Annotated[str, AfterValidator(lambda name: f"{name}-{uuid.uuid4()}")]) -> str:
+    """Gets another name every time."""
+    return name
 
 
 @app.command()
