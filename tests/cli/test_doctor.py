@@ -127,6 +127,13 @@ def test_a_state_directory_that_is_not_there_is_not_made(shotclock: Any, tmp_pat
     assert not home.parent.exists()
 
 
+@pytest.mark.parametrize("home", ["/proc/nope", "/proc"])
+def test_a_state_directory_where_nothing_can_be_made_is_called_unusable(shotclock: Any, home: str, trace: str):
+    ran = shotclock("doctor", "--trace", trace, env={"SHOTCLOCK_HOME": home})
+    state = checks(ran.json())["state_directory"]
+    assert ran.code == 4 and state["status"] == "fail" and home in state["detail"]
+
+
 def test_an_unusable_state_directory_exits_4_and_says_why(
     shotclock: Any, validate_envelope: Any, tmp_path: Path, trace: str
 ):

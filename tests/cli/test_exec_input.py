@@ -1,6 +1,7 @@
 """Bad input to `shotclock exec`: every mistake named at once, exit 2, nothing ran, never a traceback."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -383,3 +384,17 @@ def test_whatever_words_are_given_there_is_one_valid_envelope_and_a_known_exit_c
     assert (envelope["meta"]["ending"] == "not_started") == (
         ran.code in {2, 4, 5, 7} or "NO_TIME" in str(envelope["error"])
     )
+
+
+def test_a_directory_on_stdin_ends_the_interpreter_before_anything_runs(tmp_path: Path) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "shotclock", "exec", "--", "touch", str(tmp_path / "ran")],
+            stdin=directory,
+            capture_output=True,
+            timeout=60,
+        )
+    finally:
+        os.close(directory)
+    assert ended.returncode == 1 and b"is a directory" in ended.stderr and not (tmp_path / "ran").exists()

@@ -307,6 +307,38 @@ def test_a_run_inside_another_that_waits_for_its_approval_is_parked_and_goes_on_
     assert runs.done() == ["inner"] and len(proposals(runs)) == 1
 
 
+def test_the_runs_of_items_are_numbered_by_their_item_also_after_parking(runs: Runs) -> None:
+    runs.flow(
+        """
+inputs: {who: {type: string}, wait: {type: number}}
+steps:
+  first: {exec: "sleep {{ inputs.wait }}; echo {{ inputs.who }}"}
+  ask: {type: human-input, prompt: "x {{ inputs.who }}", depends_on: first}
+  after: {exec: "echo {{ outputs.first }}-{{ outputs.ask }} >> done", depends_on: ask}
+""",
+        "inner.yaml",
+    )
+    outer = """
+timeout: 20m
+steps:
+  each:
+    type: workflow
+    workflow: inner.yaml
+    inputs: {who: "{{ item }}", wait: "{{ 1.5 if index == 0 else 0 }}"}
+    for_each: [a, b, c, d, e]
+"""
+    runs(runs.flow(outer), "--run-id", "r", code=14)
+    with Store.open(runs.folder / "home") as store:
+        found = {run.id: run.inputs["who"] for run in store.runs.list() if run.id != "r"}
+    assert found == {"r.each": "a"} | {f"r.each.{number}": who for number, who in enumerate("bcde", 2)}
+    decide_some(runs, {"x a": Decision(ProposalStatus.APPROVED, answer="A")})
+    runs("--resume", "r", code=14)
+    decide_some(runs, {f"x {who}": Decision(ProposalStatus.APPROVED, answer=who.upper()) for who in "bcde"})
+    ended = runs("--resume", "r", code=0)
+    assert [each["ask"] for each in ended["data"]["steps"]["each"]["output"]] == list("ABCDE")
+    assert sorted(runs.done()) == ["a-A", "b-B", "c-C", "d-D", "e-E"] and len(proposals(runs)) == 5
+
+
 def test_an_approved_run_inside_another_that_asks_something_itself_is_approved_once(runs: Runs) -> None:
     runs.flow(QUESTION.replace("4s", "5m"), "inner.yaml")
     runs(runs.flow(INSIDE_GATED), "--run-id", "r", code=14)

@@ -210,6 +210,14 @@ def test_what_was_used_rejected_or_withdrawn_is_over_before_it_expires(store: St
     assert {id for (id,) in rows(home, "SELECT id FROM proposals")} == {"holds"}
 
 
+def test_an_answered_question_without_an_end_is_forgotten_as_others_are(store: Store, home: Path) -> None:
+    for name, days in (("old", 10), ("new", 2)):
+        propose(store, name, ago(days), decided=True, ttl_days=0)
+    propose(store, "open", ago(10), decided=False, ttl_days=0)
+    assert prune(store, replace(ALL, proposals_ms=5 * DAY_MS), NOW, is_alive).proposals == 1
+    assert {id for (id,) in rows(home, "SELECT id FROM proposals")} == {"new", "open"}
+
+
 def test_what_a_run_that_has_not_ended_may_come_back_to_stays(store: Store, home: Path) -> None:
     begin(store, "r1", ago(200), DEAD)
     store.runs.park("r1", DEAD, ago(200))

@@ -57,6 +57,9 @@ COMPUTED = [
     "declare -ia a; mapfile -t a <<< {{ x }}",
     "declare -i i; for i in {{ x }}; do :; done",
     "declare -i i; printf -v i %s {{ x }}",
+    'declare -i i; : ${i:="{{ x }}"}',
+    'declare -i i; : "${i="{{ x }}"}"',
+    'declare -i i; : ${i:="$(echo {{ x }})"}',
     "n=i; declare -i $n; read i <<< {{ x }}",
     "read RANDOM <<< {{ x }}",
 ]

@@ -168,7 +168,7 @@ class Desk:
         admission.confirmed = spec.destructive and (confirmed or said) and not (dry_run or validate_only)
         if spec.needs_confirmation and not (admission.confirmed or dry_run or validate_only):
             preview = await self.call(name, arguments, clocks, dry_run=True, parent=parent, stop=stop, stdin=stdin)
-            return _unconfirmed(spec, arguments, preview, admission) if preview.ok else preview
+            return _unconfirmed(spec, arguments, preview, admission) if preview.ok else _unshown(spec, preview)
         if validate_only or (dry_run and not has_dry_run):
             checked = await self._check(spec, arguments, admission, stop)
             if checked.ok:
@@ -565,6 +565,16 @@ def _lost(names: list[str], arguments: Mapping[str, object]) -> Outcome:
     """A job's arguments are kept as JSON: what it would run with has to be what was given."""
     message = "a {} does not stay what it is in JSON, and the arguments of a job are kept as JSON: pass plain data"
     return invalid([{"field": name, "message": message.format(type(arguments[name]).__name__)} for name in names])
+
+
+def _unshown(spec: CommandSpec, preview: Envelope) -> Envelope:
+    """The answer where what would be done could not be shown: the failure of the rehearsal, called that."""
+    error = preview.error
+    if error is not None and error["phase"] != "validation":
+        error["message"] = f"{spec.name} was not confirmed, and its preview (dry_run) failed: {error['message']}"
+        known = error.get("context")
+        error["context"] = {**(known if isinstance(known, dict) else {}), "preview": True}
+    return preview
 
 
 def _shown(arguments: Mapping[str, object]) -> dict[str, object]:

@@ -286,7 +286,7 @@ def _open_files() -> Check:
 
 
 def _state() -> Check:
-    """Nothing is made here: a directory that is not there yet is judged by where it would be made."""
+    """Nothing stays that is made here: a directory that is not there yet is judged by where it would be made."""
     folder = state_directory()
     try:
         status = os.stat(folder)
@@ -294,21 +294,33 @@ def _state() -> Check:
         parent = folder
         while not os.path.exists(parent):
             parent = os.path.dirname(parent)
-        if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
+        if (why := _refuses_directories(parent)) is None:
             return Check("state_directory", "ok", f"{folder} (not there yet, can be made)")
-        return Check("state_directory", "fail", f"{folder} cannot be made: {parent} is not writable")
+        return Check("state_directory", "fail", f"{folder} cannot be made: {parent}: {why}")
     except OSError as error:
         return Check("state_directory", "fail", f"{folder}: {os.strerror(error.errno or 0).lower()}")
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
         return Check("state_directory", "fail", f"{folder} is not a directory")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Check("state_directory", "fail", f"{folder} is not writable")
+    if (why := _refuses_directories(folder)) is not None:
+        return Check("state_directory", "fail", f"{folder} cannot be written to: {why}")
     if status.st_uid != os.geteuid():
         return Check("state_directory", "warn", f"{folder} belongs to another user")
     if mode & 0o077:
         return Check("state_directory", "warn", f"{folder} has mode {mode:04o}; others may look in: chmod 700")
     return Check("state_directory", "ok", f"{folder} (mode {mode:04o})")
+
+
+def _refuses_directories(folder: str) -> str | None:
+    """Why no directory can be made in it. Found out by making one: permissions do not say what a kernel's own file
+    system takes, nor what root may not do."""
+    trial = os.path.join(folder, f".shotclock-doctor-{os.getpid()}")
+    try:
+        os.mkdir(trial, 0o700)
+        os.rmdir(trial)
+    except OSError as error:
+        return os.strerror(error.errno or 0).lower()
+    return None
 
 
 def _judge_leftovers(findings: Findings) -> Check:

@@ -37,6 +37,8 @@ class Inner:
     env: Mapping[str, str]
     """What its steps see of the environment, beside what they ask for."""
     step_id: str
+    item: tuple[int, int]
+    """Which of how many items of the step it is for."""
     stop: asyncio.Future[str]
     """Stops it, once it holds by whom."""
 
@@ -93,7 +95,7 @@ class WorkflowProvider:
     async def _until_ended(self, call: StepCall) -> Envelope:
         stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         file = call.folder / str(call.settings["workflow"])
-        inner = Inner(file, call.settings.get("inputs", {}), call.env, call.step_id, stop)
+        inner = Inner(file, call.settings.get("inputs", {}), call.env, call.step_id, call.item, stop)
         running = asyncio.ensure_future(self._run(inner))
         try:
             return await asyncio.shield(running)  # bounded by the deadline that its steps are inside of

@@ -48,6 +48,8 @@ class StepCall:
     """What was asked for under the key before that was asked for by another run."""
     waits: Waits = field(default=lambda key, proposal: nullcontext())
     """Entered while a person is waited for."""
+    item: tuple[int, int] = (0, 1)
+    """Which of how many items it is done for, counted from 0."""
     parks: bool = False
     """The run is parked once it has waited for people long enough."""
     values: Mapping[str, str] = field(default_factory=dict)

@@ -200,11 +200,12 @@ class Proposals:
             rows = connection.execute(
                 "SELECT id FROM proposals WHERE status <> 'pending' AND coalesce(used_at, decided_at, created_at) < ? "
                 # A yes that nobody has used holds until it expires; everything else is over when it was decided.
-                "AND (expires_at < ? OR used_at IS NOT NULL OR status IN ('rejected', 'withdrawn')) "
+                # One that never expires would be kept for ever: it is over when it was decided, too.
+                "AND (expires_at < ? OR expires_at >= ? OR used_at IS NOT NULL OR status IN ('rejected', 'withdrawn')) "
                 "AND NOT EXISTS (SELECT 1 FROM runs INDEXED BY runs_open WHERE ended_at IS NULL "
                 "AND substr(proposals.key, 1, length(runs.id) + 1) IN (runs.id || '/', runs.id || '.')) "
                 "ORDER BY seq",
-                (before.ms, before.ms),
+                (before.ms, before.ms, LATEST_MS),
             )
             return tuple(c.text_out(id) for (id,) in rows)
 

@@ -116,16 +116,20 @@ class _Around:
     inbox: Callable[[], Inbox]
     attention: Attention
     places: Places
-    begun: dict[str, int] = field(default_factory=dict)
+    begun: dict[tuple[str, int], int] = field(default_factory=dict)
 
     async def run(self, inner: Inner) -> Envelope:
-        """A run of its own, PARENT.STEP, with a number where a step begins it more than once. One that a process
-        which died has left behind is taken up. Raises Failure if the file cannot be run."""
+        """A run of its own, PARENT.STEP, with a number where a step begins more than one: that of its item, and behind
+        those of all items where it is begun again. By the item, so that a run that goes on finds each one's own. One
+        that a process which died has left behind is taken up. Raises Failure if the file cannot be run."""
         unattended = not os.isatty(0)
         workflow = await asyncio.to_thread(inner_workflow, inner.file, self.files, unattended=unattended)
         environment = {**self.environment, **inner.env}
         while True:
-            number = self.begun[inner.step_id] = self.begun.get(inner.step_id, 0) + 1
+            index, count = inner.item
+            before = self.begun.get((inner.step_id, index), 0)
+            self.begun[inner.step_id, index] = before + 1
+            number = before * count + index + 1
             run_id = f"{self.run_id}.{inner.step_id}" + (f".{number}" if number > 1 else "")
             request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
             known = await asyncio.to_thread(self.store.runs.get, run_id)

@@ -214,6 +214,9 @@ def _refusals(script: Script) -> Iterator[Refusal]:
     for name, start, end in script.arrays:
         if looked.is_computed(name):
             yield from _in_arithmetic(looked.values_in([Word(inside=[(start, end)])]), f"{name}=(…)")
+    for name, default in script.defaults:
+        if looked.is_computed(name):
+            yield from _in_arithmetic(looked.repeated([default]), f"${{{name}=…}}")
 
 
 def _in_script(positions: Iterable[int], program: str) -> Iterator[Refusal]:

@@ -16,6 +16,7 @@ DEPTH_LIMIT = 50
 MARKED = re.compile("\ue000(\\d+):(\\d+)\ue001")
 # `${x:1}`, `${x[1]}` and `${!x}` are computed. What stands behind the others is text.
 _COMPUTED = re.compile(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
+_ASSIGNS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
 _BLANK = " \t"
 _OPENING = {"{", "if", "while", "until", "for", "case", "select"}
 _CLOSING = {"}", "fi", "done", "esac"}
@@ -96,6 +97,8 @@ class Script:
     groups: list[Group] = field(default_factory=list)
     arrays: list[tuple[str, int, int]] = field(default_factory=list)
     """Which variables are given `( … )`, and where its items are, which are read as if they were commands."""
+    defaults: list[tuple[str, Word]] = field(default_factory=list)
+    """Which variables `${x=…}` and `${x:=…}` assign to, and what."""
 
 
 def read_script(text: str) -> Script:
@@ -429,6 +432,8 @@ class _Reader:
         """`${…}`: text in double quotes may stand in it where it is text and not computed."""
         self._go_deeper()
         is_computed = _COMPUTED.match(self._text, self._at, self._end) is not None
+        assigns = _ASSIGNS.match(self._text, self._at, self._end)
+        marks, inside = len(word.marks), len(word.inside)
         while self._at < self._end and self._text[self._at] != "}":
             char = self._text[self._at]
             if char == '"':
@@ -439,6 +444,9 @@ class _Reader:
                 self._read_single(word, Place.BRACE)
             else:
                 self._read_one(word, Place.BRACE)
+        if assigns is not None:
+            default = Word(marks=word.marks[marks:], inside=word.inside[inside:])
+            self._script.defaults.append((assigns["name"], default))
         self._at = min(self._at + 1, self._end)
         self._depth -= 1
 

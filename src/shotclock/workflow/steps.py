@@ -208,7 +208,8 @@ class Steps:
             async with places.one():
                 with self._attention.at_work():
                     try:
-                        parts[number].status = await self._tries(name, step, parts[number], here)
+                        item = (number, len(items))
+                        parts[number].status = await self._tries(name, step, parts[number], here, item)
                     except StepFailed as failed:
                         parts[number].status = Status.FAILED
                         parts[number].error = failed.error_after(parts[number].attempts)
@@ -254,7 +255,9 @@ class Steps:
 
     # --- tries --------------------------------------------------------------------------------------------
 
-    async def _tries(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> Status:
+    async def _tries(
+        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], item: tuple[int, int] = (0, 1)
+    ) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
         deadline = self._deadlines.of(name)
@@ -274,7 +277,7 @@ class Steps:
             state.proposal_id = gate.used
             ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
             try:
-                verdict = await self._retried(name, step, state, scope, passed)
+                verdict = await self._retried(name, step, state, scope, item, passed)
                 ended = (state.error or {}) if verdict.is_bad else None
             except StepFailed as failed:
                 ended = failed.error
@@ -286,10 +289,16 @@ class Steps:
             finally:
                 gate.record(ended)
             return verdict
-        return await self._retried(name, step, state, scope, None)
+        return await self._retried(name, step, state, scope, item, None)
 
     async def _retried(
-        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: RenderedStep | None
+        self,
+        name: str,
+        step: AnyStep,
+        state: StepState,
+        scope: dict[str, Any],
+        item: tuple[int, int],
+        approved: RenderedStep | None,
     ) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
@@ -298,7 +307,7 @@ class Steps:
             state.attempts += 1
             state.side_effects = None  # of the try before
             try:
-                result = await self._try(name, step, state, scope, approved)
+                result = await self._try(name, step, state, scope, item, approved)
             except StepFailed:  # what it is to be tried with could not be made, so it was not
                 state.attempts -= 1
                 raise
@@ -366,7 +375,13 @@ class Steps:
         return self._redaction.value(output)
 
     async def _try(
-        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], approved: RenderedStep | None
+        self,
+        name: str,
+        step: AnyStep,
+        state: StepState,
+        scope: dict[str, Any],
+        item: tuple[int, int],
+        approved: RenderedStep | None,
     ) -> StepResult:
         settings, values, asked, folder = approved or await self._rendered_step(step, scope)
         env = {**self._base_env, **asked} if asked else self._base_env
@@ -380,6 +395,7 @@ class Steps:
             key,
             self._run_began_at,
             self._attention.waits,
+            item,
             self._attention.budget_ms is not None,
             values,
             asked,

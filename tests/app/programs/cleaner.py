@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shotclock import App
+from shotclock import App, Context
 
 app = App("cleaner")
 
@@ -34,6 +34,19 @@ def personal(path: Path) -> None:
 @app.command(destructive=True, approval=True)
 def approved(path: Path) -> None:
     path.unlink()
+
+
+@app.command(destructive=True)
+def broken_preview(path: Path, dry_run: bool = False) -> None:
+    if dry_run:
+        path.read_bytes()
+        raise ValueError("no idea what would go")
+    path.unlink()
+
+
+@app.command
+def tidy(path: Path, ctx: Context) -> dict[str, object]:
+    return ctx.call("wipe", {"path": str(path)}).to_dict()
 
 
 @app.command
