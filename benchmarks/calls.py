@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from shotclock import Clocks, Operation, Runtime
-from shotclock.enforce.admission import admit
-from shotclock.enforce.context import Scope
-from shotclock.enforce.hosted import Bells, HostedCall, LoopCarrier, SharedLoopCarrier
-from shotclock.enforce.loops import Hosts
+from shotclock.process.context import Scope
+from shotclock.runtime.call import admit
+from shotclock.runtime.loop_call import DeadlineTimers, LoopCall, LoopCarrier, SharedLoopCarrier
+from shotclock.runtime.loop_threads import LoopThreads
 
 from .functions import noop_async
 from .rounds import take_turns
@@ -54,13 +54,13 @@ async def noop_guard(operation: Operation, arguments: Mapping[str, object]) -> N
 
 def guard_alone(runtime: Runtime, carrier: LoopCarrier | SharedLoopCarrier) -> Call:
     """What bounds a handler, with everything that can be prepared prepared once: no validation, no envelope."""
-    bells = Bells(asyncio.get_running_loop())
+    timers = DeadlineTimers(asyncio.get_running_loop())
     admission = admit("noop", Clocks.of(timeout="1h", grace="0ms"))
     scope = Scope(admission.bound.bell, 0, admission.name, admission)
 
     def call() -> Awaitable[object]:
-        return HostedCall(
-            runtime, bells, carrier, admission, OPERATION, {}, scope, guards=(noop_guard,), guards_only=True
+        return LoopCall(
+            runtime, timers, carrier, admission, OPERATION, {}, scope, guards=(noop_guard,), guards_only=True
         ).wait()
 
     return call
@@ -84,7 +84,7 @@ async def in_flight_together(call: Call, count: int) -> float:
 
 
 async def _measure(rounds: int) -> Table:
-    hosts = Hosts("bench-loop")
+    hosts = LoopThreads("bench-loop")
     observers = [lambda envelope: None]
     async with Runtime(observers=observers) as own, Runtime(observers=observers, share_loop=True) as shared:
         for runtime in (own, shared):

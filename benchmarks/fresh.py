@@ -38,7 +38,7 @@ async def our_call(runtime: Runtime) -> tuple[float, float]:
     envelope = await runtime.call(OPERATION, {"a": 1}, CLOCKS)
     answered = time.perf_counter()
     assert envelope.ok, envelope
-    (worker,) = runtime._crew.pool()._all
+    (worker,) = runtime._children.pool()._all
     worker.kill("fresh")
     assert await worker.wait_gone(WAIT_S)
     return answered - began, time.perf_counter() - began

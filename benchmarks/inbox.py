@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 
 from shotclock import App
-from shotclock.core.proposals import Ask, Kind, ProposalStatus
+from shotclock.core.proposal import Kind, ProposalRequest, ProposalStatus
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Inbox
-from shotclock.store import Store
+from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
+from shotclock.store.store import Store
 
 from .isolated import ROOT, run_isolated
 from .table import Bar, Row, Table, absolute
@@ -66,7 +66,7 @@ app = App("inbox-bench", proposals=True, operation_timeout="0ms")
 DECIDER = """
 import sys, time
 from pathlib import Path
-from shotclock.core.proposals import Decision, ProposalStatus
+from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.core.walltime import WallTime
 from shotclock.store import Store
 
@@ -143,7 +143,7 @@ async def _in_one_process(waits: int, decisions: int) -> Measured:
     us = psutil.Process()
     with tempfile.TemporaryDirectory(prefix="shotclock-bench-") as folder, Store.open(Path(folder)) as store:
         ids = {f"p-{number:010}": number for number in range(waits)}
-        news = [NewProposal(id, Ask(Kind.QUESTION, title(number)), "agent") for id, number in ids.items()]
+        news = [NewProposal(id, ProposalRequest(Kind.QUESTION, title(number)), "agent") for id, number in ids.items()]
         store.proposals.attach_or_create_all(news, WallTime.of_ns(time.time_ns()))
         inbox = Inbox(store)
         await inbox.wait("p-0000000000", 1)  # everything lazy is in place

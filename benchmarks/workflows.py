@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shotclock.store import Store
-from shotclock.workflow.run import RunRequest, start
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import take_turns

@@ -64,14 +64,14 @@ RULES = {
         r"(asyncio|logging|os|select|signal|socket|subprocess|threading|time)(\..*)?",
         r"core/.*",
     ),
-    "only enforce spawns, signals or kills": (
+    "only process and runtime spawn, signal or kill": (
         uses,
         r"os\.(fork|forkpty|kill|killpg|system|popen|posix_spawnp?|spawn[lv]p?e?|exec[lv]p?e?)"
         r"|signal\.(pidfd_send_signal|pthread_kill|raise_signal)"
         r"|(subprocess|multiprocessing)\..*"
         r"|asyncio\.create_subprocess_(exec|shell)"
         r"|anyio\.(open_process|run_process)",
-        r"(?!enforce/).*",
+        r"(?!process/|runtime/).*",
     ),
     # Asking stdout something or flushing it writes nothing of ours.
     "only cli prints": (
@@ -79,12 +79,12 @@ RULES = {
         r"builtins\.print|sys\.(__)?stdout(__)?(?!\.(encoding|fileno|flush|isatty)$)(\..*)?",
         r"(?!cli/).*",
     ),
-    "only enforce/clock.py reads time": (
+    "only process/clock.py reads time": (
         uses,
         r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?"
         r"|datetime\.datetime\.(now|utcnow|today)"
         r"|datetime\.date\.today",
-        r"(?!enforce/clock\.py$).*",
+        r"(?!process/clock\.py$).*",
     ),
 }
 
@@ -106,7 +106,7 @@ def offences(rule: str, path: str, source: str) -> list[str]:
 def test_the_tree_keeps_the_rule(rule: str) -> None:
     files = sorted(SRC.rglob("*.py"))
     layers = {f.relative_to(SRC).parts[0] for f in files}
-    assert {"core", "enforce", "cli"} <= layers, "the walk looks in the wrong place"
+    assert {"core", "process", "cli"} <= layers, "the walk looks in the wrong place"
     broken = [o for f in files for o in offences(rule, f.relative_to(SRC).as_posix(), f.read_text("utf-8"))]
     assert not broken, f"{rule}:\n" + "\n".join(broken)
 
@@ -123,12 +123,12 @@ PURE, STOPPING, PRINTING, TIME = RULES
         (STOPPING, "cli/a.py", "from subprocess import run as r\nr(['true'])"),
         (STOPPING, "cli/a.py", "import os\nstop = os.killpg"),
         (STOPPING, "app.py", "import asyncio\nasync def f(): await asyncio.create_subprocess_exec('true')"),
-        (PRINTING, "enforce/a.py", "print('x', file=None)"),
-        (PRINTING, "enforce/a.py", "import sys\nsys.stdout.write('x')"),
-        (PRINTING, "enforce/a.py", "import sys\nout = sys.stdout"),
-        (PRINTING, "enforce/a.py", "from sys import stdout\nstdout.buffer.write(b'x')"),
-        (TIME, "enforce/call.py", "import time as t\nt.monotonic_ns()"),
-        (TIME, "enforce/call.py", "from time import perf_counter\ndef f(now=perf_counter): ..."),
+        (PRINTING, "process/a.py", "print('x', file=None)"),
+        (PRINTING, "process/a.py", "import sys\nsys.stdout.write('x')"),
+        (PRINTING, "process/a.py", "import sys\nout = sys.stdout"),
+        (PRINTING, "process/a.py", "from sys import stdout\nstdout.buffer.write(b'x')"),
+        (TIME, "runtime/runtime.py", "import time as t\nt.monotonic_ns()"),
+        (TIME, "runtime/runtime.py", "from time import perf_counter\ndef f(now=perf_counter): ..."),
         (TIME, "cli/a.py", "from datetime import datetime, UTC\ndatetime.now(UTC).isoformat()"),
     ],
 )
@@ -139,15 +139,15 @@ def test_a_breach_is_found(rule: str, path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "path", "source"),
     [
-        (PURE, "enforce/a.py", "import os"),
+        (PURE, "process/a.py", "import os"),
         (PURE, "core/a.py", "from .time import Instant"),
-        (STOPPING, "enforce/a.py", "import os\nos.kill(1, 9)"),
+        (STOPPING, "process/a.py", "import os\nos.kill(1, 9)"),
         (STOPPING, "cli/a.py", "import os\nos.getpid()"),
         (PRINTING, "cli/a.py", "print('x')"),
-        (PRINTING, "enforce/a.py", "import sys\nsys.stdout.flush(); sys.stdout = None"),
-        (PRINTING, "enforce/a.py", "import sys\nsys.stderr.write('x')"),
-        (TIME, "enforce/clock.py", "import time\ntime.monotonic()"),
-        (TIME, "enforce/a.py", "import time\ntime.sleep(0)"),
+        (PRINTING, "process/a.py", "import sys\nsys.stdout.flush(); sys.stdout = None"),
+        (PRINTING, "process/a.py", "import sys\nsys.stderr.write('x')"),
+        (TIME, "process/clock.py", "import time\ntime.monotonic()"),
+        (TIME, "process/a.py", "import time\ntime.sleep(0)"),
         (TIME, "core/a.py", "def f(time): return time.monotonic()"),
     ],
 )

@@ -40,13 +40,13 @@ IMPORTED = (
     "shotclock.cli.report",
     "shotclock.cli.run",
     "shotclock.cli.workflow_files",
-    "shotclock.jobs.front",
-    "shotclock.servers.http",
-    "shotclock.servers.sdk",
-    "shotclock.servers.serving",
-    "shotclock.servers.stdio",
+    "shotclock.dispatch.job_client",
+    "shotclock.server.http",
+    "shotclock.server.mcp_server",
+    "shotclock.server.serve",
+    "shotclock.server.stdio",
     "shotclock.workflow.report",
-    "shotclock.workflow.run",
+    "shotclock.workflow.engine",
 )
 
 _SYS_CLONE3 = 435

@@ -6,9 +6,8 @@ cheap to start.
 
 from __future__ import annotations
 
-from .core.late import names_of
-
-__version__ = "0.1.0"
+from ._version import __version__ as __version__
+from .core.lazy_names import names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
     from .core.errors import Failure as Failure
     from .core.errors import register_error as register_error
     from .core.operation import Operation as Operation
-    from .enforce.call import Runtime as Runtime
-    from .enforce.context import Context as Context
-    from .enforce.context import Stopped as Stopped
+    from .process.context import Context as Context
+    from .process.context import Stopped as Stopped
+    from .runtime.runtime import Runtime as Runtime
 
 _HOME = {
     "App": "app",
     "Clocks": "core.clocks",
-    "Context": "enforce.context",
+    "Context": "process.context",
     "DurationError": "core.durations",
     "Ending": "core.effects",
     "Envelope": "core.envelope",
     "Failure": "core.errors",
     "Interruption": "core.catalogue",
     "Operation": "core.operation",
-    "Runtime": "enforce.call",
+    "Runtime": "runtime.runtime",
     "SideEffects": "core.effects",
-    "Stopped": "enforce.context",
+    "Stopped": "process.context",
     "format_duration": "core.durations",
     "parse_duration_ms": "core.durations",
     "register_error": "core.errors",

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
 import docstring_parser
 
 from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, signature_of, to_jsonable
-from .core.asks import Policy
 from .core.catalogue import ApprovedFile, Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
@@ -38,12 +37,13 @@ from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.operation import HandlerReference, Isolation, Operation, hyphenated
-from .desk import Desk
-from .enforce import worker
-from .enforce.call import Runtime
-from .enforce.context import Progress
-from .enforce.pool import DEFAULT_WARM
-from .enforce.preloaded import Program
+from .core.proposal_request import Policy
+from .dispatch.dispatcher import Dispatcher
+from .process import worker_main
+from .process.context import Progress
+from .runtime.preloaded_zygote import Program
+from .runtime.runtime import Runtime
+from .runtime.worker_pool import DEFAULT_WARM
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -136,7 +136,7 @@ class App:
         self._commands: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._key = name
-        self._running: Desk | None = None
+        self._running: Dispatcher | None = None
         self._inside = 0
         for number in range(2, 1000):
             if self._key not in APPS:
@@ -306,7 +306,7 @@ class App:
 
         It is the end of the program: exit hooks have a few seconds, and threads that were left running none.
         """
-        if worker.inside_worker:
+        if worker_main.inside_worker:
             return  # a worker imports the program to find its functions; there is no command line to answer
         from .cli import signals
 
@@ -328,9 +328,9 @@ class App:
 
         Returns when the client leaves. The options are those of `shotclock serve`.
         """
-        if worker.inside_worker:
+        if worker_main.inside_worker:
             return
-        from .servers.serving import serve_app
+        from .server.serve import serve_app
 
         serve_app(self, **options)
 
@@ -372,7 +372,7 @@ class App:
                 workers=self.workers or DEFAULT_WARM,
                 program=self.program,
             )
-            self._running = await Desk(self.catalogue(), runtime, program=self.program).__aenter__()
+            self._running = await Dispatcher(self.catalogue(), runtime, program=self.program).__aenter__()
         self._inside += 1
         return self
 

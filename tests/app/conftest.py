@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.holder import Holder
-from shotclock.enforce.identity import is_alive
-from shotclock.store import Store
+from shotclock.core.process_identity import ProcessIdentity
+from shotclock.process.identity import is_alive
 from shotclock.store.jobs import Job
+from shotclock.store.store import Store
 from tests.conftest import KILLED_GONE_WITHIN_S, Ran, ends_within
 from tests.warm import WarmStart, be_ready
 
@@ -205,7 +205,7 @@ class Home:
         if job.keeper is not None and is_alive(job.keeper):
             os.kill(job.keeper.pid, signal.SIGKILL)
 
-    def _gone(self, keeper: Holder) -> bool:
+    def _gone(self, keeper: ProcessIdentity) -> bool:
         give_up_at = time.monotonic() + KEEPER_LEAVES_WITHIN_S
         while is_alive(keeper) and time.monotonic() < give_up_at:
             time.sleep(POLL_S)

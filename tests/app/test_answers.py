@@ -14,7 +14,7 @@ import pytest
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
 from tests.app.conftest import Tool, wait_for
-from tests.servers.client import connected, envelope_of, run
+from tests.server.client import connected, envelope_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +60,9 @@ async def by_mcp(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]
 
 async def by_function_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     from shotclock.core.clocks import Clocks
-    from shotclock.enforce.call import Runtime
     from shotclock.providers.function import FunctionProvider
     from shotclock.providers.provider import StepCall
+    from shotclock.runtime.runtime import Runtime
 
     provider, said = FunctionProvider(), []
     async with Runtime() as runtime:

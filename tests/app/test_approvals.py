@@ -19,13 +19,15 @@ from pydantic import BaseModel, Field
 
 from shotclock import App, Failure
 from shotclock.core.catalogue import Catalogue
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
+from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Approvals, Inbox, Passed, Principal, Role
-from shotclock.servers.asking import form_for
-from shotclock.store import Store
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.approval import Approvals, Passed
+from shotclock.inbox.inbox import Inbox
+from shotclock.server.elicitation import form_for
+from shotclock.store.store import Store
 from tests.app.programs import guarded
-from tests.servers import client as mcp
+from tests.server import client as mcp
 
 from .conftest import Home, lines_of, wait_for, warning_codes
 
@@ -761,7 +763,9 @@ def test_an_agent_proposes_a_file_waits_asks_again_and_takes_it_back(home: Home)
 
 def test_a_client_is_shown_all_that_would_be_done_however_long_the_reasons_are() -> None:
     arguments = {"service": "web", "note": "x" * 300, "target": "everything\x1b[2J"}
-    ask = Ask(Kind.OPERATION, "Deploy web", "because " * 2_000, operation="guarded/deploy", arguments=arguments)
+    ask = ProposalRequest(
+        Kind.OPERATION, "Deploy web", "because " * 2_000, operation="guarded/deploy", arguments=arguments
+    )
     made = Proposal("p-a", ask, "agent", None, ask.action_hash, ProposalStatus.PENDING, WallTime(0), WallTime(1))
     message, _ = form_for(made)
     assert message.startswith(f"{ask.text}\n\nThe agent says: because") and 'target: "everything<U+001B>[2J"' in message
@@ -809,7 +813,7 @@ def test_a_proposal_that_is_not_ones_own_is_not_there(served: Served, home: Home
     async def somebody_elses() -> str:
         with Store.open(home.path) as store:
             inbox = Inbox(store)
-            proposal = await inbox.propose(Ask(Kind.QUESTION, "mine"), Principal("other", Role.AGENT))
+            proposal = await inbox.propose(ProposalRequest(Kind.QUESTION, "mine"), Principal("other", Role.AGENT))
             await inbox.close()
             return proposal.id
 

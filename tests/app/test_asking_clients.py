@@ -10,10 +10,10 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import ElicitRequestParams, ElicitResult
 
-from shotclock.core.proposals import ProposalStatus
-from shotclock.store import Store
+from shotclock.core.proposal import ProposalStatus
+from shotclock.store.store import Store
 from tests.app.conftest import Home, lines_of
-from tests.servers import client as mcp
+from tests.server import client as mcp
 from tests.warm import starting_warm
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]

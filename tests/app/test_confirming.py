@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from shotclock.core.clocks import Clocks
-from shotclock.enforce.call import Runtime
 from shotclock.providers.function import FunctionProvider
 from shotclock.providers.provider import StepCall
+from shotclock.runtime.runtime import Runtime
 from tests.app.conftest import PROGRAMS, fields_of
-from tests.servers.client import connected, envelope_of, run
+from tests.server.client import connected, envelope_of, run
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator, validate
 
 from shotclock import App
 from tests.app.programs.named import app
-from tests.servers.client import connected, envelope_of, run
+from tests.server.client import connected, envelope_of, run
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.proposals import Decision, Proposal, ProposalStatus
-from shotclock.inbox import Inbox, Principal, Role
-from shotclock.store import Store
+from shotclock.core.proposal import Decision, Proposal, ProposalStatus
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 from tests.app.programs import exact
 
 from .conftest import Home, lines_of, warning_codes

@@ -15,9 +15,9 @@ import pytest
 from jsonschema import Draft7Validator
 
 from shotclock.core.walltime import WallTime
-from shotclock.jobs.front import Front, now
-from shotclock.store import Store
+from shotclock.dispatch.job_client import JobClient, now
 from shotclock.store.jobs import RETENTION_MS
+from shotclock.store.store import Store
 from tests.conftest import SPEC
 
 from .conftest import Home, fields_of, lines_of, uses_the_store, wait_for
@@ -407,10 +407,10 @@ def test_what_ended_is_kept_for_a_day_and_no_longer(tool: Any, tmp_path: Path, h
     log = Path(str(home.job().log_path))
     assert "working hard" in log.read_text()
     with Store.open(home.path) as store:
-        front = Front(store, ["tool"])
+        front = JobClient(store, ["tool"])
         for later_ms, is_there in ((RETENTION_MS - 60_000, True), (RETENTION_MS + 60_000, False)):
             then = WallTime(now().ms + later_ms)
-            monkeypatch.setattr("shotclock.jobs.front.now", lambda then=then: then)
+            monkeypatch.setattr("shotclock.dispatch.job_client.now", lambda then=then: then)
             front.forget_old()
             assert (store.jobs.get(job_id) is not None) is is_there
             assert log.exists() is is_there

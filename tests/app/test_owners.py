@@ -16,9 +16,9 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Access, Principal, Role
-from shotclock.store import Store
-from tests.servers import client as mcp
+from shotclock.inbox.access import Access, Principal, Role
+from shotclock.store.store import Store
+from tests.server import client as mcp
 
 from .conftest import Home, lines_of
 

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import pytest
 from jsonschema import Draft7Validator
 
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile
-from shotclock.inbox import Inbox, Principal, Role
-from shotclock.store import Store
+from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 from tests.warm import WarmStart, own_terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -64,7 +65,7 @@ def inside(work: Callable[[Inbox], Coroutine[Any, Any, T]]) -> T:
 def proposed(title: str = "Open port 443", *, by: Principal = AGENT, **more: Any) -> Proposal:
     policy = more.pop("policy", Policy())
     kind = Kind.FILE if "file" in more else Kind.OPERATION if "operation" in more else Kind.QUESTION
-    return inside(lambda inbox: inbox.propose(Ask(kind, title, policy=policy, **more), by))
+    return inside(lambda inbox: inbox.propose(ProposalRequest(kind, title, policy=policy, **more), by))
 
 
 def operation(title: str = "Drop the table", **more: Any) -> Proposal:

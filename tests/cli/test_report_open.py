@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.store import Store
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.run import RunRequest, start
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_text
 
 from .conftest import Seen, is_alive, wait_for
 

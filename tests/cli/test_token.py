@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from shotclock.core.walltime import WallTime
-from shotclock.enforce.clock import wall_ns
-from shotclock.inbox import Access, Principal, Role
-from shotclock.store import Store
+from shotclock.inbox.access import Access, Principal, Role
+from shotclock.process.clock import wall_ns
+from shotclock.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 

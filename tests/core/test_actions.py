@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock.core.actions import text_of
-from shotclock.core.asks import Ask, Kind, ProposedFile, problems_with
+from shotclock.core.proposal_request import Kind, ProposalRequest, ProposedFile, problems_with
 from shotclock.core.texts import visible
 
 # Everything that the text itself is written with, what marks look like, and what must not be seen for something else.
@@ -25,7 +25,7 @@ values = st.recursive(
 )
 named = st.dictionaries(st.one_of(st.sampled_from(["a", "b", "env", "cwd"]), tricky), values, max_size=3)
 asks = st.builds(
-    lambda operation, arguments, surroundings, dispatched: Ask(
+    lambda operation, arguments, surroundings, dispatched: ProposalRequest(
         Kind.OPERATION, "t", operation=operation, arguments=arguments, surroundings=surroundings, dispatched=dispatched
     ),
     st.one_of(st.just("shop/pay"), tricky),
@@ -44,7 +44,7 @@ def strict(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def done(ask: Ask) -> Any:
+def done(ask: ProposalRequest) -> Any:
     def by_name(named: Any) -> Any:
         return None if named is None else strict(dict(sorted(named.items())))
 
@@ -59,7 +59,7 @@ def done(ask: Ask) -> Any:
 
 
 @given(asks, asks)
-def test_two_actions_that_differ_in_anything_never_share_a_hash(one: Ask, other: Ask) -> None:
+def test_two_actions_that_differ_in_anything_never_share_a_hash(one: ProposalRequest, other: ProposalRequest) -> None:
     assert (one.action_hash == other.action_hash) == (done(one) == done(other)), (one.text, other.text)
 
 
@@ -94,7 +94,7 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
 
 @given(st.data(), named, named)
 def test_what_is_changed_in_one_place_is_another_action(data: st.DataObject, arguments: Any, surroundings: Any) -> None:
-    ask = Ask(
+    ask = ProposalRequest(
         Kind.OPERATION, "t", operation="shop/pay", arguments=arguments, surroundings=surroundings, dispatched=True
     )
     field = data.draw(st.sampled_from(["arguments", "surroundings"]))
@@ -130,22 +130,27 @@ def test_what_is_changed_in_one_place_is_another_action(data: st.DataObject, arg
     ],
 )
 def test_these_are_not_the_same(one: Any, other: Any) -> None:
-    hashes = {Ask(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)}
+    hashes = {ProposalRequest(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)}
     assert len(hashes) == 2
 
 
 def test_in_which_order_arguments_are_given_means_nothing() -> None:
     one, other = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
-    assert len({Ask(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)}) == 1
+    assert (
+        len({ProposalRequest(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)})
+        == 1
+    )
 
 
 def test_a_yes_to_what_the_asker_does_is_none_to_what_we_do() -> None:
-    ours = Ask(Kind.OPERATION, "t", operation="shop/pay", arguments={}, dispatched=True)
+    ours = ProposalRequest(Kind.OPERATION, "t", operation="shop/pay", arguments={}, dispatched=True)
     assert replace(ours, dispatched=False).action_hash != ours.action_hash
 
 
 def test_another_text_path_or_command_is_another_file() -> None:
-    ask = Ask(Kind.FILE, "t", file=ProposedFile("/a", "x\n"), surroundings={"command": "shop/save"}, dispatched=True)
+    ask = ProposalRequest(
+        Kind.FILE, "t", file=ProposedFile("/a", "x\n"), surroundings={"command": "shop/save"}, dispatched=True
+    )
     others = [
         replace(ask, file=ProposedFile("/b", "x\n")),
         replace(ask, file=ProposedFile("/a", "x")),
@@ -156,22 +161,24 @@ def test_another_text_path_or_command_is_another_file() -> None:
 
 
 @given(asks)
-def test_what_is_stored_has_the_text_and_the_hash_it_had(ask: Ask) -> None:
+def test_what_is_stored_has_the_text_and_the_hash_it_had(ask: ProposalRequest) -> None:
     if problems_with(ask):
         return
-    again = Ask.of_json(json.loads(json.dumps(ask.as_json())))
+    again = ProposalRequest.of_json(json.loads(json.dumps(ask.as_json())))
     assert (again.text, again.action_hash) == (ask.text, ask.action_hash)
 
 
 def test_what_was_stored_before_there_was_a_text_keeps_its_hash() -> None:
-    said = Ask(Kind.OPERATION, "Restart", operation="ops/restart", arguments={"host": "a"}).as_json()
+    said = ProposalRequest(Kind.OPERATION, "Restart", operation="ops/restart", arguments={"host": "a"}).as_json()
     for added in ("form", "surroundings", "dispatched"):
         del said[added]
-    assert Ask.of_json(said).action_hash == "d9d6323e12b27ceaabd3d5fe307483a495454e4aedab61ef544ce4a93aa65bcb"
+    assert (
+        ProposalRequest.of_json(said).action_hash == "d9d6323e12b27ceaabd3d5fe307483a495454e4aedab61ef544ce4a93aa65bcb"
+    )
 
 
 def test_the_text_reads_like_this() -> None:
-    ask = Ask(
+    ask = ProposalRequest(
         Kind.OPERATION,
         "t",
         operation="shop/pay",

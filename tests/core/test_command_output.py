@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock.core.clocks import Clocks
-from shotclock.enforce.admission import admit
-from shotclock.enforce.assignment import Report
-from shotclock.enforce.capture import Capture, Captured
-from shotclock.enforce.commands import assign, judge
+from shotclock.process.command_task import CommandReport
+from shotclock.process.output_capture import Capture, Captured
+from shotclock.runtime.call import admit
+from shotclock.runtime.commands import assign, judge
 
 GAP = re.compile(r"\n\[… (\d+) bytes left out …\]\n")
 
@@ -29,7 +29,7 @@ def captured(written: bytes, limit: int, cuts: list[int]) -> Captured:
 def shown(kept: Captured) -> tuple[dict[str, Any], set[str]]:
     """The data and the codes of the warnings."""
     admission = admit("exec", Clocks())
-    outcome = judge(admission, assign(admission, ["x"]), Report(status=0, stdout=kept))
+    outcome = judge(admission, assign(admission, ["x"]), CommandReport(status=0, stdout=kept))
     assert isinstance(outcome.data, dict)
     return outcome.data, {str(warning["code"]) for warning in outcome.warnings}
 

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.asks import ARGUMENTS_LIMIT, DEPTH_LIMIT, FILE_LIMIT
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import (
+from shotclock.core.proposal import (
     STILL_QUEUED,
-    Ask,
     Decision,
     Kind,
     Policy,
     Proposal,
+    ProposalRequest,
     ProposalStatus,
     ProposedFile,
     decided,
@@ -29,17 +28,18 @@ from shotclock.core.proposals import (
     used,
     withdrawn,
 )
+from shotclock.core.proposal_request import ARGUMENTS_LIMIT, DEPTH_LIMIT, FILE_LIMIT
 from shotclock.core.walltime import WallTime
 
 NOW = WallTime(1_800_000_000_000)
 APPROVED, MODIFIED, REJECTED = ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED
 
-OPERATION = Ask(Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"host": "a", "times": 2})
-FILE = Ask(Kind.FILE, "New routes", file=ProposedFile("routes.yaml", "a: 1\n", "a: 0\n"))
-QUESTION = Ask(Kind.QUESTION, "Which one?", choices=("left", "right"))
+OPERATION = ProposalRequest(Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"host": "a", "times": 2})
+FILE = ProposalRequest(Kind.FILE, "New routes", file=ProposedFile("routes.yaml", "a: 1\n", "a: 0\n"))
+QUESTION = ProposalRequest(Kind.QUESTION, "Which one?", choices=("left", "right"))
 
 
-def proposal(ask: Ask = OPERATION, **fields: Any) -> Proposal:
+def proposal(ask: ProposalRequest = OPERATION, **fields: Any) -> Proposal:
     given = Proposal(
         "p-aaaaaaaaaa", ask, "agent", None, ask.action_hash, ProposalStatus.PENDING, NOW, NOW + ask.policy.ttl_ms
     )
@@ -130,7 +130,7 @@ def test_something_destructive_is_approved_only_with_its_name_typed_and_rejected
 
 
 def test_a_title_is_confirmed_as_it_is_read_whatever_blanks_are_in_it():
-    ask = Ask(Kind.FILE, "Drop  the\ntable", file=ProposedFile("x", ""), policy=Policy(destructive=True))
+    ask = ProposalRequest(Kind.FILE, "Drop  the\ntable", file=ProposedFile("x", ""), policy=Policy(destructive=True))
     assert decided(proposal(ask), Decision(APPROVED), "ann", NOW, confirmation="Drop the table").status is APPROVED
 
 
@@ -192,8 +192,8 @@ arguments = st.dictionaries(st.text("abc", min_size=1), json_values, max_size=4)
 @pytest.mark.slow
 @given(arguments)
 def test_the_order_of_arguments_the_reasons_and_the_policy_do_not_change_the_action(given_: dict[str, Any]):
-    ask = Ask(Kind.OPERATION, "t", operation="a/b", arguments=given_)
-    turned = Ask(
+    ask = ProposalRequest(Kind.OPERATION, "t", operation="a/b", arguments=given_)
+    turned = ProposalRequest(
         Kind.OPERATION, "other title", "because", operation="a/b",
         arguments=dict(reversed(given_.items())), policy=Policy(ttl_ms=5), input_schema={},
     )  # fmt: skip
@@ -203,7 +203,7 @@ def test_the_order_of_arguments_the_reasons_and_the_policy_do_not_change_the_act
 @pytest.mark.slow
 @given(arguments, arguments)
 def test_other_arguments_are_another_action(one: dict[str, Any], two: dict[str, Any]):
-    hashes = [Ask(Kind.OPERATION, "t", operation="a/b", arguments=each).action_hash for each in (one, two)]
+    hashes = [ProposalRequest(Kind.OPERATION, "t", operation="a/b", arguments=each).action_hash for each in (one, two)]
     assert (hashes[0] == hashes[1]) == (json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True))
 
 
@@ -217,7 +217,7 @@ def test_other_arguments_are_another_action(one: dict[str, Any], two: dict[str, 
         replace(QUESTION, choices=("left",)),
     ],
 )
-def test_what_would_be_done_makes_the_action(other: Ask):
+def test_what_would_be_done_makes_the_action(other: ProposalRequest):
     original = {Kind.OPERATION: OPERATION, Kind.FILE: FILE, Kind.QUESTION: QUESTION}[other.kind]
     assert other.action_hash != original.action_hash
 
@@ -227,9 +227,9 @@ def test_what_a_change_is_shown_against_is_no_part_of_it():
 
 
 @pytest.mark.parametrize("ask", [OPERATION, FILE, QUESTION])
-def test_an_ask_comes_back_from_json_whole(ask: Ask):
+def test_an_ask_comes_back_from_json_whole(ask: ProposalRequest):
     ask = replace(ask, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))
-    back = Ask.of_json(json.loads(json.dumps(ask.as_json())))
+    back = ProposalRequest.of_json(json.loads(json.dumps(ask.as_json())))
     assert back == ask and back.action_hash == ask.action_hash
 
 
@@ -275,8 +275,8 @@ CIRCLE: dict[str, Any] = {}
 CIRCLE["again"] = CIRCLE
 
 
-@pytest.mark.parametrize("ask", [OPERATION, FILE, QUESTION, Ask(Kind.QUESTION, "Why?")])
-def test_a_plain_ask_has_no_mistakes(ask: Ask):
+@pytest.mark.parametrize("ask", [OPERATION, FILE, QUESTION, ProposalRequest(Kind.QUESTION, "Why?")])
+def test_a_plain_ask_has_no_mistakes(ask: ProposalRequest):
     assert problems_with(ask) == []
 
 
@@ -320,7 +320,7 @@ def test_a_plain_ask_has_no_mistakes(ask: Ask):
         (replace(QUESTION, policy=Policy(destructive=1)), "policy.destructive"),
     ],
 )
-def test_a_mistake_is_found_and_its_place_named(ask: Ask, field: str):
+def test_a_mistake_is_found_and_its_place_named(ask: ProposalRequest, field: str):
     assert field in [each["field"] for each in problems_with(ask)]
 
 
@@ -376,7 +376,7 @@ SCHEMA = {
         (replace(OPERATION, input_schema=SCHEMA), Decision(MODIFIED, arguments={"host": "a", "x": 1}), "arguments.x"),
     ],
 )
-def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: Ask, decision: Decision, field: str):
+def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: ProposalRequest, decision: Decision, field: str):
     assert field in [each["field"] for each in problems_with_decision(proposal(ask), decision)]
 
 
@@ -387,7 +387,7 @@ def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: Ask, decision
         (OPERATION, Decision(MODIFIED, arguments={})),
         (FILE, Decision(MODIFIED, file_text="")),
         (QUESTION, Decision(APPROVED, answer="right")),
-        (Ask(Kind.QUESTION, "Free?"), Decision(APPROVED, answer="")),
+        (ProposalRequest(Kind.QUESTION, "Free?"), Decision(APPROVED, answer="")),
         (QUESTION, Decision(REJECTED)),
         (
             replace(OPERATION, input_schema=SCHEMA),
@@ -396,7 +396,7 @@ def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: Ask, decision
         (replace(OPERATION, input_schema=SCHEMA), Decision(MODIFIED, arguments={"host": "b", "times": 2.0})),
     ],
 )
-def test_a_decision_that_fits_is_taken(ask: Ask, decision: Decision):
+def test_a_decision_that_fits_is_taken(ask: ProposalRequest, decision: Decision):
     assert problems_with_decision(proposal(ask), decision) == []
 
 

@@ -16,7 +16,7 @@ from shotclock.app import BUILT_IN, RESERVED, App, Declared
 from shotclock.core.catalogue import CommandSpec, Interruption
 from shotclock.core.manifest import build_manifest, option_flags
 from shotclock.core.operation import HandlerReference
-from shotclock.enforce.context import Context
+from shotclock.process.context import Context
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "reference" / "app.md").read_text("utf-8")

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from shotclock.workflow.lint import lint
-from shotclock.workflow.loading import load_text
+from shotclock.workflow.loader import load_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from shotclock.core.proposals import Decision, Kind, Proposal, ProposalStatus
-from shotclock.inbox import Inbox, Principal, Role
-from shotclock.store import Store
-from tests.servers import client as mcp
+from shotclock.core.proposal import Decision, Kind, Proposal, ProposalStatus
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
+from tests.server import client as mcp
 
 from .conftest import EXAMPLES
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Ask, Kind, Proposal, ProposalStatus
+from shotclock.core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Access, Principal, Role
-from shotclock.store import Store
+from shotclock.inbox.access import Access, Principal, Role
+from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN
 
 NOW = WallTime(1_800_000_000_000)
@@ -88,7 +88,7 @@ def test_tokens_are_in_the_audit_file(access: Access, home: Path):
 
 
 def test_an_agent_sees_its_own_and_an_operator_all():
-    ask = Ask(Kind.QUESTION, "?")
+    ask = ProposalRequest(Kind.QUESTION, "?")
     mine = Proposal("p-1", ask, "agent", None, ask.action_hash, ProposalStatus.PENDING, NOW, NOW + 1)
     assert AGENT.may_see(mine) and ANN.may_see(mine)
     assert not AGENT.may_see(replace(mine, asked_by="other")) and ANN.may_see(replace(mine, asked_by="other"))

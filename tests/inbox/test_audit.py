@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import ProposalStatus
-from shotclock.inbox import Access, AuditFile, Role, audit
-from shotclock.store import Store, StoreUnusable
+from shotclock.core.proposal import ProposalStatus
+from shotclock.inbox import audit_file
+from shotclock.inbox.access import Access, Role
+from shotclock.inbox.audit_file import AuditFile
+from shotclock.store.failures import StoreUnusable
 from shotclock.store.proposals import NewProposal
+from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN, APPROVE, REJECT, bounded, code_of, opened, operation, wall_now
 from tests.store.work import in_children
 
@@ -315,7 +318,7 @@ def test_a_foreign_piece_at_the_end_is_left_there_and_named_and_does_not_swallow
 
 
 def test_more_than_are_written_at_once_are_written_in_turns(home: Path, file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit, "ENTRIES_AT_ONCE", 4)
+    monkeypatch.setattr(audit_file, "ENTRIES_AT_ONCE", 4)
     unfiled(home, 11)
     assert verified(home) == []
     assert len(lines_of(file)) == ENTRIES + 11
@@ -339,7 +342,7 @@ def test_processes_that_append_at_the_same_time_write_every_entry_once_and_in_or
 def test_a_lock_that_nobody_gives_back_is_not_waited_for_for_ever_and_fails_no_decision(
     home: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(audit, "LOCK_ATTEMPTS", 3)
+    monkeypatch.setattr(audit_file, "LOCK_ATTEMPTS", 3)
 
     async def work():
         async with opened(home) as inbox:

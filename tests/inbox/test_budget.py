@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Room
-from shotclock.inbox import Inbox, response_budget_ms
-from shotclock.inbox.budget import room_in_inbox
-from shotclock.store import Store
+from shotclock.core.proposal import Room
+from shotclock.inbox.inbox import Inbox
+from shotclock.inbox.wait_budget import response_budget_ms, room_in_inbox
+from shotclock.store.store import Store
 
 OURS, SECONDS = "SHOTCLOCK_RESPONSE_TIMEOUT", "SUPERVISE_RESPONSE_TIMEOUT_SECONDS"
 EACH, ALL = "SHOTCLOCK_INBOX_LIMIT_EACH", "SHOTCLOCK_INBOX_LIMIT"

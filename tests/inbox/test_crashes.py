@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Decision, ProposalStatus
-from shotclock.inbox import AuditFile
-from shotclock.store import Store
+from shotclock.core.proposal import Decision, ProposalStatus
+from shotclock.inbox.audit_file import AuditFile
+from shotclock.store.store import Store
 from tests.inbox.work import wall_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "warm_starts")]
@@ -27,7 +27,7 @@ WRITER = """
 import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Decision, ProposalStatus, Room
+from shotclock.core.proposal import Decision, ProposalStatus, Room
 from shotclock.inbox import Inbox, Principal, Role
 from shotclock.store import Store
 from tests.inbox.work import operation

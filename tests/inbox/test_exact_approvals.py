@@ -24,9 +24,11 @@ from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 
 from shotclock import App, Failure
 from shotclock.core.arguments import NotSerializable
-from shotclock.core.proposals import Decision, Proposal, ProposalStatus
-from shotclock.inbox import Approvals, Inbox, Passed, Principal, Role
-from shotclock.store import Store
+from shotclock.core.proposal import Decision, Proposal, ProposalStatus
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.approval import Approvals, Passed
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 
 ADA, AGENT = Principal("ada", Role.OPERATOR), Principal("agent", Role.AGENT)
 
@@ -83,7 +85,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-class Gate:
+class ToolCallMiddleware:
     """One gate before a command that takes anything, with a store of its own."""
 
     def __init__(self, home: Path) -> None:
@@ -130,10 +132,10 @@ class Gate:
 
 
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolCallMiddleware]:
     for name in ("SHOTCLOCK_INBOX_LIMIT_EACH", "SHOTCLOCK_INBOX_LIMIT"):
         monkeypatch.setenv(name, "100000")
-    yield Gate(tmp_path)
+    yield ToolCallMiddleware(tmp_path)
 
 
 # --- the property -------------------------------------------------------------------------------------------------
@@ -214,7 +216,9 @@ def strict(value: Any) -> Any:
 @example(one=float("inf"), other="inf")
 @example(one=b"abc", other="YWJj")
 @example(one={1: "a"}, other={"1": "a"})
-def test_two_values_that_differ_in_anything_never_share_an_approval(gate: Gate, one: Any, other: Any) -> None:
+def test_two_values_that_differ_in_anything_never_share_an_approval(
+    gate: ToolCallMiddleware, one: Any, other: Any
+) -> None:
     first, second = gate.proposals(one, other)
     if isinstance(first, str) or isinstance(second, str):
         return  # nobody is asked about what cannot be told apart
@@ -224,7 +228,7 @@ def test_two_values_that_differ_in_anything_never_share_an_approval(gate: Gate, 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(value=anything)
-def test_what_is_not_json_is_another_value_than_its_json(gate: Gate, value: Any) -> None:
+def test_what_is_not_json_is_another_value_than_its_json(gate: ToolCallMiddleware, value: Any) -> None:
     asked, *_ = gate.proposals(value)
     if isinstance(asked, str):
         return
@@ -280,7 +284,7 @@ ALIKE = [
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE, ids=[f"{one!r} {other!r}"[:60] for one, other in ALIKE])
-def test_a_yes_to_one_lets_what_json_writes_alike_not_pass(gate: Gate, one: Any, other: Any) -> None:
+def test_a_yes_to_one_lets_what_json_writes_alike_not_pass(gate: ToolCallMiddleware, one: Any, other: Any) -> None:
     first, second, again = gate.ask(one, other, one, approve_first=True)
     assert not isinstance(second, Passed) and second.data["proposal_id"] != first.data["proposal_id"]
     assert isinstance(again, Passed), "the same once more is what was approved"

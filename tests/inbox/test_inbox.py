@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.core.asks import FILE_LIMIT
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import STILL_QUEUED, Ask, Decision, Kind, ProposalStatus, ProposedFile, result_of
-from shotclock.inbox import Inbox, Reminder
-from shotclock.store import Store
-from tests.inbox.work import (
+from shotclock.core.proposal import (
+    STILL_QUEUED,
+    Decision,
+    Kind,
+    ProposalRequest,
+    ProposalStatus,
+    ProposedFile,
+    result_of,
+)
+from shotclock.core.proposal_request import FILE_LIMIT
+from shotclock.inbox.inbox import Inbox, Reminder
+from shotclock.store.store import Store
+from tests.inbox.work import (  # fmt: skip
     AGENT,
     ANN,
     APPROVE,
@@ -25,7 +33,7 @@ from tests.inbox.work import (
     operation,
     question,
     until,
-)  # fmt: skip
+)
 
 EXPIRED, PENDING = ProposalStatus.EXPIRED, ProposalStatus.PENDING
 
@@ -206,7 +214,9 @@ def test_a_mistaken_proposal_is_refused_by_itself_and_keys_are_kept_apart(home: 
 def test_the_largest_file_goes_through(home: Path):
     async def work():
         async with opened(home) as inbox:
-            ask = Ask(Kind.FILE, "large", file=ProposedFile("x", "é" * (FILE_LIMIT // 2), "\x00" * FILE_LIMIT))
+            ask = ProposalRequest(
+                Kind.FILE, "large", file=ProposedFile("x", "é" * (FILE_LIMIT // 2), "\x00" * FILE_LIMIT)
+            )
             made = await inbox.propose(ask, AGENT)
             await inbox.decide(made.id, Decision(ProposalStatus.MODIFIED, file_text="\n" * FILE_LIMIT), ANN)
             return result_of(await inbox.wait(made.id, 1000)), await inbox.verify_audit()

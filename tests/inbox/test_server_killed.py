@@ -18,9 +18,10 @@ import httpx2
 import pytest
 from mcp import Client
 
-from shotclock.core.proposals import ProposalStatus
-from shotclock.inbox import Access, AuditFile, Principal, Role
-from shotclock.store import Store
+from shotclock.core.proposal import ProposalStatus
+from shotclock.inbox.access import Access, Principal, Role
+from shotclock.inbox.audit_file import AuditFile
+from shotclock.store.store import Store
 from tests.inbox.work import wall_now
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
@@ -47,7 +48,7 @@ DECIDER = """
 import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Decision, ProposalStatus
+from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.inbox import Inbox, Principal, Role
 from shotclock.store import Store
 

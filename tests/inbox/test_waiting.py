@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shotclock.core.proposals import ProposalStatus
-from shotclock.inbox import Inbox
-from shotclock.store import Store
+from shotclock.core.proposal import ProposalStatus
+from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
+from shotclock.store.store import Store
 from tests.inbox.work import AGENT, bounded, operation, until, wall_now
 
 WAITS = 10_000
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 DECIDER = """
 import sys, time
 from pathlib import Path
-from shotclock.core.proposals import Decision, ProposalStatus
+from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.core.walltime import WallTime
 from shotclock.store import Store
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, ProposalStatus
+from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Inbox, Principal, Role
-from shotclock.store import Store
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 
 WITHIN_S = 30  # every test as a whole, and every wait in it; only something that hangs runs this out
 AGENT = Principal("agent", Role.AGENT)
@@ -23,14 +24,14 @@ APPROVE = Decision(ProposalStatus.APPROVED, "go")
 REJECT = Decision(ProposalStatus.REJECTED, "no")
 
 
-def operation(number: int = 0, **policy: Any) -> Ask:
-    return Ask(
+def operation(number: int = 0, **policy: Any) -> ProposalRequest:
+    return ProposalRequest(
         Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"n": number}, policy=Policy(**policy)
     )  # fmt: skip
 
 
-def question(title: str = "Why?", **policy: Any) -> Ask:
-    return Ask(Kind.QUESTION, title, policy=Policy(**policy))
+def question(title: str = "Why?", **policy: Any) -> ProposalRequest:
+    return ProposalRequest(Kind.QUESTION, title, policy=Policy(**policy))
 
 
 def wall_now() -> WallTime:

@@ -16,12 +16,12 @@ import pytest
 from shotclock.core.clocks import Clocks
 from shotclock.core.deadlines import Deadline
 from shotclock.core.trace import TraceContext
-from shotclock.enforce.call import Runtime
-from shotclock.enforce.clock import monotonic_ns
-from shotclock.enforce.context import Scope
-from shotclock.enforce.hosted import current_scope
-from shotclock.enforce.preloaded import Program
+from shotclock.process.clock import monotonic_ns
+from shotclock.process.context import Scope
 from shotclock.providers.provider import Provider, StepCall, StepResult
+from shotclock.runtime.loop_call import current_scope
+from shotclock.runtime.preloaded_zygote import Program
+from shotclock.runtime.runtime import Runtime
 
 # Past the bell, on two cores that others use as well.
 OVERSHOOT_S = 8.0

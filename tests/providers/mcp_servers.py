@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from tests.enforce.work import mark, start_daemon
+from tests.runtime.work import mark, start_daemon
 
 FOREVER_S = 40
 TOOLS = [

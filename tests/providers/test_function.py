@@ -13,15 +13,15 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
-from shotclock.enforce.call import Runtime
-from shotclock.enforce.preloaded import Program
 from shotclock.providers import function
 from shotclock.providers.function import FunctionProvider
 from shotclock.providers.provider import StepCall, StepResult
-from shotclock.store import Store
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.run import RunRequest, start
-from tests.enforce.bounds import ROOT, marked
+from shotclock.runtime.preloaded_zygote import Program
+from shotclock.runtime.runtime import Runtime
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_text
+from tests.runtime.bounds import ROOT, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -34,7 +34,7 @@ import os, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 from shotclock import App, Failure
-from tests.enforce import work
+from tests.runtime import work
 
 app = App("acme", version="1.2.3")
 Path(os.environ["IMPORTED"]).open("a").write(f"{os.getpid()}\\n")

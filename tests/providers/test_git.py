@@ -14,10 +14,10 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.providers.git import GitProvider
-from shotclock.providers.git_repository import InvalidRepository, Repository, ref_problem
-from shotclock.store import Store
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.run import RunRequest, start
+from shotclock.providers.git_source import InvalidRepository, Repository, ref_problem
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_text
 from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried
 from tests.providers.servers import Connection, Handler, Server, answers, response, wait_until

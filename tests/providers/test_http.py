@@ -21,11 +21,11 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.providers.http import HttpProvider
-from shotclock.providers.http_request import InvalidRequest, Request
+from shotclock.providers.http_request import HttpRequest, InvalidRequest
 from shotclock.providers.http_response import LONGEST_RETRY_AFTER_MS, retry_after_ms
-from shotclock.store import Store
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.run import RunRequest, start
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_text
 from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried, sockets_to
 from tests.providers.servers import Connection, Handler, Server, answers, deaf_port, response
@@ -224,8 +224,8 @@ HANGING_LOOKUP = """
 import asyncio, json, sys, time
 from pathlib import Path
 from shotclock.core.clocks import Clocks
-from shotclock.enforce.call import Runtime
-from shotclock.enforce.preloaded import Program
+from shotclock.runtime.runtime import Runtime
+from shotclock.runtime.preloaded_zygote import Program
 from shotclock.providers.http import HttpProvider
 from shotclock.providers.provider import StepCall
 
@@ -740,18 +740,18 @@ def test_a_body_that_holds_a_secret_does_not_follow_a_redirect_to_somebody_else(
 
 def test_two_ways_to_say_where_a_body_ends_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="cannot both be sent"):
-        Request.of({"url": "http://x/", "headers": {"transfer-encoding": "chunked", "Content-Length": 3}})
+        HttpRequest.of({"url": "http://x/", "headers": {"transfer-encoding": "chunked", "Content-Length": 3}})
 
 
 def test_a_message_of_any_shape_is_rid_of_what_the_headers_hold() -> None:
-    request = Request.of({"url": "http://x/", "headers": {"Authorization": f"Basic {SECRET}", "X": "ab"}})
+    request = HttpRequest.of({"url": "http://x/", "headers": {"Authorization": f"Basic {SECRET}", "X": "ab"}})
     said = request.without_secrets(f"illegal value b'Basic {SECRET}' ({SECRET}) ab https://me:pw@host/ ok")
     assert said == "illegal value b'***' (***) ab https://***@host/ ok"
 
 
 def test_a_header_that_is_wrong_is_named_and_not_shown() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        Request.of({"url": "http://x/", "headers": {"X-Key": f"{SECRET}\r\nX: y"}})
+        HttpRequest.of({"url": "http://x/", "headers": {"X-Key": f"{SECRET}\r\nX: y"}})
     assert "X-Key" in str(refused.value) and SECRET not in str(refused.value)
 
 

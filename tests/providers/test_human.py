@@ -21,17 +21,18 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.core.deadlines import Deadline
-from shotclock.core.proposals import Decision, Proposal, ProposalStatus
+from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.trace import TraceContext
-from shotclock.enforce.call import Runtime
-from shotclock.enforce.clock import monotonic_ns
-from shotclock.enforce.context import Scope
-from shotclock.enforce.hosted import current_scope
-from shotclock.enforce.preloaded import Program
-from shotclock.inbox import Inbox, Principal
+from shotclock.inbox.access import Principal
+from shotclock.inbox.inbox import Inbox
+from shotclock.process.clock import monotonic_ns
+from shotclock.process.context import Scope
 from shotclock.providers.human import HumanProvider
 from shotclock.providers.provider import StepCall, StepResult
-from shotclock.store import Store
+from shotclock.runtime.loop_call import current_scope
+from shotclock.runtime.preloaded_zygote import Program
+from shotclock.runtime.runtime import Runtime
+from shotclock.store.store import Store
 from tests.warm import WarmStart, own_terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-import shotclock.providers.conversation as conversation  # at once, so that no test pays for loading the SDK
+import shotclock.providers.mcp_client as conversation  # at once, so that no test pays for loading the SDK
 from shotclock.core.clocks import Clocks
 from shotclock.providers.mcp import FAREWELL_S, McpProvider
-from shotclock.store import Store
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.run import RunRequest, start
-from tests.enforce.bounds import ROOT, marked
-from tests.servers.client import http_server
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_text
+from tests.runtime.bounds import ROOT, marked
+from tests.server.client import http_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.store import Store
-from shotclock.workflow.inner import NESTING_LIMIT
-from shotclock.workflow.loading import load_file
-from shotclock.workflow.run import RunRequest, start
-from tests.enforce.bounds import ROOT, eventually, marked
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_file
+from shotclock.workflow.nested_file import NESTING_LIMIT
+from tests.runtime.bounds import ROOT, eventually, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -265,7 +265,7 @@ def test_the_inner_runs_own_timeout_is_its_own(flows: Flows) -> None:
 
 
 def adversary(name: str, marks: Path) -> str:
-    return f"cd {ROOT} && exec {sys.executable} -m tests.enforce.work {name} {marks}"
+    return f"cd {ROOT} && exec {sys.executable} -m tests.runtime.work {name} {marks}"
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.store import Store
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.run import RunRequest, start
-from shotclock.workflow.running import OnChange
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.loader import load_text
+from shotclock.workflow.scheduler import OnChange
 from shotclock.workflow.schema import WorkflowFile
 
 RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out

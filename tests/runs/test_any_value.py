@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.envelope import Envelope, made_whole
 from shotclock.core.errors import Failure
-from shotclock.store import Store
+from shotclock.store.store import Store
 
 from .conftest import statuses, step
 

@@ -15,8 +15,8 @@ import pytest
 from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
 from shotclock.core.walltime import WallTime
-from shotclock.store import Store
-from shotclock.workflow import steps
+from shotclock.store.store import Store
+from shotclock.workflow import step_executor
 from shotclock.workflow.formats import to_junit, to_markdown
 from shotclock.workflow.report import report_of
 
@@ -436,7 +436,7 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what a file makes us compute, instead of five, all of which a test would burn."""
     clocks = Clocks(timeout_ms=1_000, grace_ms=0)
     for name in ("_RENDER", "_EVALUATE", "_MISFIT"):
-        monkeypatch.setattr(steps, name, dataclasses.replace(getattr(steps, name), clocks=clocks))
+        monkeypatch.setattr(step_executor, name, dataclasses.replace(getattr(step_executor, name), clocks=clocks))
 
 
 @pytest.mark.slow

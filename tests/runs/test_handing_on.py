@@ -10,8 +10,9 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.store import Store, columns
-from shotclock.workflow import steps
+from shotclock.store import columns
+from shotclock.store.store import Store
+from shotclock.workflow import step_executor
 
 from .conftest import statuses, step
 
@@ -101,7 +102,7 @@ def test_an_input_given_as_text_is_text(run: Run) -> None:
 
 
 def test_an_output_that_the_store_cannot_take_fails_its_step_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "OUTPUT_LIMIT", 10_000)
+    monkeypatch.setattr(step_executor, "OUTPUT_LIMIT", 10_000)
     envelope = run(
         """
         steps:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.core.proposals import ProposalStatus
-from shotclock.store import Store
+from shotclock.core.proposal import ProposalStatus
+from shotclock.store.store import Store
 
 from .conftest import statuses, step
 

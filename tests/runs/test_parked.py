@@ -12,10 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shotclock.core.proposals import Decision, Proposal, ProposalStatus
+from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Inbox, Principal
-from shotclock.store import Store
+from shotclock.inbox.access import Principal
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 from tests.runs.test_people import INCOMPLETE, WITHIN_S, YES, Runs, runs
 
 __all__ = ["runs"]

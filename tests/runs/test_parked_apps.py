@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shotclock.core.proposals import Decision, ProposalStatus
-from shotclock.store import Store
+from shotclock.core.proposal import Decision, ProposalStatus
+from shotclock.store.store import Store
 from tests.runs.test_parked import decide_some, over, proposals, shotclock
 from tests.runs.test_people import INCOMPLETE, NO, WITHIN_S, YES, Runs
 

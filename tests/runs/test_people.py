@@ -15,9 +15,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shotclock.core.proposals import Decision, Proposal, ProposalStatus
-from shotclock.inbox import Inbox, Principal
-from shotclock.store import Store
+from shotclock.core.proposal import Decision, Proposal, ProposalStatus
+from shotclock.inbox.access import Principal
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 
 pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 

@@ -12,9 +12,9 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.walltime import WallTime
-from shotclock.store import Store
 from shotclock.store.failures import StoreBusy
 from shotclock.store.runs import StepRecord
+from shotclock.store.store import Store
 
 from .conftest import statuses, step
 

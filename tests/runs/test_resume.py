@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.walltime import WallTime
-from shotclock.store import Store
-from shotclock.workflow.run import resume
+from shotclock.store.store import Store
+from shotclock.workflow.engine import resume
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.store import Store
+from shotclock.store.store import Store
 
 from .conftest import statuses, step
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shotclock.store import Store
-from shotclock.workflow.run import RunRequest, start
-from shotclock.workflow.running import Running
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.scheduler import Scheduler
 from shotclock.workflow.schema import AnyStep, WorkflowFile
-from shotclock.workflow.states import Status, StepState
+from shotclock.workflow.state import Status, StepState
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -68,7 +68,7 @@ def test_deciding_what_runs_next_does_not_grow_with_the_run(shape: str) -> None:
             state.recorded()
 
     def seconds_per_step(count: int) -> float:
-        running = Running(workflow(shape, count), execute=execute, record=record, scope={})
+        running = Scheduler(workflow(shape, count), execute=execute, record=record, scope={})
         began = time.process_time()
         asyncio.run(asyncio.wait_for(running.run(), RUN_LIMIT_S))
         assert all(state.status.is_final for state in running.states.values())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.loading import load_text
+from shotclock.workflow.loader import load_text
 
 from .conftest import statuses, step
 

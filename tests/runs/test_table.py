@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-import shotclock.providers.conversation  # noqa: F401  (at once, so that no step's clock pays for loading the SDK)
+import shotclock.providers.mcp_client  # noqa: F401  (at once, so that no step's clock pays for loading the SDK)
 from shotclock.core.deadlines import reserve_ms_for
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.kinds import KINDS
 from shotclock.workflow.plan import plan_of
 from shotclock.workflow.schema import WorkflowFile
+from shotclock.workflow.step_types import KINDS
 from tests.providers.servers import Server, says_nothing
 
 from .conftest import step

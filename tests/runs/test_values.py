@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shotclock.core.errors import Failure
 from shotclock.core.values import read_printed
 from shotclock.workflow import templates
-from shotclock.workflow.fitting import misfit
-from shotclock.workflow.shell import Unsafe, mark, with_references
+from shotclock.workflow.json_schema import misfit
+from shotclock.workflow.shell_quoting import Unsafe, mark, with_references
 
 SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]
 EVIL = [

@@ -11,8 +11,8 @@ import pytest
 
 from shotclock.core.deadlines import Deadline
 from shotclock.core.envelope import Envelope
-from shotclock.enforce.clock import monotonic_ns
-from shotclock.store import Store
+from shotclock.process.clock import monotonic_ns
+from shotclock.store.store import Store
 from tests.runs.conftest import step
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]

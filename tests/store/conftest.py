@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.store import Store
+from shotclock.store.store import Store
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shotclock.store import Store, columns
+from shotclock.store import columns
+from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, new_job
 
 json_values: st.SearchStrategy[Any] = st.recursive(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.store import Store
+from shotclock.store.store import Store
 from tests.store.work import NOW
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
@@ -22,7 +22,7 @@ GONE_WITHIN_S = 10
 WRITER = """
 import os, sys
 from pathlib import Path
-from shotclock.core.holder import Holder
+from shotclock.core.process_identity import Holder
 from shotclock.core.walltime import WallTime
 from shotclock.store import Store
 from tests.store.work import NOW, all_alive, holder, new_job

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.store import Store, StoreBusy, StoreUnusable, database
+from shotclock.store import database
+from shotclock.store.failures import StoreBusy, StoreUnusable
 from shotclock.store.schema import MIGRATIONS
+from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, appears, holder, in_children, new_job
 
 MOUNT_WITHIN_S = 30

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.store import Store, StoreUnusable, database
+from shotclock.store import database
+from shotclock.store.failures import StoreUnusable
+from shotclock.store.store import Store
 from tests.store.work import NOW, appears, in_children
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

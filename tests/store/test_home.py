@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure, error_entry
-from shotclock.store import Store, StoreError, StoreUnusable, private_file, state_home
+from shotclock.store.failures import StoreError, StoreUnusable
+from shotclock.store.home import private_file, state_home
+from shotclock.store.store import Store
 from tests.store.work import NOW, in_children, new_job
 
 CHILD_WITHIN_S = 30
-NOBODY = 65534
+NULL_LISTENER = 65534
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else or to mount")
 
@@ -121,16 +123,16 @@ def test_a_directory_that_others_may_write_to_is_refused(home: Path, mode: int):
 @as_root
 def test_a_directory_of_somebody_else_is_refused(home: Path):
     home.mkdir(mode=0o700)
-    os.chown(home, NOBODY, NOBODY)
-    with pytest.raises(StoreUnusable, match=f"belongs to user {NOBODY}"):
+    os.chown(home, NULL_LISTENER, NULL_LISTENER)
+    with pytest.raises(StoreUnusable, match=f"belongs to user {NULL_LISTENER}"):
         Store.open(home)
 
 
 @as_root
 def test_a_database_of_somebody_else_is_refused(home: Path):
     Store.open(home).close()
-    os.chown(home / "shotclock.db", NOBODY, NOBODY)
-    with pytest.raises(StoreUnusable, match=f"belongs to user {NOBODY}"):
+    os.chown(home / "shotclock.db", NULL_LISTENER, NULL_LISTENER)
+    with pytest.raises(StoreUnusable, match=f"belongs to user {NULL_LISTENER}"):
         Store.open(home)
 
 
@@ -163,8 +165,8 @@ def test_a_dangling_link_in_the_place_of_the_database_is_a_clear_error(home: Pat
 
 def open_as_nobody(_: int, home: Path) -> str:
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    os.setgid(NULL_LISTENER)
+    os.setuid(NULL_LISTENER)
     try:
         Store.open(home)
     except StoreUnusable as error:

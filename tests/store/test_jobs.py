@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shotclock.core.walltime import WallTime
-from shotclock.store import Store, jobs
+from shotclock.store import jobs
 from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState, Progress
+from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, all_dead, holder, in_children, new_job
 
 ENVELOPE = {"ok": True, "data": [1, {"ü": None}]}

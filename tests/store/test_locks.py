@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from shotclock.core.walltime import WallTime
-from shotclock.enforce.identity import is_alive, this_process
-from shotclock.store import Store
+from shotclock.process.identity import is_alive, this_process
 from shotclock.store.locks import Conflict, Held, Lock
+from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, all_dead, holder, in_children, wall_now
 
 ACQUIRED_WITHIN_S = 50

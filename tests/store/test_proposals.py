@@ -11,18 +11,31 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, Proposal, ProposalStatus, ProposedFile, Room, Runner
+from shotclock.core.proposal import (
+    Decision,
+    Kind,
+    Policy,
+    Proposal,
+    ProposalRequest,
+    ProposalStatus,
+    ProposedFile,
+    Room,
+    Runner,
+)
 from shotclock.core.walltime import WallTime
-from shotclock.enforce.identity import this_process
-from shotclock.store import Store, proposals
+from shotclock.process.identity import this_process
+from shotclock.store import proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
 from shotclock.store.schema import APPLICATION_ID, MIGRATIONS
+from shotclock.store.store import Store
 from tests.store.work import CHILDREN_WITHIN_S, NOW, in_children
 
 APPROVE = Decision(ProposalStatus.APPROVED, "go")
 REJECT = Decision(ProposalStatus.REJECTED, "no")
-ASK = Ask(Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"host": "a"}, policy=Policy(ttl_ms=1000))
+ASK = ProposalRequest(
+    Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"host": "a"}, policy=Policy(ttl_ms=1000)
+)
 OTHER = replace(ASK, arguments={"host": "b"})
 END = NOW + 1000
 _numbers = iter(range(10**6))
@@ -30,7 +43,7 @@ _numbers = iter(range(10**6))
 
 def propose(
     store: Store,
-    ask: Ask = ASK,
+    ask: ProposalRequest = ASK,
     by: str = "agent",
     key: str | None = None,
     now: WallTime = NOW,
@@ -55,7 +68,7 @@ def actions(store: Store) -> list[str]:
 
 
 def test_a_proposal_comes_back_whole(store: Store, home: Path):
-    ask = Ask(
+    ask = ProposalRequest(
         Kind.FILE,
         "Neue Türen ␀\x1b[31m<b>",
         "weil\n",
@@ -240,8 +253,8 @@ def test_the_list_is_by_last_change_and_goes_on_where_it_stopped(store: Store):
 def test_a_list_shows_what_the_proposals_are_without_their_texts(store: Store):
     asks = [
         replace(ASK, policy=Policy(deciders=("ann",), destructive=True)),
-        Ask(Kind.FILE, "Türen \x00", file=ProposedFile("/a", "x", "y")),
-        Ask(Kind.QUESTION, "Why?", choices=("a", "b")),
+        ProposalRequest(Kind.FILE, "Türen \x00", file=ProposedFile("/a", "x", "y")),
+        ProposalRequest(Kind.QUESTION, "Why?", choices=("a", "b")),
     ]
     made = [propose(store, ask)[0] for ask in asks]
     store.proposals.decide(made[1].id, Decision(ProposalStatus.MODIFIED, "n" * 300, file_text="z"), "ann", NOW)
@@ -255,8 +268,8 @@ def test_a_list_shows_what_the_proposals_are_without_their_texts(store: Store):
 def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_there(home: Path):
     asks = [
         replace(ASK, policy=Policy(deciders=("ann", "bob"), destructive=True)),
-        Ask(Kind.FILE, "Türen 🚪", "weil", file=ProposedFile("/ä", "x\n", None)),
-        Ask(Kind.QUESTION, "Why?"),
+        ProposalRequest(Kind.FILE, "Türen 🚪", "weil", file=ProposedFile("/ä", "x\n", None)),
+        ProposalRequest(Kind.QUESTION, "Why?"),
     ]
     with Store.open(home) as store:
         made = [propose(store, ask)[0] for ask in asks]
@@ -294,7 +307,7 @@ def full(attempt: Any) -> dict[str, Any]:
     return refused.value.context
 
 
-def number(n: int, **policy: Any) -> Ask:
+def number(n: int, **policy: Any) -> ProposalRequest:
     return replace(ASK, arguments={"n": n}, policy=Policy(**{"ttl_ms": 1000, **policy}))
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shotclock.store import Store
-from shotclock.store.replies import Finished, Fresh, Interrupted, Mismatch, Running
+from shotclock.store.idempotency import CallInProgress, Finished, Fresh, Interrupted, Mismatch
+from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, all_dead, holder, in_children
 
 ENVELOPE = {"ok": True, "data": {"x": [1, "ü"]}}
@@ -12,7 +12,7 @@ ENVELOPE = {"ok": True, "data": {"x": [1, "ü"]}}
 def test_the_first_runs_repeats_wait_and_then_get_its_answer(store: Store):
     begin = store.replies.begin
     assert begin("app", "k", "d", holder(1), NOW, all_alive) == Fresh()
-    assert begin("app", "k", "d", holder(2), NOW + 1, all_alive) == Running(holder(1), NOW)
+    assert begin("app", "k", "d", holder(2), NOW + 1, all_alive) == CallInProgress(holder(1), NOW)
     assert store.replies.finish("app", "k", ENVELOPE, NOW + 2)
     assert not store.replies.finish("app", "k", {"ok": False}, NOW + 3)
     assert begin("app", "k", "d", holder(2), NOW + 4, all_dead) == Finished(ENVELOPE, NOW, NOW + 2)
@@ -64,8 +64,8 @@ def test_old_ones_are_forgotten_but_not_what_still_runs(store: Store):
     lives = {holder(1), holder(3)}.__contains__
     assert store.replies.forget_begun_before(NOW + 3, lives) == 2
     assert store.replies.forget_begun_before(NOW + 3, lives) == 0
-    assert isinstance(begin("a", "running", "d", holder(9), NOW, lives), Running)
-    assert isinstance(begin("a", "young", "d", holder(9), NOW, lives), Running)
+    assert isinstance(begin("a", "running", "d", holder(9), NOW, lives), CallInProgress)
+    assert isinstance(begin("a", "young", "d", holder(9), NOW, lives), CallInProgress)
     assert begin("a", "finished", "d", holder(9), NOW, lives) == Fresh()
     assert begin("a", "dead", "d", holder(9), NOW, lives) == Fresh()
 

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.holder import Holder
-from shotclock.core.proposals import Ask, Decision, Kind, Policy, ProposalStatus
+from shotclock.core.process_identity import ProcessIdentity
+from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
 from shotclock.core.walltime import WallTime
-from shotclock.inbox import Inbox
-from shotclock.store import Store
+from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, retention_in
 from shotclock.store.runs import NewRun, StepRecord
 from shotclock.store.schema import APPLICATION_ID, MIGRATIONS
+from shotclock.store.store import Store
 
 NOW = WallTime(1_800_000_000_000)
-ME = Holder("host", "boot", 1, "start", "ns")
-DEAD = Holder("host", "boot", 2, "start", "ns")
+ME = ProcessIdentity("host", "boot", 1, "start", "ns")
+DEAD = ProcessIdentity("host", "boot", 2, "start", "ns")
 ALL = Retention(0, 0, 0, 0)
 
 
-def is_alive(holder: Holder) -> bool:
+def is_alive(holder: ProcessIdentity) -> bool:
     return holder == ME
 
 
@@ -35,7 +35,7 @@ def ago(days: float) -> WallTime:
     return WallTime(int(NOW.ms - days * DAY_MS))
 
 
-def begin(store: Store, id: str, at: WallTime = NOW, holder: Holder = ME) -> None:
+def begin(store: Store, id: str, at: WallTime = NOW, holder: ProcessIdentity = ME) -> None:
     store.runs.begin(NewRun(id, "flow", "/flow.yaml", {"steps": {}}, {}, "t"), holder, at)
 
 
@@ -158,7 +158,9 @@ def test_a_run_that_was_taken_up_meanwhile_stays(store: Store) -> None:
 
 # --- proposals ------------------------------------------------------------------------------------------------
 
-ASK = Ask(Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"n": 1}, policy=Policy(ttl_ms=DAY_MS))
+ASK = ProposalRequest(
+    Kind.OPERATION, "Restart it", operation="ops/restart", arguments={"n": 1}, policy=Policy(ttl_ms=DAY_MS)
+)
 YES = Decision(ProposalStatus.APPROVED, "go")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.store import Store
+from shotclock.store.store import Store
 from shotclock.store.tokens import Token
 from tests.store.work import NOW, in_children
 

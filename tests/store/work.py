@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shotclock.core.holder import Holder
+from shotclock.core.process_identity import ProcessIdentity
 from shotclock.core.walltime import WallTime
 from shotclock.store.jobs import NewJob
 
@@ -20,15 +20,15 @@ def wall_now() -> WallTime:
     return WallTime.of_ns(time.time_ns())
 
 
-def holder(number: int = 1) -> Holder:
-    return Holder("host", "boot", number, 1000 + number, "pid:[1]")
+def holder(number: int = 1) -> ProcessIdentity:
+    return ProcessIdentity("host", "boot", number, 1000 + number, "pid:[1]")
 
 
-def all_alive(_: Holder) -> bool:
+def all_alive(_: ProcessIdentity) -> bool:
     return True
 
 
-def all_dead(_: Holder) -> bool:
+def all_dead(_: ProcessIdentity) -> bool:
     return False
 
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from mcp import Client
 
-from tests.servers.client import connected, envelope_of, http_server, run
+from tests.server.client import connected, envelope_of, http_server, run
 
 from .conftest import SPAN_ID, TRACE_ID, TRACEPARENT, ids, mcp_step
 
@@ -208,7 +208,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from shotclock.core.operation import Operation
-from shotclock.enforce.call import Runtime
+from shotclock.runtime.runtime import Runtime
 
 exporter, provider = InMemorySpanExporter(), TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from shotclock.enforce.telemetry import FLUSH_LIMIT_S
+from shotclock.runtime.telemetry import FLUSH_LIMIT_S
 
 from .conftest import SPAN_ID, TRACE_ID, TRACEPARENT, Collector, http_server, ids, mcp_step
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from shotclock.workflow.lint import lint
-from shotclock.workflow.loading import Finding, Loaded, load_text
+from shotclock.workflow.loader import Finding, Loaded, load_text
 
 # Other tests, and other people, share these cores: how long one example took says nothing about the code.
 settings.register_profile("shotclock", deadline=None, max_examples=60)

@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock.core.graph import find_cycle, needs
-from shotclock.workflow import ancestry
-from shotclock.workflow.ancestry import not_before
-from shotclock.workflow.mentions import findings, mentions
+from shotclock.workflow import step_ancestry
 from shotclock.workflow.plan import graph_of
 from shotclock.workflow.schema import WorkflowFile
+from shotclock.workflow.step_ancestry import not_before
+from shotclock.workflow.template_references import findings, mentions
 
 NAMES = "abcdefgh"
 Before = dict[str, set[str]]
@@ -37,7 +37,7 @@ names = st.sampled_from(NAMES)
 def test_every_pair_gets_the_answer_of_a_walk_back(before: Before, at_once: int) -> None:
     pairs = {(earlier, later) for earlier in NAMES for later in before}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ancestry, "AT_ONCE", at_once)
+        patched.setattr(step_ancestry, "AT_ONCE", at_once)
         found = not_before(before, pairs)
     assert found == {(earlier, later) for earlier, later in pairs if not walks_back(before, earlier, later)}
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from shotclock.core.durations import MAX_MS
-from shotclock.workflow.kinds import KINDS
 from shotclock.workflow.plan import grace_ms, plan_of, run_timeout_ms, step_timeout_ms
 from shotclock.workflow.schema import STEP_TYPES, WorkflowFile
+from shotclock.workflow.step_types import KINDS
 
 # What a step of each kind needs at least.
 LEAST: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.graph import find_cycle
 from shotclock.workflow.lint import lint
-from shotclock.workflow.loading import FINDINGS_LIMIT, Finding, Loaded, Source, load_text
+from shotclock.workflow.loader import FINDINGS_LIMIT, Finding, Loaded, Source, load_text
 from shotclock.workflow.plan import graph_of
 from shotclock.workflow.schema import WorkflowFile
 from tests.workflow.conftest import Lint

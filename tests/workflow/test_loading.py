@@ -13,15 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.workflow import loading
-from shotclock.workflow.loading import (
-    FINDINGS_LIMIT,
-    SIZE_LIMIT,
-    Finding,
-    load_file,
-    load_text,
-    suggest,
-)
+from shotclock.workflow import loader
+from shotclock.workflow.loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, load_file, load_text, suggest
 from tests.workflow.conftest import Load
 from tests.workflow.test_kinds import LEAST
 
@@ -468,7 +461,7 @@ def test_the_place_of_a_byte_that_is_no_text_is_counted_in_characters(problems: 
 
 
 def test_a_file_as_large_as_allowed_is_read(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "SIZE_LIMIT", 10_000)
+    monkeypatch.setattr(loader, "SIZE_LIMIT", 10_000)
     text = b"steps: {a: {exec: x}}\n"
     assert load(text + b"#" * (10_000 - len(text))).findings == ()
     assert [finding.rule for finding in load(text + b"#" * (10_001 - len(text))).findings] == ["file/size"]

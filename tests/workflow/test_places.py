@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from shotclock.workflow.places import Place, Places
+from shotclock.workflow.parallel_slots import ParallelSlots, Slot
 
 
 def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> None:
-    places, granted = Places(2), list[int]()
+    places, granted = ParallelSlots(2), list[int]()
     asked = [places.ask(lambda number=number: granted.append(number)) for number in range(5)]
     assert granted == [0, 1]
     asked[3].give_back()  # before it was granted
@@ -21,9 +21,9 @@ def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> None:
 
 
 def test_parts_have_the_place_of_their_step_at_least() -> None:
-    outer, granted = Places(1), list[str]()
+    outer, granted = ParallelSlots(1), list[str]()
     outer.ask(lambda: granted.append("step"))
-    parts = Places(8, outer)
+    parts = ParallelSlots(8, outer)
     first = parts.ask(lambda: granted.append("first"))
     parts.ask(lambda: granted.append("second"))
     assert granted == ["step", "first"]
@@ -34,9 +34,9 @@ def test_parts_have_the_place_of_their_step_at_least() -> None:
 class Step:
     """Holds one place while its parts are under way, each of which takes one of its own."""
 
-    def __init__(self, root: Places, chance: random.Random, running: "list[Part]") -> None:
+    def __init__(self, root: ParallelSlots, chance: random.Random, running: "list[Part]") -> None:
         self.left = chance.randint(1, 5)
-        self._places = Places(chance.randint(1, 4), root)
+        self._places = ParallelSlots(chance.randint(1, 4), root)
         self._running = running
         self._place = Granted(root, self._begin)
 
@@ -61,8 +61,8 @@ class Part:
 class Granted:
     """A place whose taker hears of it only when it has been returned to whoever asked."""
 
-    def __init__(self, places: Places, taken: Callable[[], None]) -> None:
-        self._place: Place | None = None
+    def __init__(self, places: ParallelSlots, taken: Callable[[], None]) -> None:
+        self._place: Slot | None = None
         self._taken = taken
         self._place = places.ask(self._granted)
         if self._place.state.name == "TAKEN":
@@ -81,7 +81,7 @@ class Granted:
 def test_in_whatever_order_parts_end_all_are_done_and_never_too_many_at_once(seed: int) -> None:
     chance = random.Random(seed)
     most = chance.randint(1, 4)
-    root, running = Places(most), list[Part]()
+    root, running = ParallelSlots(most), list[Part]()
     steps = [Step(root, chance, running) for _ in range(chance.randint(1, 6))]
     while running:
         assert len(running) <= most

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.holder import Holder
+from shotclock.core.process_identity import ProcessIdentity
 from shotclock.core.texts import visible
 from shotclock.core.walltime import WallTime
 from shotclock.store.runs import Run, StepRecord
 from shotclock.workflow.formats import to_junit, to_markdown
-from shotclock.workflow.page import to_html
+from shotclock.workflow.html_report import to_html
 from shotclock.workflow.report import Report, brief, report_of
-from shotclock.workflow.states import Reason, Status, StepState
+from shotclock.workflow.state import Reason, Status, StepState
 
 BEGAN = WallTime(1_700_000_000_000)
 # Chromium takes two seconds to start; only a machine on its knees runs this out.
@@ -70,7 +70,7 @@ def report(
         workflow={"steps": steps} if workflow is None else workflow,
         inputs={},
         trace_id="t",
-        holder=Holder("here", "boot", 42, 1),
+        holder=ProcessIdentity("here", "boot", 42, 1),
         created_at=BEGAN,
         deadline_at=None if budget is None else BEGAN + budget,
         ended_at=None if took is None else BEGAN + took,

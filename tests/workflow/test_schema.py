@@ -11,9 +11,8 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from shotclock.core.durations import format_duration
-from shotclock.workflow import expressions, lint, loading, mentions, yamltree
-from shotclock.workflow.kinds import KINDS
-from shotclock.workflow.loading import load_file, load_text
+from shotclock.workflow import expressions, lint, loader, template_references, yaml_reader
+from shotclock.workflow.loader import load_file, load_text
 from shotclock.workflow.schema import (
     STEP_TYPES,
     Backoff,
@@ -27,6 +26,7 @@ from shotclock.workflow.schema import (
     WorkflowFile,
     json_schema,
 )
+from shotclock.workflow.step_types import KINDS
 from tests.workflow.test_kinds import LEAST
 from tests.workflow.test_lint import CASES
 from tests.workflow.test_loading import NEAR_MISSES, TREES, WRONG
@@ -190,7 +190,7 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
     ]
 
 
-MODULES = (expressions, lint, loading, mentions, yamltree)
+MODULES = (expressions, lint, loader, template_references, yaml_reader)
 
 
 def test_every_rule_is_in_the_reference_and_no_other() -> None:
@@ -205,10 +205,10 @@ def test_every_rule_is_in_the_reference_and_no_other() -> None:
 
 def test_every_limit_in_the_reference_is_the_real_one() -> None:
     for said in (
-        f"{loading.SIZE_LIMIT // 1_000_000} MB",
-        f"{yamltree.DEPTH_LIMIT} levels deep",
-        f"{yamltree.NODE_LIMIT:,} values",
-        f"Past {loading.FINDINGS_LIMIT} of",
+        f"{loader.SIZE_LIMIT // 1_000_000} MB",
+        f"{yaml_reader.DEPTH_LIMIT} levels deep",
+        f"{yaml_reader.NODE_LIMIT:,} values",
+        f"Past {loader.FINDINGS_LIMIT} of",
         f"more than {lint.NESTING_LIMIT} files deep",
         f"more than {lint.NESTED_FILES_LIMIT} files",
     ):

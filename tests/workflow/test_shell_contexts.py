@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shotclock.workflow.lint import lint
-from shotclock.workflow.loading import load_text
-from shotclock.workflow.shell import Unsafe, find_refusals, mark, with_references
+from shotclock.workflow.loader import load_text
+from shotclock.workflow.shell_quoting import Unsafe, find_refusals, mark, with_references
 from shotclock.workflow.templates import with_marks
 
 # What bash makes a file of where it computes with it, and what any shell does where it reads it as a script.

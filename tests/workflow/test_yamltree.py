@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.workflow.yamltree import DEPTH_LIMIT, NODE_LIMIT, TEXT_LIMIT, Place, Tree, read_tree
+from shotclock.workflow.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, TEXT_LIMIT, SourcePosition, Tree, read_tree
 
 # A flaw in a small file is found at once; only a reader that unfolds a bomb would take this long.
 AT_ONCE_S = 10.0
@@ -24,7 +24,7 @@ def only_flaw(text: str) -> tuple[str, int, int]:
     return flaw.rule, flaw.place.line, flaw.place.column
 
 
-def place(tree: Tree, *path: str | int) -> Place:
+def place(tree: Tree, *path: str | int) -> SourcePosition:
     spot = tree.spots
     for part in path:
         spot = spot.inside[part]
@@ -131,23 +131,23 @@ def test_json_is_read_as_json(data: Any) -> None:
 def test_every_key_and_item_has_its_place(newline: str) -> None:
     text = "a: 1\nb:\n  c: {d: 2, 'e': [x,   y]}\n  ü: z\n\n  f:\n    - g\n    -  h: 1\n"
     tree = read_tree(text.replace("\n", newline))
-    assert place(tree, "a") == Place(1, 1)
-    assert place(tree, "b", "c") == Place(3, 3)
-    assert place(tree, "b", "c", "d") == Place(3, 7)
-    assert place(tree, "b", "c", "e") == Place(3, 13)
-    assert place(tree, "b", "c", "e", 1) == Place(3, 24)
-    assert place(tree, "b", "ü") == Place(4, 3)
-    assert place(tree, "b", "f", 0) == Place(7, 7)
-    assert place(tree, "b", "f", 1, "h") == Place(8, 8)
+    assert place(tree, "a") == SourcePosition(1, 1)
+    assert place(tree, "b", "c") == SourcePosition(3, 3)
+    assert place(tree, "b", "c", "d") == SourcePosition(3, 7)
+    assert place(tree, "b", "c", "e") == SourcePosition(3, 13)
+    assert place(tree, "b", "c", "e", 1) == SourcePosition(3, 24)
+    assert place(tree, "b", "ü") == SourcePosition(4, 3)
+    assert place(tree, "b", "f", 0) == SourcePosition(7, 7)
+    assert place(tree, "b", "f", 1, "h") == SourcePosition(8, 8)
 
 
 def test_what_an_alias_stands_for_has_its_place_where_it_is_written() -> None:
     tree = read_tree("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\nd:\n  <<: [{x: 3}, {z: 4}]\n  z: 5\n")
     assert tree.value == {"a": {"x": 1}, "b": {"x": 1}, "c": {"y": 2, "x": 1}, "d": {"z": 5, "x": 3}}
-    assert place(tree, "b") == Place(2, 1)
-    assert place(tree, "b", "x") == place(tree, "c", "x") == Place(1, 8)
-    assert place(tree, "d", "z") == Place(6, 3)
-    assert place(tree, "d", "x") == Place(5, 9)
+    assert place(tree, "b") == SourcePosition(2, 1)
+    assert place(tree, "b", "x") == place(tree, "c", "x") == SourcePosition(1, 8)
+    assert place(tree, "d", "z") == SourcePosition(6, 3)
+    assert place(tree, "d", "x") == SourcePosition(5, 9)
 
 
 def test_what_is_written_beats_what_is_merged_and_the_first_merged_beats_the_next() -> None:

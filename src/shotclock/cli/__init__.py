@@ -14,13 +14,13 @@ def run_program() -> None:
     # Until somebody listens, Ctrl-C just ends us: half of our imports make no traceback worth reading.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    from ..enforce.foreground import fill_standard_descriptors
+    from ..process.foreground import fill_standard_descriptors
 
     fill_standard_descriptors()
-    from ..enforce import spans
+    from ..process import spans
 
     if spans.are_wanted():
-        from ..enforce.telemetry import begin_if_wanted
+        from ..runtime.telemetry import begin_if_wanted
 
         begin_if_wanted()
     code = main()
@@ -35,7 +35,7 @@ def run_program() -> None:
 
 def _send_spans() -> None:
     """What is left, for as long as that may take. Whoever reads stderr as data has the envelope in its last line."""
-    from ..enforce.telemetry import finish
+    from ..runtime.telemetry import finish
     from .output import is_terminal, say_line
 
     note = finish()

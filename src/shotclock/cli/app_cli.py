@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import __version__
+from .._version import __version__
 from ..core.catalogue import BUDGET_VARIABLE, CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.durations import format_duration, parse_duration_ms
@@ -29,13 +29,13 @@ from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
 from ..core.operation import hyphenated
 from ..core.records import changed
-from ..desk import Desk
-from ..enforce.admission import Admission, Outcome, Tool, admit, answer
-from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns, pause, process_began_ns
-from ..enforce.foreground import fill_standard_descriptors
-from ..enforce.handlers import raised
-from ..enforce.preloaded import Preloaded, Program
+from ..dispatch.dispatcher import Dispatcher
+from ..process.clock import monotonic_ns, pause, process_began_ns
+from ..process.foreground import fill_standard_descriptors
+from ..runtime.call import Admission, Outcome, Tool, admit, answer
+from ..runtime.handlers import raised
+from ..runtime.preloaded_zygote import Preloaded, Program
+from ..runtime.runtime import Runtime
 from . import signals
 from .output import emit_help, flush_quietly, is_terminal, say_line, wants_json, write_quietly
 from .parser import (
@@ -54,7 +54,7 @@ from .parser import (
 from .runner import deliver, problem_of
 
 if TYPE_CHECKING:
-    from ..jobs import Stdin
+    from ..dispatch.invocation import Stdin
 
 
 STDIN_LIMIT = 256 * 1024 * 1024
@@ -373,20 +373,20 @@ def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin:
         program=app.program if preloaded is None else None,
     )
     try:
-        desk = Desk(catalogue, runtime, program=app.program, command=own_words())
+        dispatcher = Dispatcher(catalogue, runtime, program=app.program, command=own_words())
     except Failure as failure:
         return answer(_admit(catalogue, request.spec.name, request.clocks), raised(failure))
-    return asyncio.run(_converse(desk, request, stdin))
+    return asyncio.run(_converse(dispatcher, request, stdin))
 
 
-async def _converse(desk: Desk, request: Request, stdin: Stdin | None) -> Envelope:
+async def _converse(dispatcher: Dispatcher, request: Request, stdin: Stdin | None) -> Envelope:
     heartbeat = request.heartbeat
     beating: Coroutine[Any, Any, None] | None = heartbeat.beat() if heartbeat is not None else None
     beats = None if beating is None else asyncio.ensure_future(beating)
     try:
         with signals.told() as stop:
-            async with desk:
-                return await desk.call(
+            async with dispatcher:
+                return await dispatcher.call(
                     request.spec.name,
                     request.arguments,
                     request.clocks,
@@ -529,7 +529,7 @@ def spooled_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
     import hashlib
     import tempfile
 
-    from ..jobs.invocation import Stdin
+    from ..dispatch.invocation import Stdin
 
     fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
     try:

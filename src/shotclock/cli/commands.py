@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .. import __version__
+from .._version import __version__
 from ..core.durations import parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
-from ..enforce.admission import Outcome
+from ..runtime.call import Outcome
 from .output import emit_help, emit_text, wants_json
 from .parser import (
     Command,
@@ -22,17 +22,7 @@ from .parser import (
     read_command,
     table_help,
 )
-from .runner import (
-    Mistaken,
-    Work,
-    deliver,
-    perform,
-    problem_in,
-    problem_of,
-    read_serve_options,
-    serve,
-    unstarted,
-)
+from .runner import Mistaken, Work, deliver, perform, problem_in, problem_of, read_serve_options, serve, unstarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

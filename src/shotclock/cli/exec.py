@@ -12,12 +12,12 @@ from ..core.clocks import Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.records import changed, made, record
-from ..enforce import foreground
-from ..enforce.admission import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
-from ..enforce.assignment import Output
-from ..enforce.capture import DEFAULT_OUTPUT_LIMIT
-from ..enforce.clock import monotonic_ns
-from ..enforce.commands import assign, judge, problems_with
+from ..process import foreground
+from ..process.clock import monotonic_ns
+from ..process.command_task import Output
+from ..process.output_capture import DEFAULT_OUTPUT_LIMIT
+from ..runtime.call import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
+from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
 from .parser import Command, Mistakes, duration, flag, option, read
 

@@ -15,17 +15,20 @@ from ..core.durations import parse_duration_ms
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
-from ..core.proposals import Ask, Decision, Kind, Proposal, ProposalStatus, must_be_open
-from ..core.proposals import may_decide as must_be_decider
+from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
+from ..core.proposal import may_decide as must_be_decider
 from ..core.records import changed
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome, answer, no_time_left
-from ..enforce.clock import wall_ns
-from ..enforce.forked import carry_out
-from ..inbox import AuditFile, Inbox, Principal, Role, refused
-from ..servers.operators.shown import Compared, compared_with, summary, whole
-from ..store import Store
+from ..inbox.access import Principal, Role
+from ..inbox.audit_file import AuditFile
+from ..inbox.inbox import Inbox
+from ..inbox.outcomes import refused
+from ..process.clock import wall_ns
+from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.forked import carry_out
+from ..server.web.proposal_json import Compared, compared_with, summary, whole
 from ..store.audit import Entry
+from ..store.store import Store
 from . import signals
 from .output import emit_help, is_terminal, wants_json, write_quietly
 from .parser import (
@@ -404,7 +407,7 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     return _decided(begin, id, decision, me, proposal.action_hash, confirmation)
 
 
-def _answer_to(ask: Ask, said: str | None) -> str | None:
+def _answer_to(ask: ProposalRequest, said: str | None) -> str | None:
     """To say yes to a question is an answer, where nobody wants another."""
     return "yes" if said is None and ask.kind is Kind.QUESTION and not ask.choices else said
 

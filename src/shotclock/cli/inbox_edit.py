@@ -20,23 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.asks import ARGUMENTS_LIMIT, FILE_LIMIT
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import MAX_MS
 from ..core.envelope import Problem, stopped_by
 from ..core.errors import Failure
-from ..core.proposals import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
+from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
+from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
 from ..core.texts import visible
 from ..core.walltime import WallTime
-from ..enforce.clock import monotonic_ns, wall_ns
-from ..enforce.commands import signal_name
-from ..enforce.editor import Edited, edit
-from ..enforce.forked import Unfinished
-from ..enforce.forked import run as run_forked
-from ..servers.operators.reading import exact_arguments
-from ..servers.operators.shown import Compared, arguments_text
-from ..store import Store
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.editor import Edited, edit
+from ..runtime.commands import signal_name
+from ..runtime.forked import Unfinished
+from ..runtime.forked import run as run_forked
+from ..server.web.proposal_json import Compared, arguments_text
+from ..server.web.requests import exact_arguments
 from ..store.home import private_file
+from ..store.store import Store
 from .output import is_terminal, say_line, write_quietly
 from .terminal import ANSWER_LIMIT_S
 

@@ -15,16 +15,19 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
-from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus, ProposedFile, Summary
+from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
 from ..core.records import changed
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome, answer
-from ..enforce.clock import monotonic_ns, wall_ns
-from ..enforce.handlers import raised
-from ..inbox import Inbox, Principal, Reminder, Role, outcome_of, refused, response_budget_ms
-from ..jobs.front import Front
-from ..servers.operators.shown import summary
-from ..store import Store
+from ..dispatch.job_client import JobClient
+from ..inbox.access import Principal, Role
+from ..inbox.inbox import Inbox, Reminder
+from ..inbox.outcomes import outcome_of, refused
+from ..inbox.wait_budget import response_budget_ms
+from ..process.clock import monotonic_ns, wall_ns
+from ..runtime.call import Admission, Outcome, answer
+from ..runtime.handlers import raised
+from ..server.web.proposal_json import summary
+from ..store.store import Store
 from . import signals
 from .inbox_edit import read_text
 from .output import is_terminal, say_line, write_quietly
@@ -41,7 +44,7 @@ WAITING_SHOWN = 200
 def ask_and_wait(verb: str, said: dict[str, Any], admission: Admission) -> Envelope:
     """Propose, or look, and wait for the decision for as long as was said. Raises Failure."""
     budget_ms = response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
-    _, wait_ms = Front.patience(admission, budget_ms if said["wait"] is None else said["wait"])
+    _, wait_ms = JobClient.patience(admission, budget_ms if said["wait"] is None else said["wait"])
     asker = Principal(said.get("asker") or Principal.local().name, Role.AGENT)
     ask = _ask(said) if verb == "propose" else None
 
@@ -56,17 +59,17 @@ def ask_and_wait(verb: str, said: dict[str, Any], admission: Admission) -> Envel
     return envelope
 
 
-def _ask(said: dict[str, Any]) -> Ask:
+def _ask(said: dict[str, Any]) -> ProposalRequest:
     policy = Policy(destructive=said["destructive"], remind_ms=said["remind"] or 0)
     if said["ttl"] is not None:
         policy = Policy(said["ttl"], policy.remind_ms, destructive=policy.destructive)
     if said["file"] is None:
         choices = tuple(said["choice"] or ())
-        return Ask(Kind.QUESTION, said["title"], said["justification"], choices=choices, policy=policy)
+        return ProposalRequest(Kind.QUESTION, said["title"], said["justification"], choices=choices, policy=policy)
     current = None if said["current"] is None else read_text(said["current"], "current")
     path = os.path.abspath(said["current"] or said["file"])
     file = ProposedFile(path, read_text(said["file"], "file"), current)
-    return Ask(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
+    return ProposalRequest(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
 
 
 async def _until_decided(

@@ -11,9 +11,9 @@ from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.records import changed
 from ..core.walltime import WallTime
-from ..enforce.admission import OURSELVES, Admission, Outcome, Tool, answer
-from ..enforce.clock import monotonic_ns, wall_ns
-from ..store import Store
+from ..process.clock import monotonic_ns, wall_ns
+from ..runtime.call import OURSELVES, Admission, Outcome, Tool, answer
+from ..store.store import Store
 from . import signals
 from .output import emit_help, is_terminal, say_line, wants_json, write_quietly
 from .parser import (
@@ -95,13 +95,13 @@ def _job_answer(
 ) -> Envelope:
     import asyncio
 
-    from ..enforce.handlers import raised
-    from ..jobs.front import Front
+    from ..dispatch.job_client import JobClient
+    from ..runtime.handlers import raised
 
     async def perform() -> Envelope:
         with Store.open() as store:
             try:
-                return await Front(store, command).perform(
+                return await JobClient(store, command).perform(
                     verb,
                     said.get("job_id"),
                     admission,
@@ -184,16 +184,16 @@ async def _answer_about_run(
     import asyncio
 
     from ..core.clocks import ClockKind, Fired
-    from ..enforce.identity import is_alive
-    from ..jobs.front import LATER_LOOKS_S, Front
-    from ..workflow.run import cancel
+    from ..dispatch.job_client import LATER_LOOKS_S, JobClient
+    from ..process.identity import is_alive
+    from ..workflow.engine import cancel
 
     if verb == "cancel":
         await cancel(run.id, store)
         run = store.runs.get(run.id) or run
     if verb != "wait":
         return answer(admission, Outcome(Ending.FINISHED, data=_describe_run(run, store, command)))
-    until_ns, waits_ms = Front.patience(admission, budget_ms)
+    until_ns, waits_ms = JobClient.patience(admission, budget_ms)
     # One that no process has does not go on by itself, however long it is waited for.
     while run.envelope is None and run.parked_at is None and is_alive(run.holder):
         left_s = LATER_LOOKS_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
@@ -216,8 +216,8 @@ def _describe_run(run: Run, store: Store, command: list[str]) -> dict[str, objec
     """Describe a run as a job is described."""
     import shlex
 
-    from ..enforce.identity import is_alive
-    from ..jobs.front import POLL_INTERVAL_MS
+    from ..dispatch.job_client import POLL_INTERVAL_MS
+    from ..process.identity import is_alive
     from ..workflow.report import report_of
 
     made = report_of(run, store.runs.steps(run.id), now=WallTime.of_ns(wall_ns()), is_alive=is_alive(run.holder))
@@ -310,7 +310,8 @@ def _check_token_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> N
 
 
 def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
-    from ..inbox import Access, Principal, Role, refused
+    from ..inbox.access import Access, Principal, Role
+    from ..inbox.outcomes import refused
 
     now, me = WallTime.of_ns(wall_ns()), Principal.local()
     try:

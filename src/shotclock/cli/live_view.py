@@ -19,11 +19,11 @@ from ..core.effects import Ending
 from ..core.graph import Groups, needs
 from ..core.texts import one_line
 from ..core.walltime import WallTime
-from ..enforce.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_ns
 from ..workflow.plan import grace_ms, graph_of, is_per_item
 from ..workflow.report import MARKS, brief, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
-from ..workflow.states import Status, StepState
+from ..workflow.state import Status, StepState
 from .render import COLOURS
 from .terminal import Screen
 

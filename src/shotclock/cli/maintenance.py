@@ -8,7 +8,7 @@ import os
 from ..core.effects import Ending
 from ..core.envelope import Problem, warning
 from ..core.errors import ErrorEntry, Failure, error_entries, warning_entries
-from ..enforce.admission import Outcome
+from ..runtime.call import Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def errors_page() -> str:
 
 
 def examine_machine(*, sweep: bool, trace_id: str | None) -> Outcome:
-    """Probe the machine; the probes are in enforce/checkup.py."""
-    from ..enforce.checkup import examine
+    """Probe the machine; the probes are in runtime/machine_check.py."""
+    from ..runtime.machine_check import examine
 
     findings = examine(sweep=sweep, trace_id=trace_id)
     problem = None
@@ -108,12 +108,12 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     from dataclasses import replace
 
     from ..core.walltime import WallTime
-    from ..enforce.clock import wall_ns
-    from ..enforce.identity import is_alive
-    from ..enforce.outcomes import failure_outcome
-    from ..jobs import Front
-    from ..store import Store
+    from ..dispatch.job_client import JobClient
+    from ..process.clock import wall_ns
+    from ..process.identity import is_alive
+    from ..runtime.outcomes import failure_outcome
     from ..store.retention import prune, retention_in
+    from ..store.store import Store
 
     try:
         retention = replace(retention_in(os.environ), **changes)
@@ -122,7 +122,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
             pruned = prune(store, retention, WallTime.of_ns(wall_ns()), is_alive, dry_run=dry_run)
             shrunk = True
             if not dry_run:
-                Front(store, ["shotclock"]).forget_old()
+                JobClient(store, ["shotclock"]).forget_old()
                 shrunk = store.shrink()
             after = _size(store.path)
     except Failure as failure:

@@ -13,7 +13,7 @@ from ..core.durations import format_duration
 from ..core.envelope import Envelope
 from ..core.texts import one_line
 from ..workflow.report import MARKS, WORDS, brief
-from ..workflow.states import Status
+from ..workflow.state import Status
 from .report import where_it_is
 
 # Steps on a terminal. Of a longer run only those that say something are shown there.

@@ -12,14 +12,14 @@ from urllib.parse import quote
 from ..core.effects import Ending
 from ..core.errors import Failure
 from ..core.walltime import WallTime
-from ..enforce.admission import Outcome
-from ..enforce.clock import wall_ns
-from ..enforce.identity import is_alive
-from ..enforce.outcomes import failure_outcome
-from ..store import Store
+from ..process.clock import wall_ns
+from ..process.identity import is_alive
+from ..runtime.call import Outcome
+from ..runtime.outcomes import failure_outcome
 from ..store.runs import Run
+from ..store.store import Store
 from ..workflow.report import Report, report_of
-from ..workflow.states import Status
+from ..workflow.state import Status
 from .output import is_terminal, say_line
 
 # Runs in a list, and those among which a mistyped or shortened id is looked for.
@@ -41,7 +41,7 @@ def report(run_id: str, *, html: str | None, output: str, output_file: str | Non
                 html = _kept_page(store, made.run_id)
         data = made.to_dict()
         if html is not None:
-            from ..workflow.page import to_html
+            from ..workflow.html_report import to_html
 
             write_file(html, to_html(made))
             data["html"] = os.path.abspath(html)
@@ -70,7 +70,7 @@ def show(outcome: Outcome, *, says: bool) -> None:
 
     Not part of the work: what that starts is stopped when it ends, and a browser is not.
     """
-    from ..enforce.browser import open_in_browser
+    from ..process.browser import open_in_browser
 
     data: Any = outcome.data
     is_somebody_there = is_terminal(sys.stderr) and not os.environ.get("CI")

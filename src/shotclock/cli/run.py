@@ -22,16 +22,16 @@ from ..core.errors import Failure
 from ..core.records import made, value
 from ..core.texts import one_line
 from ..core.walltime import WallTime
-from ..enforce.admission import Outcome, admit, answer
-from ..enforce.clock import wall_ns
-from ..enforce.handlers import raised
-from ..inbox import response_budget_ms
-from ..store import Store
+from ..inbox.wait_budget import response_budget_ms
+from ..process.clock import wall_ns
+from ..runtime.call import Outcome, admit, answer
+from ..runtime.handlers import raised
+from ..store.store import Store
+from ..workflow.engine import RunRequest, recorded, resume, start
 from ..workflow.lint import lint
 from ..workflow.report import MARKS, brief, unstarted, why_failed
-from ..workflow.run import RunRequest, recorded, resume, start
 from ..workflow.schema import WorkflowFile
-from ..workflow.states import Status, StepState
+from ..workflow.state import Status, StepState
 from . import signals, workflow_files
 from .output import emit, emit_text, is_terminal, say_line, summary_line, write_quietly
 from .parser import Mistakes

@@ -9,9 +9,9 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.records import value
-from ..enforce.admission import OURSELVES, Admission, Outcome, Tool, admit, answer, inherited_deadline, no_time_left
-from ..enforce.clock import monotonic_ns, process_began_ns
-from ..enforce.forked import carry_out
+from ..process.clock import monotonic_ns, process_began_ns
+from ..runtime.call import OURSELVES, Admission, Outcome, Tool, admit, answer, inherited_deadline, no_time_left
+from ..runtime.forked import carry_out
 from . import signals
 from .output import emit, emit_text, say_line, summary_line
 from .parser import Mistakes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..servers.serving import Options
+    from ..server.serve import Options
 
 # What looks, decides or answers at once takes a moment; the store's own waits are shorter than this.
 TIMEOUT_MS = 30_000
@@ -127,7 +127,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
 
 def read_serve_options(**written: Any) -> tuple[Options, Mistakes]:
     """Return how to serve, and every mistake in what was written. Raises Failure: tokens are looked for."""
-    from ..servers.serving import options_of
+    from ..server.serve import options_of
 
     options, mistakes = options_of(**written)
     return options, [{**mistake, "field": mistake["field"].replace("_", "-")} for mistake in mistakes]
@@ -138,7 +138,7 @@ def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_
 
     What keeps it from serving is one envelope; after that stdout is the protocol's. `to_stderr`: it is from the start.
     """
-    from ..servers.serving import serve_inbox, serve_target
+    from ..server.serve import serve_inbox, serve_target
 
     try:
         return serve_inbox(options) if target is None else serve_target(target, options)

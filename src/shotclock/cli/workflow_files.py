@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ..core.effects import Ending
 from ..core.envelope import Problem
-from ..enforce.admission import Outcome
+from ..runtime.call import Outcome
 from ..workflow.lint import find_unset, lint
-from ..workflow.loading import Finding, Loaded, load_file
+from ..workflow.loader import Finding, Loaded, load_file
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import json_schema
-from ..workflow.states import StepState
+from ..workflow.state import StepState
 
 OnChange = Callable[[StepState], None]
 

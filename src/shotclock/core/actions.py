@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 from .texts import visible
 
 if TYPE_CHECKING:
-    from .asks import Ask
+    from .proposal_request import ProposalRequest
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 
-def action_text(ask: Ask) -> str:
+def action_text(ask: ProposalRequest) -> str:
     """Return what is done if somebody says yes. Raises TypeError or ValueError for what is no JSON."""
     return text_of(_action(ask))
 
@@ -44,7 +44,7 @@ def text_of(value: Mapping[str, Any]) -> str:
     return "\n".join(_lines(value, ""))
 
 
-def _action(ask: Ask) -> dict[str, Any]:
+def _action(ask: ProposalRequest) -> dict[str, Any]:
     action: dict[str, Any]
     if ask.operation is not None:
         action = {"run" if ask.dispatched else "the asker runs": ask.operation}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from .asks import Policy
 from .clocks import Clocks
 from .operation import HandlerReference, Isolation, Operation, hyphenated
+from .proposal_request import Policy
 from .records import as_dict
 
 JsonSchema = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from .clocks import Clocks
 
 Isolation = Literal["auto", "process", "loop", "thread"]
-Place = Literal["process", "loop", "thread"]
+RunsIn = Literal["process", "loop", "thread"]
 Guard = Callable[..., Any]
 
 
@@ -44,7 +44,7 @@ class Operation:
     clocks: Clocks = field(default_factory=Clocks)
     guards: tuple[Guard, ...] = ()
     is_async: bool = field(init=False)
-    place: Place = field(init=False)
+    place: RunsIn = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -59,6 +59,6 @@ class Operation:
             raise ValueError(f"{self.name!r} is not async: isolate it in a 'process' or a 'thread'")
         if self.isolation == "thread" and is_async:
             raise ValueError(f"{self.name!r} is async: run it on a 'loop', or in a 'process' to make it killable")
-        place: Place = ("loop" if is_async else "process") if self.isolation == "auto" else self.isolation
+        place: RunsIn = ("loop" if is_async else "process") if self.isolation == "auto" else self.isolation
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "place", place)

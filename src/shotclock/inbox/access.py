@@ -17,11 +17,11 @@ from enum import StrEnum
 
 from ..core.durations import MAX_MS
 from ..core.errors import Failure
-from ..core.proposals import Proposal, Summary, refusal
+from ..core.proposal import Proposal, Summary, refusal
 from ..core.walltime import WallTime
-from ..store import Store
+from ..store.store import Store
 from ..store.tokens import Token
-from .audit import AuditFile
+from .audit_file import AuditFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
 _TOKEN = re.compile(r"shotclock_(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)

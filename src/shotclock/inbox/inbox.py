@@ -23,10 +23,10 @@ from typing import TypeVar
 from ..core.deadlines import Deadline
 from ..core.envelope import shortened
 from ..core.errors import Failure
-from ..core.proposals import (
-    Ask,
+from ..core.proposal import (
     Decision,
     Proposal,
+    ProposalRequest,
     ProposalStatus,
     Ran,
     Room,
@@ -40,17 +40,17 @@ from ..core.proposals import (
     refusal,
 )
 from ..core.walltime import WallTime
-from ..enforce.clock import monotonic_ns, wall_ns
-from ..enforce.identity import is_alive, this_process
-from ..store import Store
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.identity import is_alive, this_process
 from ..store.audit import Entry
 from ..store.home import private_directory, private_key
 from ..store.proposals import NewProposal
 from ..store.retention import prune_by_the_way
+from ..store.store import Store
 from .access import Principal
-from .audit import AuditFile, AuditProblem
-from .budget import room_in_inbox
-from .waiting import Watcher
+from .audit_file import AuditFile, AuditProblem
+from .wait_budget import room_in_inbox
+from .watcher import Watcher
 
 # How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
 CLOSE_LIMIT_S = 15.0
@@ -109,7 +109,7 @@ class Inbox:
     # --- for those who ask ----------------------------------------------------------------------------------
 
     async def propose(
-        self, ask: Ask, by: Principal, *, key: str | None = None, since: WallTime | None = None
+        self, ask: ProposalRequest, by: Principal, *, key: str | None = None, since: WallTime | None = None
     ) -> Proposal:
         """The proposal that answers this call: one that is open, a decision that still holds, or a new one.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.envelope import Envelope
-from ..enforce.call import Runtime
+from ..runtime.runtime import Runtime
 from .provider import StepCall, StepResult, envelope_left_by, hand_over
 
 SHELL = ["/bin/sh"]

@@ -20,16 +20,17 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.records import changed
-from ..desk import Desk
-from ..desk.targets import Target, learn, parse_target
-from ..enforce.admission import Admission, Outcome, answer, no_time_left
-from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns
-from ..enforce.handlers import raised
-from ..enforce.outcomes import timeout_problem
-from ..enforce.processes import shielded
-from ..enforce.values import users_code_kept_out
-from ..inbox import Inbox, RunWait
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.targets import Target, learn, parse_target
+from ..inbox.approval import RunWait
+from ..inbox.inbox import Inbox
+from ..process.clock import monotonic_ns
+from ..process.safe_unpickle import users_code_kept_out
+from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.command_runner import shielded
+from ..runtime.handlers import raised
+from ..runtime.outcomes import timeout_problem
+from ..runtime.runtime import Runtime
 from .provider import StepCall, StepResult, admitted, cancelled_outcome, envelope_left_by, hand_over
 
 # How many Apps (with different environments, each is another) are kept up when nobody calls them just now.
@@ -43,7 +44,7 @@ class _Served:
     target: str
     folder: Path
     env: Mapping[str, str]
-    opening: asyncio.Task[Desk]
+    opening: asyncio.Task[Dispatcher]
     calls: int = 0
 
     def is_for(self, call: StepCall) -> bool:
@@ -77,7 +78,7 @@ class FunctionProvider:
                 if refused is not None:
                     return refused
             try:
-                desk = served.opening.result()
+                dispatcher = served.opening.result()
             except Exception as error:
                 if served in self._served:
                     self._served.remove(served)  # whoever tries again may have mended it
@@ -85,7 +86,7 @@ class FunctionProvider:
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(answer(admission, outcome), None, "function/import_error")
             try:
-                envelope = await _called(desk, call, runtime, _left(admission))
+                envelope = await _called(dispatcher, call, runtime, _left(admission))
             except asyncio.CancelledError as cancelled:
                 left = envelope_left_by(cancelled) or answer(admission, cancelled_outcome(Ending.KILLED))
                 hand_over(cancelled, _result(call, left))
@@ -115,7 +116,7 @@ class FunctionProvider:
         if not apps:  # results are opened here, and must not import what they are made of
             self._kept_out.enter_context(users_code_kept_out())
         target = str(call.settings["target"])
-        opening = asyncio.ensure_future(_desk(target, call.folder, dict(call.env), self._inbox))
+        opening = asyncio.ensure_future(_dispatcher(target, call.folder, dict(call.env), self._inbox))
         apps.append(_Served(target, call.folder, call.env, opening))
         return apps[-1]
 
@@ -143,7 +144,7 @@ class FunctionProvider:
             await _closed(served)
 
 
-async def _called(desk: Desk, call: StepCall, runtime: Runtime, clocks: Clocks) -> Envelope:
+async def _called(dispatcher: Dispatcher, call: StepCall, runtime: Runtime, clocks: Clocks) -> Envelope:
     """While a person is asked, only the time of the run goes on; the work has the step's clocks after that."""
     command, arguments = call.settings["command"], call.settings["arguments"]
     around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
@@ -152,10 +153,10 @@ async def _called(desk: Desk, call: StepCall, runtime: Runtime, clocks: Clocks) 
     said = (
         "" if "justification" in arguments else f"{call.name} of run {call.key.partition('/')[0]} calls this command."
     )
-    return await desk.call(command, arguments, clocks, run_wait=run_wait, justification=said if call.key else "")
+    return await dispatcher.call(command, arguments, clocks, run_wait=run_wait, justification=said if call.key else "")
 
 
-async def _desk(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Desk:
+async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:
     """Raises Failure if there is no such App, or it cannot be imported."""
     target = await asyncio.to_thread(_target, written, folder)
     program = target.program
@@ -167,7 +168,7 @@ async def _desk(written: str, folder: Path, env: dict[str, str], inbox: Callable
         catalogue = await learn(runtime, target)
         for spec in catalogue.commands:
             runtime.register(spec.operation())
-        return Desk(catalogue, runtime, inbox_of=inbox)
+        return Dispatcher(catalogue, runtime, inbox_of=inbox)
     except BaseException:
         await shielded(runtime.close())
         raise

@@ -19,14 +19,14 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.records import changed
-from ..enforce.admission import Admission, Outcome, admit, answer, no_time_left
-from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns
-from ..enforce.context import Scope
-from ..enforce.hosted import current_scope
-from ..enforce.outcomes import stalled_problem
-from .git_place import InTheWay, Place
-from .git_repository import InvalidRepository, Repository, ref_problem
+from ..process.clock import monotonic_ns
+from ..process.context import Scope
+from ..runtime.call import Admission, Outcome, admit, answer, no_time_left
+from ..runtime.loop_call import current_scope
+from ..runtime.outcomes import stalled_problem
+from ..runtime.runtime import Runtime
+from .git_checkout import CheckoutFolder, InTheWay
+from .git_source import InvalidRepository, Repository, ref_problem
 from .provider import StepCall, StepResult, cancelled_outcome, hand_over
 
 # Of what git said: enough to read what is wrong.
@@ -334,7 +334,7 @@ class Checkout:
 
 
 async def _carried_out(git: Git, asked: Asked, admission: Admission) -> tuple[Outcome, str | None]:
-    checkout, place, repository = Checkout(git, asked), Place(asked.target), asked.repository
+    checkout, place, repository = Checkout(git, asked), CheckoutFolder(asked.target), asked.repository
     effects: SideEffects | None = None
     try:
         try:

@@ -17,18 +17,18 @@ from ..core.clocks import ClockKind
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Problem, warning
 from ..core.trace import TRACEPARENT
-from ..enforce.admission import Admission, Outcome, admit, answer, no_time_left
-from ..enforce.alarms import LONGEST_DELAY_S, Alarms
-from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns, wall_seconds
-from ..enforce.context import Scope
-from ..enforce.handlers import raised
-from ..enforce.hosted import current_scope
-from ..enforce.outcomes import stalled_problem
-from ..enforce.processes import shielded
-from .http_request import InvalidRequest, Request, is_secret, shown, unfetchable
+from ..process.clock import monotonic_ns, wall_seconds
+from ..process.context import Scope
+from ..runtime.call import Admission, Outcome, admit, answer, no_time_left
+from ..runtime.command_runner import shielded
+from ..runtime.handlers import raised
+from ..runtime.loop_call import current_scope
+from ..runtime.outcomes import stalled_problem
+from ..runtime.runtime import Runtime
+from ..runtime.soft_and_idle import LONGEST_DELAY_S, Alarms
+from .http_request import HttpRequest, InvalidRequest, is_secret, shown, unfetchable
 from .http_response import BodyTooLarge, Response, Unwritable, retry_after_ms
-from .names import Names
+from .name_lookup import Names
 from .provider import StepCall, StepResult, hand_over
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class HttpProvider:
 
     async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
         scope = current_scope.get()
-        request: Request | InvalidRequest
+        request: HttpRequest | InvalidRequest
         try:
-            request = Request.of(call.settings)
+            request = HttpRequest.of(call.settings)
         except InvalidRequest as error:
             request = error
         admission = admit(
@@ -201,7 +201,7 @@ class HttpProvider:
 class Exchange:
     """How far one request has got, and what is said about it in the end."""
 
-    def __init__(self, request: Request, response: Response, admission: Admission) -> None:
+    def __init__(self, request: HttpRequest, response: Response, admission: Admission) -> None:
         self.request = request
         self.response = response
         self.admission = admission

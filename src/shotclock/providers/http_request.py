@@ -31,7 +31,7 @@ class InvalidRequest(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     method: str
     url: str
     params: dict[str, Any]
@@ -41,7 +41,7 @@ class Request:
     output_file: str | None
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Request:
+    def of(cls, settings: Mapping[str, Any]) -> HttpRequest:
         """Raises InvalidRequest, whose message names what is wrong and shows no value that may be secret."""
         try:
             return cls._of(settings)
@@ -50,7 +50,7 @@ class Request:
             raise InvalidRequest(f"it has a value that cannot be sent ({type(error).__name__})") from None
 
     @classmethod
-    def _of(cls, settings: Mapping[str, Any]) -> Request:
+    def _of(cls, settings: Mapping[str, Any]) -> HttpRequest:
         method = str(settings.get("method") or "GET").upper()
         if not _TOKEN.fullmatch(method) or method == "CONNECT":
             raise InvalidRequest(f"method: {method[:20]!r} cannot be sent")

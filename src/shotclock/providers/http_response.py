@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..enforce.capture import make_private_directory, prune_spills, spill_path
-from .http_request import Request
+from ..process.output_capture import make_private_directory, prune_spills, spill_path
+from .http_request import HttpRequest
 
 if TYPE_CHECKING:
     import httpx2
@@ -43,7 +43,7 @@ class Unwritable(Exception):
 class Response:
     """The answer to one request, as far as it has come."""
 
-    def __init__(self, request: Request, folder: Path) -> None:
+    def __init__(self, request: HttpRequest, folder: Path) -> None:
         self._request = request
         self._folder = folder
         self.status = 0

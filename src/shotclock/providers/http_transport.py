@@ -16,7 +16,7 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 import httpcore2
 import httpx2
 
-from .names import Names, Unresolved
+from .name_lookup import Names, Unresolved
 
 # Before the next address of a host is tried beside the one that does not answer (RFC 8305).
 NEXT_ADDRESS_S = 0.25

@@ -17,19 +17,21 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ..core.asks import TEXT_LIMIT, TITLE_LIMIT
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Failure
-from ..core.proposals import Ask, Kind, Policy, Proposal, ProposalStatus
+from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
+from ..core.proposal_request import TEXT_LIMIT, TITLE_LIMIT
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome, answer, no_time_left
-from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns, wall_ns
-from ..enforce.handlers import raised
-from ..enforce.hosted import current_scope
-from ..inbox import Inbox, Principal, outcome_of
+from ..inbox.access import Principal
+from ..inbox.inbox import Inbox
+from ..inbox.outcomes import outcome_of
+from ..process.clock import monotonic_ns, wall_ns
+from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.handlers import raised
+from ..runtime.loop_call import current_scope
+from ..runtime.runtime import Runtime
 from .provider import StepCall, StepResult, admitted
 
 # What somebody can have typed, with everything pasted; what feeds us more is no person.
@@ -137,7 +139,7 @@ class HumanProvider:
         return StepResult(answer(admission, outcome), None, f"human-input/{proposal.status}")
 
 
-def _ask(call: StepCall, admission: Admission) -> Ask:
+def _ask(call: StepCall, admission: Admission) -> ProposalRequest:
     prompt = " ".join(str(call.settings["prompt"]).split())
     title = prompt if len(prompt) <= TITLE_LIMIT else prompt[: TITLE_LIMIT - 1] + "…"
     said = [] if title == prompt else [str(call.settings["prompt"])]
@@ -149,7 +151,7 @@ def _ask(call: StepCall, admission: Admission) -> Ask:
     ttl_ms = max(1, admission.bound.bell.remaining_ms(monotonic_ns())) if admission.bound.bell else 0
     if ttl_ms and admission.bound.source is admission.bound.bell:
         ttl_ms = admission.bound.limit_ms
-    return Ask(
+    return ProposalRequest(
         Kind.QUESTION,
         title or "(no question)",
         "\n\n".join(said)[:TEXT_LIMIT],

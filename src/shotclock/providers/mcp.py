@@ -24,18 +24,19 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.trace import TRACEPARENT
 from ..core.values import as_plain, warn_of_kept
-from ..enforce import commands
-from ..enforce.admission import Admission, Outcome, answer, no_time_left
-from ..enforce.call import Runtime
-from ..enforce.clock import monotonic_ns
-from ..enforce.handlers import raised
-from ..enforce.opened import Opened
-from ..enforce.processes import shielded
-from ..inbox import Inbox, undecided
+from ..inbox.inbox import Inbox
+from ..inbox.outcomes import undecided
+from ..process.clock import monotonic_ns
+from ..runtime import commands
+from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.command_runner import shielded
+from ..runtime.handlers import raised
+from ..runtime.interactive_process import Opened
+from ..runtime.runtime import Runtime
 from .provider import ForeignProposal, StepCall, StepResult, admitted, cancelled_outcome, hand_over
 
 if TYPE_CHECKING:
-    from .conversation import Conversation
+    from .mcp_client import Conversation
 
 # To take leave of a server that is reached by URL: a DELETE, if there is a session. One that hangs is left without.
 FAREWELL_S = 0.5
@@ -107,7 +108,7 @@ class McpProvider:
         if not self._is_loaded:
             problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_error")
-        from .conversation import unsendable
+        from .mcp_client import unsendable
 
         if (trouble := unsendable(call.settings["arguments"])) is not None:
             problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
@@ -138,7 +139,7 @@ class _Call:
     """One step's call from its admission to its result."""
 
     def __init__(self, call: StepCall, admission: Admission, runtime: Runtime) -> None:
-        from .conversation import Conversation
+        from .mcp_client import Conversation
 
         self._call, self._admission, self._runtime = call, admission, runtime
         bell = admission.bound.bell
@@ -235,7 +236,7 @@ class _Call:
 
     def _alarms(self) -> list[tuple[int, ClockKind, int]]:
         """When the next clocks ring, which they are, and how long they are."""
-        from .conversation import Stage
+        from .mcp_client import Stage
 
         talk, bound, idle_ms = self._talk, self._admission.bound, self._admission.clocks.idle_ms
         alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
@@ -247,7 +248,7 @@ class _Call:
         return alarms
 
     def _rang(self, talk: Conversation, kind: ClockKind, limit_ms: int) -> Problem:
-        from .conversation import Stage
+        from .mcp_client import Stage
 
         elapsed_ns = monotonic_ns() - self._admission.started_ns
         if kind is ClockKind.OPERATION:  # a clock of its own, inside the step's
@@ -275,7 +276,7 @@ class _Call:
     # --- what is said about it ----------------------------------------------------------------------------
 
     def _judged(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
-        from .conversation import Stage, content_of, output_of, text_of
+        from .mcp_client import Stage, content_of, output_of, text_of
 
         talk = self._talk
         if problem is not None:

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from ..core.clocks import Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.proposals import Proposal
+from ..core.proposal import Proposal
 from ..core.walltime import WallTime
-from ..enforce.admission import Admission, Outcome, admit
-from ..enforce.call import Runtime
-from ..enforce.hosted import current_scope
+from ..runtime.call import Admission, Outcome, admit
+from ..runtime.loop_call import current_scope
+from ..runtime.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The audit trail: an entry for every change of a proposal or a token, written in the same transaction.
 
 Each entry carries the hash of the one before it, so none can be taken out, changed or put elsewhere without a trace.
-`filed` is how far the entries are known to be in the file beside the database as well (inbox/audit.py).
+`filed` is how far the entries are known to be in the file beside the database as well (inbox/audit_file.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.proposals import canonical, digest
+from ..core.proposal import canonical, digest
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database

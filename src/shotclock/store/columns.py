@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..core.holder import Holder
+from ..core.process_identity import ProcessIdentity
 from ..core.walltime import WallTime
 
 # One value. SQLite would take a gigabyte, and hold the writer's lock while it does.
@@ -48,16 +48,16 @@ def json_out(column: str) -> Any:
     return json.loads(column)
 
 
-def holder_in(holder: Holder) -> str:
+def holder_in(holder: ProcessIdentity) -> str:
     """One canonical text, so that equal holders are equal columns."""
     return json_in([holder.host, holder.boot_id, holder.pid, holder.started, holder.namespace])
 
 
-def holder_out(column: str) -> Holder:
-    return Holder(*json_out(column))
+def holder_out(column: str) -> ProcessIdentity:
+    return ProcessIdentity(*json_out(column))
 
 
-def maybe_holder_out(column: str | None) -> Holder | None:
+def maybe_holder_out(column: str | None) -> ProcessIdentity | None:
     return None if column is None else holder_out(column)
 
 

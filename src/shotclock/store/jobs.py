@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ..core.holder import Holder
+from ..core.process_identity import ProcessIdentity
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database
@@ -87,7 +87,7 @@ class Job:
     stdin_path: str | None
     state: JobState
     attempt: int
-    keeper: Holder | None
+    keeper: ProcessIdentity | None
     progress: Progress | None
     heartbeat_at: WallTime | None
     """The last sign of life of this attempt: its keeper took charge, beat or made progress."""
@@ -127,7 +127,9 @@ class Jobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def attach_or_create(self, new: NewJob, now: WallTime, is_alive: Callable[[Holder], bool]) -> tuple[Job, bool]:
+    def attach_or_create(
+        self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
+    ) -> tuple[Job, bool]:
         """The job that does this work, and whether the caller is the one who must start its keeper.
 
         Of any number of callers at once, one is. The others get that job, running, or ended and not yet told.
@@ -156,7 +158,7 @@ class Jobs:
             connection.execute(f"INSERT INTO jobs ({names}) VALUES ({', '.join(f':{n}' for n in row)})", row)
             return _got(connection, new.id), True
 
-    def answering(self, new: NewJob, now: WallTime, is_alive: Callable[[Holder], bool]) -> Job | None:
+    def answering(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
         """The job that does this work already, or has done it and told nobody."""
         with self._database.read() as connection:
             job = _latest(connection, new.key)
@@ -191,7 +193,7 @@ class Jobs:
         with self._database.read() as connection:
             return tuple(map(_job, connection.execute(query, parameters).fetchall()))
 
-    def take_charge(self, id: str, keeper: Holder, now: WallTime) -> Job | None:
+    def take_charge(self, id: str, keeper: ProcessIdentity, now: WallTime) -> Job | None:
         """The job, now running under this keeper. None if it is not to be run: ended, or under another keeper."""
         with self._database.write() as connection:
             connection.execute(
@@ -291,7 +293,7 @@ class Jobs:
         return jobs
 
 
-def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[Holder], bool]) -> bool:
+def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> bool:
     """Whether this job is the answer to the invocation as it stands."""
     if job.state is JobState.STARTING:
         # Either way: a clock that was set back must not keep a job starting until it has caught up.

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..core.holder import Holder
+from ..core.process_identity import ProcessIdentity
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database
@@ -21,7 +21,7 @@ from .database import Database
 class Lock:
     name: str
     token: str
-    holder: Holder
+    holder: ProcessIdentity
     label: str
     """What the holder is doing, in words for whoever has to wait."""
     acquired_at: WallTime
@@ -77,11 +77,11 @@ class Locks:
         name: str,
         *,
         slots: int = 1,
-        holder: Holder,
+        holder: ProcessIdentity,
         label: str,
         token: str,
         now: WallTime,
-        is_alive: Callable[[Holder], bool],
+        is_alive: Callable[[ProcessIdentity], bool],
         lease_ms: int | None = None,
     ) -> Held | Conflict:
         """A place, if there is one. Asking again with a token that holds one renews its lease.
@@ -132,7 +132,7 @@ class Locks:
         with self._database.write(durable=False) as connection:
             return connection.execute("DELETE FROM locks WHERE token = ?", (c.text_in(token),)).rowcount > 0
 
-    def release_all(self, holder: Holder) -> int:
+    def release_all(self, holder: ProcessIdentity) -> int:
         """How many this process held."""
         with self._database.write(durable=False) as connection:
             return connection.execute("DELETE FROM locks WHERE holder = ?", (c.holder_in(holder),)).rowcount
@@ -144,7 +144,7 @@ class Locks:
                 return _of_name(connection, name)
             return tuple(map(_lock, connection.execute(f"SELECT {_COLUMNS} FROM locks ORDER BY seq").fetchall()))
 
-    def forget_dead(self, is_alive: Callable[[Holder], bool]) -> int:
+    def forget_dead(self, is_alive: Callable[[ProcessIdentity], bool]) -> int:
         """How many went with their holders. For names that nobody asks for again."""
         dead = [lock.token for lock in self.list() if not is_alive(lock.holder)]
         with self._database.write(durable=False) as connection:
@@ -154,7 +154,7 @@ class Locks:
 
 
 def _weigh(
-    locks: tuple[Lock, ...], slots: int, token: str, now: WallTime, is_alive: Callable[[Holder], bool]
+    locks: tuple[Lock, ...], slots: int, token: str, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
 ) -> tuple[Conflict | None, tuple[Lock, ...]]:
     """The conflict, if there is no place for this token; and the locks that hold a place without a right to it."""
     if any(lock.token == token for lock in locks):

@@ -1,6 +1,6 @@
 """Proposals, as they wait for a person and as they were decided.
 
-Every change is one transaction that reads the proposal, lets core/proposals.py decide whether the change may be,
+Every change is one transaction that reads the proposal, lets core/proposal.py decide whether the change may be,
 and writes it down together with its entry in the audit trail. The entry's number is the proposal's new `seq`.
 One that is past its end is expired in the same transaction, before anything else is done with it.
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Failure
-from ..core.proposals import (
+from ..core.proposal import (
     NOTES_SHOWN,
-    Ask,
     Decision,
     Kind,
     Proposal,
+    ProposalRequest,
     ProposalStatus,
     Ran,
     Room,
@@ -29,13 +29,13 @@ from ..core.proposals import (
     Summary,
     digest,
 )
-from ..core.proposals import decided as as_decided
-from ..core.proposals import ended as as_ended
-from ..core.proposals import expired as as_expired
-from ..core.proposals import extended as as_extended
-from ..core.proposals import gone_on as as_gone_on
-from ..core.proposals import used as as_used
-from ..core.proposals import withdrawn as as_withdrawn
+from ..core.proposal import decided as as_decided
+from ..core.proposal import ended as as_ended
+from ..core.proposal import expired as as_expired
+from ..core.proposal import extended as as_extended
+from ..core.proposal import gone_on as as_gone_on
+from ..core.proposal import used as as_used
+from ..core.proposal import withdrawn as as_withdrawn
 from ..core.walltime import LATEST_MS, WallTime
 from . import columns as c
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
@@ -66,7 +66,7 @@ _SUMMARY = (
 @dataclass(frozen=True, slots=True)
 class NewProposal:
     id: str
-    ask: Ask
+    ask: ProposalRequest
     asked_by: str
     key: str | None = None
     since: WallTime | None = None
@@ -614,7 +614,7 @@ def _proposal(row: tuple[Any, ...]) -> Proposal:
         decided_at=c.maybe_time_out(row[10]),
         used_at=c.maybe_time_out(row[11]),
         decision=None if decision is None else Decision.of_json(c.json_out(decision)),
-        ask=Ask.of_json(c.json_out(row[13])),
+        ask=ProposalRequest.of_json(c.json_out(row[13])),
         decided_via=c.maybe_text_out(row[14]),
         runner=_runner_out(row[15]),
         outcome=_outcome_out(row[16]),

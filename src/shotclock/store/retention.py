@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.errors import Failure
-from ..core.holder import Holder
+from ..core.process_identity import ProcessIdentity
 from ..core.walltime import WallTime
 from .store import Store
 
@@ -100,7 +100,7 @@ def prune(
     store: Store,
     retention: Retention,
     now: WallTime,
-    is_alive: Callable[[Holder], bool],
+    is_alive: Callable[[ProcessIdentity], bool],
     *,
     dry_run: bool = False,
     limit: int = -1,
@@ -133,7 +133,7 @@ def prune(
 
 
 def prune_by_the_way(
-    store: Store, environment: Mapping[str, str], now: WallTime, is_alive: Callable[[Holder], bool]
+    store: Store, environment: Mapping[str, str], now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
 ) -> None:
     """Once a day, a bounded part of it. Whatever keeps it from being done is told by `shotclock prune`."""
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.holder import Holder
+from ..core.process_identity import ProcessIdentity
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database
@@ -37,7 +37,7 @@ class Run:
     workflow: Any
     inputs: Any
     trace_id: str
-    holder: Holder
+    holder: ProcessIdentity
     created_at: WallTime
     deadline_at: WallTime | None
     ended_at: WallTime | None
@@ -78,7 +78,7 @@ class Runs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(self, new: NewRun, holder: Holder, now: WallTime) -> Run:
+    def begin(self, new: NewRun, holder: ProcessIdentity, now: WallTime) -> Run:
         """Raises RunTaken if there is one of that id already, however it ended."""
         with self._database.write() as connection:
             if (there := _get(connection, new.id)) is not None:
@@ -101,7 +101,7 @@ class Runs:
         assert made is not None
         return made
 
-    def take_up(self, run_id: str, holder: Holder, is_alive: Callable[[Holder], bool]) -> Run | None:
+    def take_up(self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]) -> Run | None:
         """The run, now this holder's; None if there is none. Raises RunTaken while another process lives that has it.
 
         One that has ended stays as it is.
@@ -117,7 +117,7 @@ class Runs:
             )
             return _get(connection, run_id)
 
-    def park(self, run_id: str, holder: Holder, now: WallTime) -> None:
+    def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
         """Nobody has it any more, until it is taken up again."""
         with self._database.write() as connection:
             connection.execute(
@@ -200,7 +200,7 @@ class Runs:
                     found.append(Outdated(seq, bytes))
             return tuple(each for each in reversed(found) if not _is_inside_open(connection, each.seq))
 
-    def left_behind(self, before: WallTime, is_alive: Callable[[Holder], bool]) -> tuple[Outdated, ...]:
+    def left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
         """Runs that began before then and whose process died. One that is parked waits for a person, and stays."""
         with self._database.read() as connection:
             rows = connection.execute(

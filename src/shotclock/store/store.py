@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ..core.walltime import WallTime
     from .audit import Audit
     from .checkpoints import Checkpoints
+    from .idempotency import IdempotencyKeys
     from .jobs import Jobs
     from .locks import Locks
     from .proposals import Proposals
-    from .replies import Replies
     from .runs import Runs
     from .tokens import Tokens
 
@@ -48,7 +48,7 @@ class Store:
     jobs: Jobs
     locks: Locks
     proposals: Proposals
-    replies: Replies
+    replies: IdempotencyKeys
     runs: Runs
     tokens: Tokens
 

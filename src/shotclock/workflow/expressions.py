@@ -11,14 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .loading import suggest
-from .templates import (
-    condition_expression,
-    environment_for,
-    is_simple,
-    names_in,
-    with_subscripts,
-)
+from .loader import suggest
+from .templates import condition_expression, environment_for, is_simple, names_in, with_subscripts
 
 if TYPE_CHECKING:
     from jinja2 import nodes

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as xml
 
 from ..core.texts import one_line, visible
 from .report import MARKS, WORDS, Report, ReportedStep, brief
-from .states import Status
+from .state import Status
 
 # What JUnit files carry of one step's output: readers load them whole.
 SYSTEM_OUT_SHOWN = 8_000

@@ -11,9 +11,8 @@ from pathlib import Path
 from ..core.deadlines import reserve_ms_for
 from ..core.durations import format_duration
 from ..core.graph import behind_all, find_cycle, needs
-from . import mentions
-from .kinds import KINDS, Unit, duration_ms
-from .loading import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
+from . import template_references
+from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
 from .plan import (
     Plan,
     PlannedStep,
@@ -28,19 +27,10 @@ from .plan import (
     timeout_key,
     written_timeout,
 )
-from .schema import (
-    AnyStep,
-    CommandStep,
-    GitStep,
-    HumanStep,
-    Reaction,
-    ToolPart,
-    ToolStep,
-    WorkflowFile,
-    WorkflowStep,
-)
+from .schema import AnyStep, CommandStep, GitStep, HumanStep, Reaction, ToolPart, ToolStep, WorkflowFile, WorkflowStep
 from .secrets import unset_message, unset_names
-from .shell import find_refusals, find_unheard
+from .shell_quoting import find_refusals, find_unheard
+from .step_types import KINDS, Unit, duration_ms
 from .templates import is_template, with_marks
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -78,7 +68,7 @@ def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
         return []
     return [
         Finding("env/unset", unset_message(name), path, loaded.source.place_of(path), is_error=False)
-        for path, text in mentions.env_texts(loaded.workflow)
+        for path, text in template_references.env_texts(loaded.workflow)
         for name in unset_names(text, environment)
     ][:FINDINGS_LIMIT]
 
@@ -218,7 +208,7 @@ def _own(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> It
     yield from islice(_scripts(workflow), FINDINGS_LIMIT)
     yield from _people(workflow, unattended)
     if not any(finding.rule == "graph/cycle" for finding in graph):
-        yield from islice(mentions.findings(workflow), FINDINGS_LIMIT)
+        yield from islice(template_references.findings(workflow), FINDINGS_LIMIT)
         yield from _budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
 
 
@@ -234,7 +224,7 @@ def _beside(loaded: Loaded) -> Iterator[Finding]:
         found += islice(_tools(workflow), FINDINGS_LIMIT)
     if not any(finding.rule == "graph/cycle" for finding in graph):
         skip = ("template/unknown-input",) if "inputs" in broken else ()
-        found += islice(mentions.findings(workflow, skip=skip), FINDINGS_LIMIT)
+        found += islice(template_references.findings(workflow, skip=skip), FINDINGS_LIMIT)
     told = {finding.path for finding in loaded.findings}
     yield from (finding for finding in found if finding.is_error and finding.path not in told)
 

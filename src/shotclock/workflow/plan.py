@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ..core.clocks import DEFAULT_GRACE_MS
 from ..core.deadlines import DEFAULT_RESERVE_MS, RESERVE_SHARE, reserve_ms_for
 from ..core.graph import Groups, groups_of, needs, order_of
-from .kinds import KINDS, duration_ms
 from .schema import AnyStep, GitStep, Retry, ToolStep, WorkflowFile
+from .step_types import KINDS, duration_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ..core.walltime import WallTime
 from ..store.runs import Run, StepRecord
 from .plan import Plan, plan_of
 from .schema import WorkflowFile
-from .states import Reason, Status
+from .state import Reason, Status
 
 # What a report shows of one step's output, in characters. The whole of it is in the envelope of the run.
 OUTPUT_SHOWN = 20_000

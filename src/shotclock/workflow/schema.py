@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from ..core.durations import MAX_MS, DurationError, parse_duration_ms
-from .kinds import KINDS, Unit, duration_ms
-from .shell import SHELLS
+from .shell_quoting import SHELLS
+from .step_types import KINDS, Unit, duration_ms
 
 Scalar = str | int | float | bool | None
 # A number in the unit of the step's kind, or text such as 500ms, 30s, 5m, 1h30m, PT30S.

@@ -24,7 +24,7 @@ _BETWEEN = {"then", "else", "elif", "do", "!", "time"}
 _KEPT = {"for", "case", "select", "function"}
 
 
-class Place(StrEnum):
+class ValueContext(StrEnum):
     """What a value is surrounded by. Where it says "in", no reference to a variable would be plain data."""
 
     BARE = "bare"
@@ -90,7 +90,7 @@ class Group:
 class Script:
     """What a command says. Commands inside others come behind the one that they are inside of."""
 
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, ValueContext] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     computed: list[tuple[int, int]] = field(default_factory=list)
     """The commands whose output is taken for arithmetic."""
@@ -128,7 +128,7 @@ class _Reader:
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    def read_list(self, closing: str, around: Place = Place.BARE) -> tuple[int, int]:
+    def read_list(self, closing: str, around: ValueContext = ValueContext.BARE) -> tuple[int, int]:
         """Commands up to `closing`: `)` or the end. Returns from and to which command they are."""
         self._go_deeper()
         commands = self._script.commands
@@ -160,7 +160,7 @@ class _Reader:
                     pipeline = len(commands) - 1
             elif self._text.startswith("((", self._at) and (not command.words or command.words[-1].text == "for"):
                 self._at += 2
-                self._read_arithmetic("))", Place.ARITHMETIC)
+                self._read_arithmetic("))", ValueContext.ARITHMETIC)
             elif char == "(":
                 self._at += 1
                 last = command.words[-1].text if command.words else ""
@@ -226,7 +226,7 @@ class _Reader:
         self._at += 2 if self._text.startswith("|&", self._at) else 1
         return char == "|"
 
-    def _read_test(self, command: Command, around: Place) -> None:
+    def _read_test(self, command: Command, around: ValueContext) -> None:
         """The words of `[[ … ]]`, with its operators."""
         while self._at < self._end:
             char = self._text[self._at]
@@ -248,7 +248,7 @@ class _Reader:
     def _is_redirection(self, char: str) -> bool:
         return char in "<>" and not self._text.startswith(("<(", ">("), self._at)
 
-    def _read_redirection(self, command: Command, around: Place) -> None:
+    def _read_redirection(self, command: Command, around: ValueContext) -> None:
         text = self._text
         if text.startswith("<<<", self._at):
             self._at += 3
@@ -263,7 +263,7 @@ class _Reader:
             start = self._at
             word = self._read_word(around) or Word()
             for mark in word.marks:
-                self._script.places[mark] = Place.HEREDOC_WORD
+                self._script.places[mark] = ValueContext.HEREDOC_WORD
             is_quoted = word.is_quoted or "\\" in text[start : self._at]
             self._awaited.append((word.text, is_quoted, dash, command))
             return
@@ -286,7 +286,7 @@ class _Reader:
         end = self._text.find("\n", self._at, self._end)
         end = self._end if end < 0 else end
         for found in MARKED.finditer(self._text, self._at, end):
-            self._script.places[found.start()] = Place.COMMENT
+            self._script.places[found.start()] = ValueContext.COMMENT
         self._at = end
 
     def _read_heredocs(self) -> None:
@@ -306,15 +306,15 @@ class _Reader:
             body = Word()
             if is_quoted:
                 for found in MARKED.finditer(self._text, start, end):
-                    self._script.places[found.start()] = Place.QUOTED_HEREDOC
+                    self._script.places[found.start()] = ValueContext.QUOTED_HEREDOC
                     body.marks.append(found.start())
             else:
-                _Reader(self._text, start, end, self._script, self._depth)._read_text(body, "", Place.HEREDOC)
+                _Reader(self._text, start, end, self._script, self._depth)._read_text(body, "", ValueContext.HEREDOC)
             command.input.append(body)
 
     # --- words --------------------------------------------------------------------------------------------
 
-    def _read_word(self, around: Place) -> Word | None:
+    def _read_word(self, around: ValueContext) -> Word | None:
         """None if it is the number of a descriptor, which belongs to the redirection behind it."""
         word = Word()
         start = self._at
@@ -332,11 +332,11 @@ class _Reader:
             elif char == "'":
                 word.is_quoted = True
                 self._at += 1
-                self._read_single(word, Place.SINGLE)
+                self._read_single(word, ValueContext.SINGLE)
             elif char == '"':
                 word.is_quoted = True
                 self._at += 1
-                self._read_text(word, '"', Place.DOUBLE)
+                self._read_text(word, '"', ValueContext.DOUBLE)
             elif self._text.startswith("$'", self._at):
                 word.is_quoted = True
                 self._at += 2
@@ -345,7 +345,7 @@ class _Reader:
                 self._read_one(word, around)
         return word
 
-    def _read_single(self, word: Word, place: Place) -> None:
+    def _read_single(self, word: Word, place: ValueContext) -> None:
         end = self._text.find("'", self._at, self._end)
         end = self._end if end < 0 else end
         for found in MARKED.finditer(self._text, self._at, end):
@@ -359,12 +359,12 @@ class _Reader:
             is_escaped = self._text[self._at] == "\\"
             self._at += is_escaped
             if (found := MARKED.match(self._text, self._at)) is not None:
-                self._found(found, word, Place.DOLLAR_SINGLE)
+                self._found(found, word, ValueContext.DOLLAR_SINGLE)
             else:
                 self._at += 1
         self._at = min(self._at + 1, self._end)
 
-    def _read_text(self, word: Word, closing: str, place: Place) -> None:
+    def _read_text(self, word: Word, closing: str, place: ValueContext) -> None:
         """In double quotes, or the lines of a here-document."""
         while self._at < self._end:
             if closing and self._text[self._at] == closing:
@@ -372,7 +372,7 @@ class _Reader:
                 return
             self._read_one(word, place)
 
-    def _read_one(self, word: Word, place: Place) -> None:
+    def _read_one(self, word: Word, place: ValueContext) -> None:
         """One character, value or expansion."""
         text, at = self._text, self._at
         char = text[at]
@@ -381,17 +381,17 @@ class _Reader:
         elif char == "\\":
             self._at += 1
             if (found := MARKED.match(text, self._at)) is not None:
-                self._found(found, word, Place.BACKSLASH)
+                self._found(found, word, ValueContext.BACKSLASH)
             elif self._at < self._end:
                 word.text += "" if text[self._at] == "\n" else text[self._at]
                 self._at += 1
         elif text.startswith("$((", at):
             self._at += 3
             word.is_expanded = True
-            self._read_arithmetic("))", Place.ARITHMETIC, word)
+            self._read_arithmetic("))", ValueContext.ARITHMETIC, word)
         elif text.startswith("$[", at):
             self._at += 2
-            self._read_arithmetic("]", Place.OLD_ARITHMETIC, word)
+            self._read_arithmetic("]", ValueContext.OLD_ARITHMETIC, word)
         elif text.startswith("$(", at):
             self._at += 2
             word.is_expanded = True
@@ -408,13 +408,13 @@ class _Reader:
             word.text += char
             self._at += 1
 
-    def _found(self, found: re.Match[str], word: Word, place: Place) -> None:
+    def _found(self, found: re.Match[str], word: Word, place: ValueContext) -> None:
         self._script.places[found.start()] = place
         word.marks.append(found.start())
         word.text += found[0]
         self._at = found.end()
 
-    def _read_backtick(self, word: Word, place: Place) -> None:
+    def _read_backtick(self, word: Word, place: ValueContext) -> None:
         """It ends at the next one that no backslash stands before. What backslashes in it mean depends on where it is,
         and so does a quote in quotes: no value may stand there."""
         start = end = self._at + 1
@@ -422,10 +422,10 @@ class _Reader:
             end += 2 if self._text[end] == "\\" else 1
         end = min(end, self._end)
         inner = _Reader(self._text, start, end, self._script, self._depth)
-        word.inside.append(inner.read_list("", Place.BACKTICK))
-        if place is not Place.BARE or "\\" in self._text[start:end]:
+        word.inside.append(inner.read_list("", ValueContext.BACKTICK))
+        if place is not ValueContext.BARE or "\\" in self._text[start:end]:
             for found in MARKED.finditer(self._text, start, end):
-                self._script.places[found.start()] = Place.BACKTICK
+                self._script.places[found.start()] = ValueContext.BACKTICK
         self._at = min(end + 1, self._end)
 
     def _read_brace(self, word: Word) -> None:
@@ -438,19 +438,19 @@ class _Reader:
             char = self._text[self._at]
             if char == '"':
                 self._at += 1
-                self._read_text(word, '"', Place.BRACE if is_computed else Place.DOUBLE)
+                self._read_text(word, '"', ValueContext.BRACE if is_computed else ValueContext.DOUBLE)
             elif char == "'":
                 self._at += 1
-                self._read_single(word, Place.BRACE)
+                self._read_single(word, ValueContext.BRACE)
             else:
-                self._read_one(word, Place.BRACE)
+                self._read_one(word, ValueContext.BRACE)
         if assigns is not None:
             default = Word(marks=word.marks[marks:], inside=word.inside[inside:])
             self._script.defaults.append((assigns["name"], default))
         self._at = min(self._at + 1, self._end)
         self._depth -= 1
 
-    def _read_arithmetic(self, closing: str, place: Place, word: Word | None = None) -> None:
+    def _read_arithmetic(self, closing: str, place: ValueContext, word: Word | None = None) -> None:
         """Quotes make no difference in it."""
         self._go_deeper()
         inside = Word()

@@ -1,0 +1,156 @@
+"""How many calls may run at the same time, between all processes of this user: the turnstile before the runtime.
+
+A place is a lock in the store. It is given back when the call ends; a holder that died, or that must have been stopped
+by its own clocks long ago, loses it to the next one who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ..core.catalogue import Catalogue, CommandSpec
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.walltime import WallTime
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.identity import is_alive, this_process
+from ..runtime.call import Admission, Outcome, invalid
+from ..store.locks import Conflict, Held
+from ..store.store import Store
+
+# Between two tries to get a place.
+FIRST_TRY_S = 0.01
+LATER_TRIES_S = 0.2
+# What the holder of a place may take beyond its timeout and grace before the place counts as left behind.
+LEASE_MARGIN_MS = 10_000
+# What a caller is told to wait where nothing better is known.
+RETRY_AFTER_MS = 1_000
+
+
+Check = Callable[[CommandSpec, Mapping[str, object], Admission], Awaitable[Envelope]]
+
+
+class ConcurrencyLimits:
+    def __init__(self, catalogue: Catalogue, store: Callable[[], Store], check: Check | None = None) -> None:
+        """`check` looks at arguments without running anything, where that has not been done before."""
+        self._check = check
+        self._app = catalogue.name
+        self._specs = {
+            spec.name: spec
+            for spec in catalogue.commands
+            if spec.single_flight is not None or spec.concurrency is not None
+        }
+        self._store = store
+
+    def guards(self, name: str) -> bool:
+        return name in self._specs
+
+    async def enter(
+        self, name: str, arguments: Mapping[str, object], admission: Admission
+    ) -> Callable[[], None] | Outcome:
+        """How to leave again, or why there was no place in time."""
+        tokens: list[str] = []
+
+        def leave() -> None:
+            for token in tokens:
+                with contextlib.suppress(Exception):  # a place that cannot be given back is lost to its lease
+                    self._store().locks.release(token)
+
+        try:
+            for lock, slots in self._places(self._specs[name], arguments):
+                token = secrets.token_hex(8)
+                conflict = await self._take(lock, slots, token, admission)
+                if conflict is not None:
+                    leave()
+                    wrong = await self._wrong(self._specs[name], arguments, admission)
+                    return wrong or _held(lock, conflict, admission)
+                tokens.append(token)
+        except BaseException:
+            leave()
+            raise
+        return leave
+
+    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission) -> Outcome | None:
+        """Waiting would not help a call that is wrong anyway: it is told that instead."""
+        if self._check is None:
+            return None
+        checked = await self._check(spec, arguments, admission)
+        if checked.code != "ARG_ERROR":
+            return None
+        errors: Any = (checked.error or {})["errors"]
+        return invalid(errors)
+
+    def _places(self, spec: CommandSpec, arguments: Mapping[str, object]) -> list[tuple[str, int]]:
+        places = []
+        if spec.concurrency is not None:
+            places.append((f"{self._app}/{spec.name}", spec.concurrency))
+        if spec.single_flight is not None:
+            properties = spec.input_schema.get("properties", {})
+            defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
+            # An argument that is missing altogether is refused a moment later, where its type is known.
+            with contextlib.suppress(KeyError):
+                known = {name: str(value) for name, value in {**defaults, **arguments}.items()}
+                places.append((f"{self._app}:{spec.single_flight.format_map(known)}", 1))
+        return places
+
+    async def _take(self, lock: str, slots: int, token: str, admission: Admission) -> Conflict | None:
+        bell, queue_ms = admission.bound.bell, admission.clocks.queue_ms or 0
+        until_ns = admission.started_ns + queue_ms * NS_PER_MS
+        if bell is not None:
+            until_ns = min(until_ns, bell.at_ns)
+        lease_ms = None
+        if bell is not None:
+            lease_ms = bell.remaining_ms(monotonic_ns()) + admission.bound.grace_ms + LEASE_MARGIN_MS
+        pause_s = FIRST_TRY_S
+        while True:
+            taken = await asyncio.to_thread(self._try, lock, slots, token, admission.name, lease_ms)
+            if isinstance(taken, Held):
+                return None
+            left_s = (until_ns - monotonic_ns()) / 1e9
+            if left_s <= 0:
+                return taken
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, LATER_TRIES_S)
+
+    def _try(self, lock: str, slots: int, token: str, label: str, lease_ms: int | None) -> Held | Conflict:
+        now = WallTime.of_ns(wall_ns())
+        return self._store().locks.acquire(
+            lock,
+            slots=slots,
+            holder=this_process(),
+            label=label,
+            token=token,
+            now=now,
+            is_alive=is_alive,
+            lease_ms=lease_ms,
+        )
+
+
+def _held(lock: str, conflict: Conflict, admission: Admission) -> Outcome:
+    now = WallTime.of_ns(wall_ns())
+    age_ms, expires_at = conflict.age_ms(now), conflict.oldest.expires_at
+    holder: dict[str, object] = {"pid": conflict.pid, "command": conflict.label, "age_ms": age_ms}
+    waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+    message = (
+        f"{conflict.label} of process {conflict.pid} has held {lock.partition(':')[2] or lock} "
+        f"for {format_duration(age_ms)}"
+    )
+    longest_ms = None if expires_at is None else max(0, expires_at - now)
+    return Outcome(
+        Ending.NOT_STARTED,
+        Problem(
+            "LOCK_HELD",
+            message,
+            "validation",
+            fired=admission.fired(ClockKind.QUEUE, waited_ms * NS_PER_MS) if admission.clocks.queue_ms else None,
+            context={"lock": lock, "slots": conflict.slots, "holder": holder},
+            retry_after_ms=RETRY_AFTER_MS if longest_ms is None else max(1, min(RETRY_AFTER_MS, longest_ms)),
+        ),
+    )

@@ -1,0 +1,339 @@
+"""Jobs seen from a caller: start or attach, wait no longer than the budget, look, cancel.
+
+Nothing but the store is between a caller and a keeper, so it does not matter who started the job, or whether that
+caller still lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..core.catalogue import semantic_version
+from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..core.trace import TRACESTATE_VARIABLE, TraceContext
+from ..core.walltime import WallTime
+from ..process import spans
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.context import Progress
+from ..process.detached import start_detached
+from ..process.identity import is_alive
+from ..runtime.call import Admission, Outcome, Tool, admit, answer
+from ..store.home import private_file
+from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
+from ..store.store import Store
+from .invocation import Invocation
+
+# Between two looks at a job. The first are close together, because most work is short.
+FIRST_LOOK_S = 0.02
+LATER_LOOKS_S = 0.2
+# A keeper beats four times a second. One that lives but says nothing for this long is stopped or starved.
+SILENT_LIMIT_MS = 60_000
+# How long cancelling waits beyond the grace for the keeper to notice and to report.
+CANCEL_LIMIT_S = 10.0
+LOG_TAIL = 4_000
+# How long a checkpoint waits for somebody to go on from it.
+CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
+POLL_INTERVAL_MS = 1_000
+
+
+class JobClient:
+    """The jobs of one store. `command` is how a person or an agent calls the program that has the `job` commands."""
+
+    def __init__(self, store: Store, command: list[str]) -> None:
+        self._store = store
+        self._command = command
+
+    # --- the job commands, for every surface ----------------------------------------------------------------
+
+    async def perform(
+        self,
+        verb: str,
+        job_id: str | None,
+        admission: Admission,
+        *,
+        app: str | None = None,
+        active_only: bool = False,
+        of: str | None = None,
+        budget_ms: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> Envelope:
+        """One of list, status, wait and cancel. Raises Failure where there is no such job, or no usable store. `of`: to
+        this owner, whom the jobs of others do not concern; None sees all."""
+        if verb == "list":
+            jobs = await asyncio.to_thread(self.list, app, active_only=active_only, of=of)
+            return answer(admission, Outcome(Ending.FINISHED, data={"jobs": jobs}))
+        job = await asyncio.to_thread(self.find, job_id or "", of)
+        if verb == "status":
+            return answer(admission, Outcome(Ending.FINISHED, data=self.shown(job)))
+        if verb == "cancel":
+            job = await self.cancel(job)
+            problem = None
+            if job.is_active:
+                problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
+            return answer(admission, Outcome(Ending.FINISHED, problem, self.shown(job)))
+        until_ns, waits_ms = self.patience(admission, budget_ms)
+        return await self.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)
+
+    @staticmethod
+    def patience(admission: Admission, budget_ms: int | None) -> tuple[int | None, int]:
+        """Until when this caller waits, and how long that is: its budget, and never past its own caller's deadline."""
+        ends = [] if budget_ms is None else [admission.started_ns + budget_ms * NS_PER_MS]
+        if admission.bound.owner != admission.name and admission.bound.bell is not None:
+            ends.append(admission.bound.bell.at_ns)
+        if not ends:
+            return None, 0
+        return min(ends), max(0, (min(ends) - admission.started_ns) // NS_PER_MS)
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    def start_or_attach(self, invocation: Invocation, trace: TraceContext) -> Job:
+        """The job that does this work: one that runs already, one that has ended untold, or a new one, below the
+        caller's place in its trace."""
+        self.forget_old()
+        job_id = secrets.token_hex(8)
+        log = self._store.folder("jobs") / f"{job_id}.log"
+        job, ours = self._store.jobs.attach_or_create(invocation.as_new_job(str(log), job_id, now()), now(), is_alive)
+        if ours:
+            if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
+                os.close(private_file(Path(job.stdin_path)))
+                shutil.copyfile(invocation.stdin.path, job.stdin_path)
+            self._start_keeper(job, trace)
+        return job
+
+    def is_under_way(self, invocation: Invocation) -> bool:
+        """Whether this work needs no start: a job does it, or has done it and told nobody."""
+        return self._store.jobs.answering(invocation.as_new_job("", "unstarted", now()), now(), is_alive) is not None
+
+    def _start_keeper(self, job: Job, trace: TraceContext) -> None:
+        assert job.log_path is not None
+        environment = {name: value for name, value in os.environ.items() if name != TRACESTATE_VARIABLE}
+        environment |= trace.as_variables()
+        try:
+            output = private_file(Path(job.log_path))
+        except FileExistsError:  # a further attempt writes on
+            output = os.open(job.log_path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            start_detached(
+                "shotclock.dispatch.job_runner",
+                [str(self._store.home), job.id],
+                output_fd=output,
+                environment=environment,
+            )
+        except OSError as error:
+            problem = Problem("SPAWN_FAILED", f"the job's keeper could not be started: {error}")
+            envelope = answer(_admit(job), Outcome(Ending.NOT_STARTED, problem))
+            self._store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
+        finally:
+            os.close(output)
+
+    def forget_old(self) -> None:
+        self._store.checkpoints.forget_saved_before(WallTime(max(0, now().ms - CHECKPOINTS_KEPT_MS)))
+        before = WallTime(max(0, now().ms - RETENTION_MS))
+        for job in self._store.jobs.forget_ended_before(before):
+            for path in (job.log_path, f"{job.log_path}.1", job.stdin_path):
+                if path:
+                    Path(path).unlink(missing_ok=True)
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(
+        self,
+        job: Job,
+        admission: Admission,
+        *,
+        until_ns: int | None,
+        budget_ms: int,
+        on_progress: Progress | None = None,
+    ) -> Envelope:
+        """The job's own envelope once it has ended; INCOMPLETE when the time is up first."""
+        pause_s = FIRST_LOOK_S
+        told: object = None
+        while True:
+            current = await asyncio.to_thread(self.look, job.id)
+            if current is None:
+                return answer(admission, _not_found(job.id))
+            if not current.is_active:
+                envelope = await asyncio.to_thread(self.delivered, current)
+                _tell_of(admission, envelope)
+                return envelope
+            if current.progress is not None and current.progress != told and on_progress is not None:
+                told = current.progress
+                on_progress(told.done, told.total, told.unit)
+            left_s = None if until_ns is None else (until_ns - monotonic_ns()) / 1e9
+            if left_s is not None and left_s <= 0:
+                return self.incomplete(current, admission, budget_ms)
+            await asyncio.sleep(pause_s if left_s is None else min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
+
+    def look(self, job_id: str) -> Job | None:
+        """The job as it is. One whose keeper is gone is lost from here on, with the end of its log as the reason."""
+        job = self._store.jobs.get(job_id)
+        if job is None or not job.is_active:
+            return job if job is None or job.envelope is not None else self._with_envelope(job)
+        if job.state is JobState.STARTING:
+            gone = now() - job.attempt_at >= STARTING_LIMIT_MS
+        else:
+            gone = job.keeper is None or not is_alive(job.keeper)
+        if not gone:
+            return job
+        self._store.jobs.mark_lost(job_id, lost_envelope(job), now(), attempt=job.attempt)
+        return self._store.jobs.get(job_id)
+
+    def _with_envelope(self, job: Job) -> Job | None:
+        self._store.jobs.mark_lost(job.id, lost_envelope(job), now())
+        return self._store.jobs.get(job.id)
+
+    def delivered(self, job: Job) -> Envelope:
+        """How it ended, and that somebody was told."""
+        self._store.jobs.deliver(job.id, now())
+        told = job.envelope or lost_envelope(job)
+        meta = {**told["meta"], "job_id": job.id}
+        return Envelope(told["data"], told["error"], list(told["warnings"]), meta)
+
+    def incomplete(self, job: Job, admission: Admission, budget_ms: int) -> Envelope:
+        elapsed_ms = (monotonic_ns() - admission.started_ns) // 1_000_000
+        silent_ms = 0 if job.heartbeat_at is None else now().since_ms(job.heartbeat_at)
+        if silent_ms > SILENT_LIMIT_MS:
+            fired = Fired(ClockKind.IDLE, "keeper", SILENT_LIMIT_MS, silent_ms)
+            message = f"the keeper of job {job.id} has said nothing for {format_duration(silent_ms)}"
+            return answer(
+                admission, Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.shown(job))
+            )
+        data: dict[str, object] = {
+            "state": "running",
+            "job_id": job.id,
+            "progress": progress_of(job),
+            "continue_command": self._words("wait", job.id),
+            "cancel_command": self._words("cancel", job.id),
+        }
+        fired = Fired(ClockKind.BUDGET, "caller", budget_ms, elapsed_ms)
+        message = f"{job.command} goes on as job {job.id}"
+        envelope = answer(admission, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
+        envelope.meta["budget_ms"] = budget_ms
+        return envelope
+
+    # --- looking and cancelling ---------------------------------------------------------------------------
+
+    def find(self, prefix: str, of: str | None = None) -> Job:
+        """Raises Failure where there is none, or more than one."""
+        found = self._store.jobs.find(prefix, of)
+        if isinstance(found, Ambiguous):
+            message = f"more than one job begins with {prefix!r}: {', '.join(found.ids)}"
+            raise Failure("JOB_NOT_FOUND", message)
+        current = None if found is None else self.look(found.id)
+        if current is None:
+            raise Failure("JOB_NOT_FOUND", f"there is no job {prefix!r}")
+        return current
+
+    def list(
+        self, app: str | None = None, *, active_only: bool = False, of: str | None = None
+    ) -> list[dict[str, object]]:
+        found = self._store.jobs.list(app, active_only, of=of)
+        return [self.shown(job) for listed in found if (job := self.look(listed.id)) is not None]
+
+    async def cancel(self, job: Job) -> Job:
+        """Ask its keeper to stop it, and wait, bounded, until it has."""
+        await asyncio.to_thread(self._store.jobs.request_cancel, job.id, now())
+        give_up_ns = monotonic_ns() + int(CANCEL_LIMIT_S * 1e9)
+        current: Job | None = job
+        while current is not None and current.is_active and monotonic_ns() < give_up_ns:
+            await asyncio.sleep(FIRST_LOOK_S)
+            current = await asyncio.to_thread(self.look, job.id)
+        return current or job
+
+    def shown(self, job: Job) -> dict[str, object]:
+        """A job for whoever asks after it."""
+        shown: dict[str, object] = {
+            "job_id": job.id,
+            "app": job.app,
+            "command": job.command,
+            "status": _status(job),
+            "terminal": not job.is_active,
+            "status_command": self._words("status", job.id),
+            "continue_command": self._words("wait", job.id),
+            "cancel_command": self._words("cancel", job.id),
+            "poll_interval_ms": POLL_INTERVAL_MS,
+            "timeout_ms": job.spec["timeout_ms"] or job.max_lifetime_ms,
+            "progress": progress_of(job),
+            "attempt": job.attempt,
+            "created_at": job.created_at.iso(),
+            "log": job.log_path,
+            "owner": job.owner,
+        }
+        if job.ended_at is not None:
+            shown["ended_at"] = job.ended_at.iso()
+        if job.envelope is not None and job.envelope["error"] is not None:
+            shown["code"] = job.envelope["error"]["code"]
+        return shown
+
+    def _words(self, verb: str, job_id: str) -> str:
+        return shlex.join([*self._command, "job", verb, job_id])
+
+
+def now() -> WallTime:
+    return WallTime.of_ns(wall_ns())
+
+
+def progress_of(job: Job) -> dict[str, object]:
+    if job.progress is None:
+        return {"done": 0}
+    said = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _tell_of(admission: Admission, envelope: Envelope) -> None:
+    """The caller's part of a job has ended as well, with the keeper's envelope instead of one of its own."""
+    if spans.recorder is not None:
+        problem = None if envelope.ok else Problem(str(envelope.code), "")
+        spans.recorder.call_ended(admission, Outcome(Ending(envelope.ending), problem), monotonic_ns(), wall_ns())
+
+
+def _status(job: Job) -> str:
+    if job.is_active:
+        return "running"
+    if job.envelope is not None and job.envelope["ok"]:
+        return "complete"
+    if job.envelope is not None and job.envelope["error"]["code"] == "CANCELLED":
+        return "cancelled"
+    return "failed"
+
+
+def lost_envelope(job: Job) -> dict[str, Any]:
+    """What is said of a job that nobody keeps any more."""
+    context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
+    message = f"the keeper of job {job.id} is gone; {job.command} was stopped in the middle"
+    data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
+    envelope = answer(_admit(job), Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
+    envelope.meta["duration_ms"] = 0 if job.heartbeat_at is None else job.heartbeat_at.since_ms(job.attempt_at)
+    return envelope.to_dict()
+
+
+def _admit(job: Job) -> Admission:
+    """For what is said of a job instead of by its keeper."""
+    tool = Tool(semantic_version(job.tool_version))
+    return admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool)
+
+
+def _tail(log_path: str | None) -> str:
+    try:
+        with open(log_path or os.devnull, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - LOG_TAIL))
+            return log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _not_found(job_id: str) -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("JOB_NOT_FOUND", f"there is no job {job_id!r}", "validation"))

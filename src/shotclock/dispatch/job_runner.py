@@ -1,0 +1,197 @@
+"""The keeper of a job: a process of its own that holds the clocks, runs the work where it can be killed, and writes
+down how far it is and how it ended.
+
+    caller (waits up to its budget)      store      keeper ── zygotes, supervisor ── worker
+
+If the keeper is killed its work dies with it, the job is lost, and the same invocation takes it up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..core.catalogue import Catalogue
+from ..core.clocks import Clocks
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, shortened
+from ..core.errors import Failure
+from ..core.proposal import Ran, Runner
+from ..core.walltime import WallTime
+from ..inbox.approval import Approvals
+from ..inbox.inbox import Inbox
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.identity import this_process
+from ..runtime import telemetry
+from ..runtime.call import Outcome, Tool, admit, answer
+from ..runtime.handlers import raised
+from ..runtime.preloaded_zygote import Program
+from ..runtime.runtime import Runtime
+from ..store.jobs import Job
+from ..store.store import Store
+from .checkpointing import Checkpointing
+from .concurrency_limits import ConcurrencyLimits
+
+# How often a keeper says that it lives, and looks whether it should stop.
+BEAT_S = 0.25
+# Progress is written down no more often than this; the last of it always is.
+PROGRESS_NS = 200_000_000
+# How much of what a job prints is kept: one file of this size, and the one before it.
+LOG_LIMIT = 1_000_000
+
+
+def main(home: str, job_id: str) -> None:
+    """From start to end. What goes wrong before the job is ours is on stderr, which is the job's log."""
+    log, log_in = os.pipe()
+    with Store.open(Path(home)) as store:
+        job = store.jobs.take_charge(job_id, this_process(), now())
+        if job is None:
+            return  # somebody else keeps it, or it has ended
+        with contextlib.suppress(OSError):
+            os.chdir(job.cwd)
+        log_file = os.dup(2)
+        for fd in (1, 2):
+            os.dup2(log_in, fd)
+        os.close(log_in)
+        proposal_id = job.spec.get("proposal_id")
+        if proposal_id is not None:
+            with contextlib.suppress(Failure):  # a busy store: then it says later what became of it
+                store.proposals.go_on_as_job(proposal_id, Runner(this_process(), job.id), now())
+        try:
+            envelope = asyncio.run(_keep(store, job, log, log_file))
+        except Exception as error:
+            outcome = raised(error)
+            outcome.ending = Ending.NOT_STARTED
+            envelope = answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"])), outcome)
+        store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
+        if proposal_id is not None:
+            message = str((envelope.error or {}).get("message", ""))
+            ran = Ran(envelope.ok, now(), envelope.code, None if envelope.ok else shortened(message, 500))
+            with contextlib.suppress(Failure):  # the job itself says it
+                store.proposals.record_outcome(proposal_id, ran)
+        if envelope.ok:
+            store.checkpoints.clear(job.key)
+    telemetry.finish()
+    os._exit(0)
+
+
+def now() -> WallTime:
+    return WallTime.of_ns(wall_ns())
+
+
+async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
+    loop = asyncio.get_running_loop()
+    os.set_blocking(log, False)
+    logbook = Logbook(Path(job.log_path or os.devnull), log_file)
+    loop.add_reader(log, logbook.take, log)
+    catalogue = Catalogue.from_plain(job.spec["catalogue"])
+    program = Program(**{**job.program, "imports": tuple(job.program["imports"])})
+    spec = catalogue.find(job.command)
+    assert spec is not None
+    runtime = Runtime(
+        operations=[replace(each.operation(), isolation="process") for each in catalogue.commands],
+        workers=1,
+        program=program,
+    )
+    runtime.tool = Tool(catalogue.semantic_version, catalogue.debug)
+    runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
+    inbox = Inbox(store)
+    runtime.approvals = Approvals(catalogue, lambda: inbox, program=program.place)
+    timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
+    admission = runtime.admit(job.command, Clocks(timeout_ms=timeout_ms))
+    attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
+    async with runtime:
+        working = asyncio.ensure_future(
+            runtime.call(job.command, job.arguments, listener=attending, admission=admission)
+        )
+        while not working.done():  # bounded by the work's own clocks
+            await asyncio.wait([working], timeout=BEAT_S)
+            if not _still_wanted(store, job):
+                working.cancel()
+                await asyncio.wait([working], timeout=(spec.clocks.grace_ms or 0) / 1000 + 3)
+                break
+        if working.done() and not working.cancelled():
+            envelope = working.result()
+        else:
+            problem = Problem("CANCELLED", "the job was cancelled")
+            envelope = answer(admission, Outcome(Ending.KILLED, problem, {"partial": True}))
+    await inbox.close()
+    attending.write_progress()
+    if not envelope.ok and spec.steps:
+        envelope.data = attending.partial(envelope.data)
+    envelope.warnings += attending.warnings
+    envelope.meta["job_id"] = job.id
+    logbook.take(log)
+    return envelope
+
+
+def _still_wanted(store: Store, job: Job) -> bool:
+    """Says that we live, on the way. A store that is busy for a moment is no reason to stop."""
+    with contextlib.suppress(Exception):
+        store.jobs.beat(job.id, now(), attempt=job.attempt)
+        current = store.jobs.get(job.id)
+        return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
+    return True
+
+
+class Keeping(Checkpointing):
+    """Listens to the work and writes down how far it is."""
+
+    def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
+        super().__init__(lambda: store, lambda: job.key, steps, resume_from)
+        self._job = job
+        self.stdin_path = job.stdin_path
+        self._latest: tuple[int, int | None, str | None] | None = None
+        self._written_ns = 0
+
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
+        self._latest = _in_whole_numbers(max(done, 0), total, unit)
+        if monotonic_ns() - self._written_ns >= PROGRESS_NS:
+            self.write_progress()
+
+    def write_progress(self) -> None:
+        if self._latest is None:
+            return
+        self._written_ns = monotonic_ns()
+        with contextlib.suppress(Exception):  # progress is worth a try, not the work
+            self._store().jobs.progress(self._job.id, *self._latest, now(), attempt=self._job.attempt)
+            self._latest = None
+
+
+def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tuple[int, int | None, str | None]:
+    """A job's progress is counted: of a part of something it is the percentage."""
+    if total is not None and (int(done) != done or int(total) != total):
+        return (int(100 * done / total), 100, "%") if total > 0 else (int(done), None, unit)
+    return int(done), None if total is None else int(total), unit
+
+
+class Logbook:
+    """What the work prints, up to a limit: a flood costs two files, not the disk."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        self._path, self._file = path, file
+        self._written = os.fstat(file).st_size
+
+    def take(self, pipe: int) -> None:
+        for _ in range(64):  # a flood must not keep us from the rest of our work
+            try:
+                chunk = os.read(pipe, 65536)
+            except OSError:
+                return
+            if not chunk:
+                return
+            if self._written > LOG_LIMIT:
+                self._turn_page()
+            with contextlib.suppress(OSError):
+                self._written += os.write(self._file, chunk)
+
+    def _turn_page(self) -> None:
+        with contextlib.suppress(OSError):
+            os.replace(self._path, f"{self._path}.1")
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(file, self._file)
+            os.close(file)
+            self._written = 0

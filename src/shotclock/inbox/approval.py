@@ -1,0 +1,443 @@
+"""A person before the work: a command that declares `approval` runs only after somebody has said yes to exactly that.
+
+    arguments are checked ── proposal ── approved ── spent by this one dispatch ── the work, whose clock starts now
+                                 │
+                                 └─ rejected, expired, still pending: an answer, and nothing has run
+
+An approval lets one call pass. Of two identical calls that waited for the same one, the second asks again.
+
+A command that writes a file is shown as what would change in it. The current text is read here, because no code of
+the app's runs before somebody said yes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..core.arguments import NotSerializable
+from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
+from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..core.exact_values import Look, Typed, copied, exact
+from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
+from ..core.proposal_request import FILE_LIMIT
+from ..core.walltime import WallTime
+from ..process.clock import monotonic_ns
+from ..runtime.call import Admission, Outcome, invalid
+from .access import Principal
+from .inbox import Inbox
+from .outcomes import CALL_AGAIN, action_changed, outcome_of, told_of, undecided
+from .wait_budget import response_budget_ms
+
+TITLE_LENGTH = 200
+# The one parameter beside the text that a command with an approved file may have.
+JUSTIFICATION = "justification"
+Check = Callable[[CommandSpec, Mapping[str, object], Admission | None], Awaitable[Envelope]]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Somebody said yes, perhaps to something else than was asked."""
+
+    arguments: Mapping[str, object]
+    waited_ms: int
+    proposal_id: str | None = None
+    """The approval that this run has used up, and that is owed its outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait:
+    """How a step of a run waits for a person: for as long as the run has time, unless the run is parked meanwhile."""
+
+    key: str
+    """Finds the question again, also from a process that goes on with the run."""
+    run_began_at: WallTime | None
+    """What was asked under the key before that was asked by another run."""
+    waits: Callable[[str, Proposal], AbstractContextManager[Any]]
+    """Entered while a person is waited for."""
+    around: Admission
+    """Bounds the waiting."""
+
+
+class Approvals:
+    """Raises Failure when it is made where the environment says nonsense about how long people are waited for."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        inbox: Callable[[], Inbox],
+        check: Check | None = None,
+        program: str | None = None,
+    ) -> None:
+        """`check` looks at arguments without running anything, where that is possible: on the clock of the call, or
+        on a clock as long as the command's where that stands still for a person. `program` is the file or the module
+        that the commands are in."""
+        self._check = check
+        self._program = program
+        self._app = catalogue.name
+        self._specs = {spec.name: spec for spec in catalogue.commands if spec.approval is not None}
+        self._inbox = inbox
+        self._budget_ms = response_budget_ms() if self._specs else 0
+
+    def guards(self, name: str) -> bool:
+        return name in self._specs
+
+    async def ask(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        by: Principal,
+        *,
+        key: str | None = None,
+        justification: str = "",
+        budget_ms: int | None = None,
+        parent: Deadline | None = None,
+        again: str | None = None,
+        run_wait: RunWait | None = None,
+        look: Look | None = None,
+    ) -> Passed | Outcome | Envelope:
+        """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
+        is how whoever calls picks the decision up. A `run_wait` says how it is waited, instead of `key`, `budget_ms`
+        and `parent`. `look` is what the check of the arguments said of them: nobody may change them meanwhile.
+
+        Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
+        """
+        started_ns = monotonic_ns()
+        wait_ms = self._patience_ms(budget_ms, parent, started_ns)
+        inbox = self._inbox()
+        while True:
+            ask = await self._question(spec, arguments, justification, look)
+            # The hash of a file knows not what is there now, which makes it another question.
+            identity = None if ask.file is None else digest([ask.title, ask.action_hash, ask.file.current])
+            if run_wait is None:
+                proposal = await inbox.propose(ask, by, key=key or identity)
+            else:
+                proposal = await _proposed_for_run(inbox, ask, by, run_wait)
+            if not _is_asked_alike(proposal.ask, ask):
+                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
+                raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
+            waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+            if has_waited := proposal.is_open:
+                if run_wait is None:
+                    proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
+                else:
+                    with run_wait.waits(run_wait.key, proposal):
+                        proposal = await inbox.wait_until(proposal, run_wait.around.bound.bell)
+                waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+            goes_on = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
+            if has_waited and (goes_on or proposal.status.allows):
+                # What it would do now may not be what was asked: another directory, another file, other conversions.
+                if look is not None and self._check is not None:
+                    checked = await self._check(spec, arguments, None)
+                    if not checked.ok:
+                        return checked
+                    look = Look.of(checked.data)
+                now = await self._question(spec, arguments, justification, look)
+                if not _is_asked_alike(proposal.ask, now):
+                    message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
+                    raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
+            if goes_on:
+                if await inbox.use(proposal.id, ask.action_hash, unanswered=True):
+                    return Passed(_approved(spec, arguments, proposal), waited_ms, proposal.id)
+                continue
+            if proposal.is_open and run_wait is not None:
+                return undecided(proposal.id, told_of(proposal), run_wait.around)
+            if not proposal.status.allows:
+                return outcome_of(proposal, waited_ms, wait_ms, again)
+            approved = _approved(spec, arguments, proposal)
+            if proposal.status is ProposalStatus.MODIFIED and (wrong := await self._wrong(spec, approved)) is not None:
+                return wrong
+            if await inbox.use(proposal.id, ask.action_hash):
+                return Passed(approved, waited_ms, proposal.id)
+
+    def record(self, proposal_id: str | None, envelope: Envelope | None) -> None:
+        """Write down what became of a run, for whoever approved it. No envelope: it was cancelled.
+
+        What goes on as a job is written down by the job."""
+        if proposal_id is None or (envelope is not None and envelope.ending == "detached"):
+            return
+        code = "CANCELLED" if envelope is None else envelope.code
+        error = {} if envelope is None else envelope.error or {}
+        self._inbox().record_outcome(proposal_id, code, str(error.get("message", "")))
+
+    async def approve(
+        self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
+    ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome:
+        """For a call from inside another: the same gate, within the time that the outer one has left. With the
+        arguments comes whom to tell what became of it."""
+        spec = self._specs[admission.name]
+        try:
+            passed = await self._ask_for_inner(spec, copied(arguments), admission, parent)
+        except NotSerializable as reason:
+            return invalid([{"field": "arguments", "message": str(reason)}])
+        if isinstance(passed, Envelope):
+            error = passed.error or {}
+            return Outcome(Ending.NOT_STARTED, Problem(str(passed.code), str(error.get("message", "")), "validation"))
+        if isinstance(passed, Outcome):
+            return passed
+        return passed.arguments, partial(self.record, passed.proposal_id)
+
+    async def _ask_for_inner(
+        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission, parent: Deadline | None
+    ) -> Passed | Outcome | Envelope:
+        look = None
+        if self._check is not None:
+            checked = await self._check(spec, arguments, admission)
+            if not checked.ok:
+                return checked
+            look = Look.of(checked.data)
+        return await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN, look=look)
+
+    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope | None:
+        if self._check is None:
+            return None
+        checked = await self._check(spec, arguments, None)
+        return None if checked.ok else checked
+
+    async def _question(
+        self, spec: CommandSpec, arguments: Mapping[str, object], justification: str, look: Look | None
+    ) -> ProposalRequest:
+        if spec.approved_file is None:
+            return await self._ask(spec, arguments, justification, look)
+        return await asyncio.to_thread(self._ask_for_file, spec, spec.approved_file, arguments, justification, look)
+
+    def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
+        limits = [self._budget_ms]
+        if budget_ms is not None:
+            limits.append(budget_ms)
+        if parent is not None:
+            remaining_ms = parent.remaining_ms(now_ns)
+            limits.append(remaining_ms - reserve_ms_for(remaining_ms))
+        return max(0, min(limits))
+
+    async def _ask(
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        justification: str,
+        look: Look | None,
+    ) -> ProposalRequest:
+        assert spec.approval is not None
+        given, typed = exact(arguments)
+        title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
+        filling = _Filling(spec.input_schema)
+        arguments = {**_defaults(spec), **filling.filled(given)}
+        surroundings = {**self._surroundings(spec, filling), **_conversions(look)}
+        if typed:
+            surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
+        return ProposalRequest(
+            Kind.OPERATION,
+            _shortened(title),
+            justification,
+            operation=f"{self._app}/{spec.name}",
+            arguments=arguments,
+            input_schema=spec.input_schema,
+            policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
+            surroundings=surroundings,
+            dispatched=True,
+        )
+
+    async def _type_shown(self, value: Typed) -> Any:
+        """By a keyed digest: the state of an object may hold what is not for everybody to see."""
+        if value.state is None:
+            return value.type
+        return {"type": value.type, "state": await self._inbox().digest_of_hidden(value.state)}
+
+    def _ask_for_file(
+        self,
+        spec: CommandSpec,
+        file: ApprovedFile,
+        arguments: Mapping[str, object],
+        justification: str,
+        look: Look | None,
+    ) -> ProposalRequest:
+        """Reads the file, for the comparison."""
+        assert spec.approval is not None
+        return ProposalRequest(
+            Kind.FILE,
+            _shortened(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
+            justification or str(arguments.get(JUSTIFICATION, "")),
+            file=ProposedFile(file.path, str(arguments[file.proposed]), text_at(file.path), was_read=True),
+            policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
+            surroundings={
+                "command": f"{self._app}/{spec.name}",
+                **self._surroundings(spec),
+                **_conversions(look),
+            },
+            dispatched=True,
+        )
+
+    def _surroundings(self, spec: CommandSpec, filling: _Filling | None = None) -> dict[str, Any]:
+        """Where it runs, and which arguments nobody can be shown because only the program knows them."""
+        try:
+            found: dict[str, Any] = {"directory": os.getcwd()}
+        except OSError:  # it was removed under us
+            found = {"directory": None}
+        if self._program is not None:
+            found["program"] = self._program
+        properties = spec.input_schema.get("properties", {})
+        required = spec.input_schema.get("required", [])
+        unknown = sorted(name for name, said in properties.items() if name not in required and "default" not in said)
+        if filling is not None:
+            unknown = sorted([*unknown, *filling.unknown])
+            if filling.undeclared:
+                found["names that are not declared"] = sorted(filling.undeclared)
+        if unknown and spec.approved_file is None:
+            found["defaults known to the program alone"] = unknown
+        return found
+
+
+def _conversions(look: Look | None) -> dict[str, Any]:
+    """What the command gets where it is something else than was given."""
+    found: dict[str, Any] = {}
+    if look is not None and look.runs_as:
+        found["runs as"] = look.runs_as
+    if look is not None and look.unsteady:
+        found["runs as something else every time"] = look.unsteady
+    return found
+
+
+def _defaults(spec: CommandSpec) -> dict[str, Any]:
+    """What the command is run with where the caller says nothing."""
+    properties = spec.input_schema.get("properties", {})
+    return {name: said["default"] for name, said in properties.items() if "default" in said}
+
+
+class _Filling:
+    """What the models inside arguments are run with where the caller says nothing, as far as their schema tells."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self.unknown: list[str] = []
+        """Where only the program knows it."""
+        self.undeclared: list[str] = []
+        """What is ignored, or is another name of something whose default is shown beside it."""
+
+    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        properties = self._schema.get("properties", {})
+        return {name: self._value(value, properties.get(name, {}), name) for name, value in given.items()}
+
+    def _value(self, value: Any, schema: Any, path: str) -> Any:
+        if not isinstance(value, dict | list):
+            return value
+        fitting = self._fitting(value, schema)
+        if len(fitting) > 1:
+            self.unknown.append(path)
+        if len(fitting) != 1:
+            return value
+        [schema] = fitting
+        if isinstance(value, list):
+            first = schema.get("prefixItems", [])
+            rest = schema.get("items", {})
+            return [
+                self._value(each, first[at] if at < len(first) else rest, f"{path}[{at}]")
+                for at, each in enumerate(value)
+            ]
+        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+        if properties and not more:
+            self.undeclared += [f"{path}.{name}" for name in value if name not in properties]
+        found = {name: self._value(each, properties.get(name, more), f"{path}.{name}") for name, each in value.items()}
+        for name, said in properties.items():
+            if name not in value and "default" in said:
+                found[name] = said["default"]
+            elif name not in value:
+                self.unknown.append(f"{path}.{name}")
+        return found
+
+    def _fitting(self, value: dict[str, Any] | list[Any], schema: Any) -> list[dict[str, Any]]:
+        """Those of the shapes it may have that this value may have been meant as."""
+        if not isinstance(schema, dict):
+            return []
+        if "$ref" in schema:
+            return self._fitting(value, self._schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]))
+        for several in ("anyOf", "oneOf", "allOf"):
+            if several in schema:
+                return [each for option in schema[several] for each in self._fitting(value, option)]
+        if schema.get("type") != ("array" if isinstance(value, list) else "object"):
+            return []
+        if isinstance(value, dict):
+            constants = {name: said["const"] for name, said in schema.get("properties", {}).items() if "const" in said}
+            if any(name in value and value[name] != constant for name, constant in constants.items()):
+                return []
+            if any(name not in value for name in schema.get("required", [])):
+                return []
+        return [schema]
+
+
+async def _proposed_for_run(inbox: Inbox, ask: ProposalRequest, by: Principal, run_wait: RunWait) -> Proposal:
+    try:
+        proposal = await inbox.propose(ask, by, key=run_wait.key, since=run_wait.run_began_at)
+    except Failure as failure:
+        if failure.code != "KEY_REUSED":
+            raise
+        raise action_changed(failure.context.get("proposal_id"), failure.context) from None
+    if not _is_asked_alike(proposal.ask, ask):
+        raise action_changed(proposal.id, {"proposal_id": proposal.id})
+    return proposal
+
+
+def _is_asked_alike(there: ProposalRequest, ask: ProposalRequest) -> bool:
+    """Whoever may propose may have proposed the same action before, under rules of its own: for anybody to decide,
+    without the typed confirmation, against a current text that it made up."""
+    return (there.title, there.policy, there.file, there.text) == (ask.title, ask.policy, ask.file, ask.text)
+
+
+def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal) -> Mapping[str, object]:
+    """What the command is run with. As it was given, where nobody changed it: it may be more than JSON can say."""
+    file = spec.approved_file
+    if file is None:
+        if proposal.status is not ProposalStatus.MODIFIED:
+            return arguments
+        asked = dict(proposal.ask.arguments or {})
+        # A default that was shown and left alone stays the command's own: not every one would pass as an argument.
+        return {
+            name: arguments[name] if is_same else value
+            for name, value in (proposal.arguments or {}).items()
+            if not (is_same := name in asked and canonical(asked[name]) == canonical(value)) or name in arguments
+        }
+    assert proposal.ask.file is not None
+    approved = {**arguments, file.proposed: proposal.file_text}
+    if JUSTIFICATION in arguments:  # the one that the operator was shown, whatever this call says
+        approved[JUSTIFICATION] = proposal.ask.justification
+    if file.decision is not None:
+        shown = {"path": file.path, "text": proposal.file_text, "current": proposal.ask.file.current}
+        approved[file.decision] = {**result_of(proposal), "file": shown}
+    return approved
+
+
+def _shortened(title: str) -> str:
+    title = " ".join(title.split())
+    return title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…"
+
+
+def text_at(path: str) -> str | None:
+    """None where there is no such file. Raises Failure where nobody could be shown what would change."""
+    try:
+        # A pipe that nobody writes to must not keep us waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Failure("FILE_UNREADABLE", f"{path} is no ordinary file")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(FILE_LIMIT + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failure("FILE_UNREADABLE", f"{path}: {error.strerror}") from None
+    if len(content) > FILE_LIMIT:
+        raise Failure("FILE_UNREADABLE", f"{path} is larger than the {FILE_LIMIT} bytes that are shown to anybody")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise Failure("FILE_UNREADABLE", f"{path} is no text in UTF-8") from None

@@ -1,0 +1,369 @@
+"""The audit trail as a file: one JSON line per entry, only ever appended to.
+
+The entries are made in the store, in the transaction of what they are about. They come to the file after the commit,
+under a lock on the file. Whoever was killed in between has lost nothing: the next one catches up, and finishes a line
+that was cut off in the middle. The store remembers how far the file had come, so entries that are gone from its end
+were taken away, not forgotten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import Failure
+from ..core.proposal import Proposal, ProposalStatus, canonical, digest
+from ..core.walltime import WallTime
+from ..process.clock import pause
+from ..store.audit import NOTHING_BEFORE, Entry
+from ..store.failures import StoreUnusable
+from ..store.home import private_file, sync_directory
+from ..store.proposals import Kept
+from ..store.store import Store
+
+FILE_NAME = "audit.jsonl"
+ENTRIES_AT_ONCE = 500
+# Five seconds in all. Others append for milliseconds; somebody who verifies a huge file would run this out, and then
+# the next change catches up.
+LOCK_ATTEMPTS = 250
+LOCK_PAUSE_S = 0.02
+# Of a file of anchors: a hundred thousand of them.
+ANCHOR_LIMIT = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of the trail."""
+
+    seq: int
+    """How many entries there are."""
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditProblem:
+    place: str
+    """`file`, `store`, `proposal`, `token` or `anchor`: the line, the entry, or what does not fit its entries."""
+    message: str
+    seq: int | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class AuditFile:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.path: Path = store.home / FILE_NAME
+
+    def catch_up_if_possible(self) -> None:
+        """The change itself is done and kept, so a file that cannot be written now must not make it fail."""
+        try:
+            self.catch_up()
+        except (OSError, Failure):
+            pass  # verifying says what is wrong with it
+
+    def catch_up(self) -> None:
+        """Bring every entry that is not in the file to it, and to the disk."""
+        if self._store.audit.unfiled(1):
+            with self._locked() as descriptor:
+                self._append(descriptor)
+
+    def verify(self) -> list[AuditProblem]:
+        """Everything that was removed, changed, reordered or cut off; empty if the trail is whole."""
+        problems: list[AuditProblem] = []
+        try:
+            with self._locked() as descriptor:
+                self._append(descriptor)
+                lines, filed = self._check_store(problems), self._store.audit.filed()
+                self._check_file(descriptor, lines, filed, problems)
+        except OSError as error:
+            problems.append(AuditProblem("file", f"{self.path} cannot be used: {error.strerror}"))
+        self._check_proposals(problems)
+        self._check_tokens(problems)
+        return problems
+
+    def check_anchor(self, anchor: Path) -> list[AuditProblem]:
+        """What the trail no longer has of what it had when it was anchored. Raises Failure for an unreadable file."""
+        problems: list[AuditProblem] = []
+        for number, line in enumerate(_anchored(anchor), 1):
+            try:
+                said = json.loads(line)
+                seq, hash = said["seq"], said["hash"]
+                found = self._store.audit.entries(seq - 1, 1) if seq else []
+            except (ValueError, TypeError, KeyError, RecursionError):
+                problems.append(AuditProblem("anchor", f"line {number} of {anchor} is no anchor", None, number))
+                continue
+            if seq and (not found or found[0].seq != seq):
+                message = f"entry {seq} was there when it was anchored (line {number}), and is gone"
+                problems.append(AuditProblem("anchor", message, seq, number))
+            elif seq and found[0].hash != hash:
+                message = f"entry {seq} is not the one that was anchored (line {number}): the trail was rewritten"
+                problems.append(AuditProblem("anchor", message, seq, number))
+        return problems
+
+    def anchor(self, anchor: Path, now: WallTime) -> Head:
+        """Append the head of the trail to a file that is kept elsewhere. Raises Failure where that cannot be."""
+        head = self.head()
+        line = canonical({"at": now.iso(), "seq": head.seq, "hash": head.hash}) + "\n"
+        try:
+            descriptor = os.open(anchor, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+            try:
+                os.write(descriptor, line.encode())
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Failure("FILE_UNWRITABLE", f"{anchor}: {error.strerror}") from None
+        return head
+
+    def head(self) -> Head:
+        return Head(*self._store.audit.head())
+
+    # --- appending ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        descriptor = self._open()
+        try:
+            for attempt in range(LOCK_ATTEMPTS):
+                if attempt:
+                    pause(LOCK_PAUSE_S)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    continue
+            else:
+                raise Failure("STORE_BUSY", "others kept the audit file locked for too long")
+            try:
+                yield descriptor
+            finally:
+                # Not left to the closing: a process forked meanwhile has the descriptor as well, and with it the lock.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        try:
+            os.close(private_file(self.path))
+            sync_directory(self.path.parent)
+        except FileExistsError:
+            pass
+        # Opening a pipe that somebody put there would wait for ever.
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(self.path, flags)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StoreUnusable("the audit file is no regular file", self.path)
+        return descriptor
+
+    def _append(self, descriptor: int) -> None:
+        while entries := self._store.audit.unfiled(ENTRIES_AT_ONCE):
+            text = _missing_text(descriptor, [entry.line().encode() for entry in entries])
+            while text:
+                text = text[os.write(descriptor, text) :]
+            os.fsync(descriptor)
+            self._store.audit.mark_filed(entries[-1].seq)
+
+    # --- verifying ------------------------------------------------------------------------------------------
+
+    def _check_store(self, problems: list[AuditProblem]) -> dict[int, bytes]:
+        """The hashes of the lines that should be in the file."""
+        lines: dict[int, bytes] = {}
+        previous, last = NOTHING_BEFORE, 0
+        for entry in self._entries():
+            if entry.seq != last + 1:
+                _gone(problems, "store", last + 1, entry.seq - 1)
+            elif entry.previous != previous:
+                message = f"entry {entry.seq} of the store does not follow the one before it"
+                problems.append(AuditProblem("store", message, entry.seq))
+            if digest(entry.content()) != entry.hash:
+                problems.append(AuditProblem("store", f"entry {entry.seq} of the store was changed", entry.seq))
+            previous, last = entry.hash, entry.seq
+            lines[entry.seq] = hashlib.sha256(entry.line().encode()).digest()
+        return lines
+
+    def _check_file(self, descriptor: int, lines: dict[int, bytes], filed: int, problems: list[AuditProblem]) -> None:
+        if os.fstat(descriptor).st_mode & 0o077:
+            problems.append(AuditProblem("file", f"others than its owner may use {self.path}"))
+        seen: set[int] = set()
+        highest = 0
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                seq = _seq_of(line)
+                if seq is None:
+                    problems.append(AuditProblem("file", f"line {number} is no entry", None, number))
+                    continue
+                message = None
+                if seq not in lines:
+                    message = f"entry {seq} (line {number}) is not in the store"
+                elif hashlib.sha256(line).digest() != lines[seq]:
+                    message = f"entry {seq} (line {number}) was changed"
+                elif seq in seen:
+                    message = f"entry {seq} stands in the file again (line {number})"
+                elif seq < highest:
+                    message = f"entry {seq} (line {number}) stands after entry {highest}: they were reordered"
+                if message is not None:
+                    problems.append(AuditProblem("file", message, seq, number))
+                seen.add(seq)
+                highest = max(highest, seq) if seq in lines else highest
+        missing = [seq for seq in range(1, filed + 1) if seq not in seen]
+        while missing:
+            first = end = missing.pop(0)
+            while missing and missing[0] == end + 1:
+                end = missing.pop(0)
+            _gone(problems, "file", first, end, cut=end == filed)
+
+    def _check_proposals(self, problems: list[AuditProblem]) -> None:
+        """Whether the proposals are what their entries say."""
+        ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
+        for id in sorted(ids):
+            # Each with its entries, as they were in one instant: others go on deciding.
+            kept = self._store.proposals.with_entries(id)
+            proposal = kept.proposal
+            told = _Told()
+            for entry in kept.entries:
+                told.hear(entry, problems)
+            if told.is_forgotten and proposal is None:
+                continue
+            if proposal is None:
+                problems.append(AuditProblem("proposal", f"proposal {id} is gone from the store"))
+            elif not told.fits(kept, proposal):
+                message = f"proposal {id} is not what its entries say: it was changed"
+                problems.append(AuditProblem("proposal", message, proposal.seq))
+        seq = 0
+        while found := self._store.proposals.since(seq):
+            for summary, _ in found:
+                seq = summary.seq
+                if summary.id not in ids and not self._store.audit.of(summary.id, 1):
+                    message = f"proposal {summary.id} is in the store without any entry"
+                    problems.append(AuditProblem("proposal", message, seq))
+
+    def _check_tokens(self, problems: list[AuditProblem]) -> None:
+        """Whether the tokens are what their entries say. Those of before entries had a digest are known by name."""
+        digests = self._store.tokens.digests()  # first: what others issue from here on has no digest yet
+        told: dict[str, str | None] = {}
+        for entry in self._entries():
+            if entry.action in ("token-issued", "token-revoked"):
+                told[entry.details["token"]] = entry.details.get("row")
+        for id, digest_now in digests.items():
+            if id not in told:
+                problems.append(AuditProblem("token", f"token {id} is in the store without any entry"))
+            elif told[id] not in (None, digest_now) and self._store.tokens.digests().get(id) != told[id]:
+                problems.append(AuditProblem("token", f"token {id} is not what its entries say: it was changed"))
+        for id in sorted(told.keys() - self._store.tokens.digests().keys()):
+            problems.append(AuditProblem("token", f"token {id} is gone from the store"))
+
+    def _entries(self) -> Iterator[Entry]:
+        last = 0
+        while entries := self._store.audit.entries(last, ENTRIES_AT_ONCE):
+            yield from entries
+            last = entries[-1].seq
+
+
+def _anchored(anchor: Path) -> list[str]:
+    try:
+        descriptor = os.open(anchor, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8") as file:
+            lines = file.read(ANCHOR_LIMIT).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        code = "FILE_NOT_FOUND" if isinstance(error, FileNotFoundError) else "FILE_UNREADABLE"
+        raise Failure(code, f"{anchor}: {getattr(error, 'strerror', None) or error}") from None
+    if not lines:
+        raise Failure("FILE_UNREADABLE", f"{anchor} holds no anchor: `shotclock inbox audit --anchor FILE` writes one")
+    return lines
+
+
+_ENDS = frozenset(status.value for status in ProposalStatus if not status.is_open)
+
+
+class _Told:
+    """What the entries say about one proposal."""
+
+    def __init__(self) -> None:
+        self.status = ProposalStatus.PENDING
+        self.action_hash: str | None = None
+        self.decision: str | None = None
+        self.expires_at: str | None = None
+        self.used = False
+        self.ask: str | None = None
+        self.row: str | None = None
+        """Of all that was kept of it after its last change. Entries of before there were such digests have none."""
+        self.is_forgotten = False
+        """What was asked and decided is too old to be kept; these entries are."""
+
+    def hear(self, entry: Entry, problems: list[AuditProblem]) -> None:
+        if entry.action in _ENDS:
+            if not self.status.is_open:
+                message = f"entry {entry.seq} ends proposal {entry.proposal} a second time"
+                problems.append(AuditProblem("store", message, entry.seq))
+            self.status = ProposalStatus(entry.action)
+            self.decision = entry.details.get("decision")
+        elif entry.action == "proposed":
+            self.action_hash = entry.details.get("action_hash")
+            self.ask = entry.details.get("ask")
+        elif entry.action == "forgotten":
+            if self.status.is_open:
+                message = f"entry {entry.seq} forgets proposal {entry.proposal} before it was decided"
+                problems.append(AuditProblem("store", message, entry.seq))
+            self.is_forgotten = True
+        elif entry.action == "used":
+            if self.used:
+                message = f"entry {entry.seq} uses the approval {entry.proposal} a second time"
+                problems.append(AuditProblem("store", message, entry.seq))
+            self.used = True
+        self.expires_at = entry.details.get("expires_at", self.expires_at)
+        self.row = entry.details.get("row")
+
+    def fits(self, kept: Kept, proposal: Proposal) -> bool:
+        decision = None if proposal.decision is None else digest(proposal.decision.as_json())
+        return (
+            self.status is proposal.status
+            and self.action_hash == proposal.action_hash == proposal.ask.action_hash
+            and self.decision == decision
+            and self.expires_at == proposal.expires_at.iso()
+            and self.used == (proposal.used_at is not None)
+            and kept.summary == proposal.summary
+            and self.ask in (None, kept.ask)
+            and self.row in (None, kept.row)
+        )
+
+
+def _missing_text(descriptor: int, lines: list[bytes]) -> bytes:
+    """What of these lines is not at the end of the file. A killed process may have left any part of them there."""
+    window = 2 * max(map(len, lines)) + 1  # the last line and a piece of the next, if they are ours
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, window, max(0, size - window))
+    whole, newline, piece = tail.rpartition(b"\n")
+    last = whole.rpartition(b"\n")[2] + newline
+    missing = lines[lines.index(last) + 1 :] if last in lines else lines
+    text = b"".join(missing)
+    if piece and missing:
+        text = text[len(piece) :] if missing[0].startswith(piece) else b"\n" + text
+    return text
+
+
+def _seq_of(line: bytes) -> int | None:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    seq = said.get("seq") if isinstance(said, dict) else None
+    return seq if type(seq) is int else None
+
+
+def _gone(problems: list[AuditProblem], place: str, first: int, end: int, *, cut: bool = False) -> None:
+    which = f"entry {first} is" if first == end else f"entries {first} to {end} are"
+    how = " from the end, which was cut off" if cut else ""
+    problems.append(AuditProblem(place, f"{which} missing in the {place}{how}", first))

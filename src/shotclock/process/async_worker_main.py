@@ -1,0 +1,340 @@
+"""Inside a host process: one event loop, and the async handlers of all calls on it, for as long as it lives.
+
+Runs below a supervisor. The runtime holds every clock; here nothing has to be trusted to end. What handlers keep in
+memory (globals, pools bound to the loop) is there for all of them, and gone with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import mmap
+import os
+import pickle
+import select
+import socket
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from typing import Any, NoReturn
+
+from ..core.clocks import Clocks
+from ..core.deadlines import Deadline
+from ..core.envelope import Envelope
+from ..core.records import as_dict
+from . import call_processes, ipc, kernel
+from .clock import monotonic_ns
+from .context import Context, Scope, current_scope
+from .environment import quiet_this_process
+from .worker_main import CallTrace, Reply, bind, reply_to_error, reply_to_result
+
+# The memory a host shares with the runtime, in words of eight bytes. It can be read when nothing here answers.
+SHARED_SIZE = 4096
+BEGUN = 0
+"""The highest number of a call that has begun. Calls begin in the order of their numbers."""
+RUNNING = 1
+"""The number of the call whose code runs at this moment; 0 where none does, or it is not known."""
+CLOSED = 2
+"""Set by the runtime: nothing may begin any more."""
+
+_number: contextvars.ContextVar[int] = contextvars.ContextVar("shotclock_call_number", default=0)
+"""Of the call whose code runs, in the tasks and threads that it has started as well."""
+
+# Progress that a slow runtime has not taken yet is dropped beyond this; newer progress says more.
+PROGRESS_HELD = 256 * 1024
+# A handler that does not let the loop run still has what it says sent this often.
+SAY_AT_LEAST_NS = 5_000_000
+
+
+def serve_host(sock: socket.socket, memory: int) -> NoReturn:
+    """Serve calls until the runtime closes the socket, or the supervisor kills us."""
+    kernel.name_process("shotclock-host")
+    quiet_this_process()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sock.setblocking(False)
+    words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
+    os.close(memory)
+    _Host(sock, words).serve()
+
+
+class _Host:
+    def __init__(self, sock: socket.socket, words: memoryview) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.words = words
+        self._sock = sock
+        self._inbox = ipc.MessageReader(sock)
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self.pid = os.getpid()
+        self._thread = threading.get_ident()
+        self._context = contextvars.copy_context()
+        self._calls: dict[int, _Call] = {}
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._asked = 0
+        self._outbox = bytearray()
+        self._flushing = False
+        self._flushed_ns = 0
+
+    def serve(self) -> NoReturn:
+        asyncio.set_event_loop(self.loop)
+        self.loop.set_task_factory(self._make_task)
+        call_processes.watch(self._started)
+        self.loop.add_reader(self._sock, self._read)
+        self.say("ready")
+        while True:
+            try:
+                self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
+            except BaseException:
+                pass  # a task that some handler started wanted to exit; the others' host is not its to end
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """Tasks that a call starts run its code as well: whoever looks at the shared memory has to find its number."""
+        context = options.get("context")
+        number = _number.get() if context is None else context.get(_number, 0)
+        if number and inspect.iscoroutine(work):
+            work = _traced_task(work, self.words, number)
+        return asyncio.Task(work, loop=loop, **options)
+
+    def _started(self, started: call_processes.Started, pid: int) -> None:
+        """A call has started a process: said at once, so that it can be killed whatever its loop does then."""
+        number = _number.get()
+        if self.is_here():
+            self.say("process", number, started.mark, pid)
+            self._flush()
+        else:
+            self.loop.call_soon_threadsafe(self.say, "process", number, started.mark, pid, context=self._context)
+
+    # --- what the runtime says ----------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            messages = self._inbox.receive()
+        except BlockingIOError:
+            return
+        except ipc.Broken:
+            os._exit(0)
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: ipc.Message) -> None:
+        match message[0]:
+            case "run":
+                call = _Call(self, message[1])
+                self._calls[call.number] = call
+                call.task = self.loop.create_task(call.run(*message[2:]), context=self._context.copy())
+                call.task.add_done_callback(call.ended, context=self._context)
+            case "cancel":
+                self.say("heard", message[1])
+                if (stopped := self._calls.get(message[1])) is not None:
+                    stopped.stopping = True
+                    stopped.task.cancel()
+            case "stopping":
+                if (warned := self._calls.get(message[1])) is not None:
+                    warned.stopping = True
+            case "answer":
+                question = self._questions.pop(message[1], None)
+                if question is not None and not question.done():
+                    question.set_result(message[2])
+
+    def look(self) -> None:
+        """Read what has come, for a handler that asks without letting the loop run."""
+        if self.is_here() and self._poller.poll(0):
+            self._read()
+            self._flush()
+
+    # --- what is said to it -------------------------------------------------------------------------------
+
+    def is_here(self) -> bool:
+        """Whether this is the loop's thread, and not one that a handler has started."""
+        return threading.get_ident() == self._thread
+
+    def say(self, *message: object) -> None:
+        """Sent at the end of this turn of the loop, together with whatever else is said until then."""
+        self._outbox += ipc.frame(message)
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush, context=self._context)
+
+    def mention(self, *message: object) -> None:
+        """Progress and the like: from any thread, and dropped rather than piled up."""
+        if not self.is_here():
+            self.loop.call_soon_threadsafe(self.mention, *message, context=self._context)
+        elif len(self._outbox) < PROGRESS_HELD:
+            self.say(*message)
+            if monotonic_ns() - self._flushed_ns > SAY_AT_LEAST_NS:
+                self._flush()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._flushed_ns = monotonic_ns()
+        outbox = self._outbox
+        try:
+            while outbox:
+                del outbox[: self._sock.send(outbox)]
+        except (BlockingIOError, InterruptedError):
+            self._flushing = True
+            self.loop.add_writer(self._sock, self._flush_rest)
+        except OSError:
+            os._exit(0)
+
+    def _flush_rest(self) -> None:
+        self.loop.remove_writer(self._sock)
+        self._flush()
+
+    async def ask(self, kind: str, number: int, *details: object) -> bytes:
+        """Bounded by the call's own clock: at its bell we are cancelled here."""
+        self._asked += 1
+        question = self._asked
+        answer: asyncio.Future[bytes] = self.loop.create_future()
+        self._questions[question] = answer
+        self.say(kind, number, question, *details)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._questions.pop(question, None) is not None:
+                self.say("never mind", question)
+            raise
+
+    def forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+
+class _Call:
+    """One call, seen from inside."""
+
+    __slots__ = ("_has_replied", "_host", "number", "stopping", "task")
+
+    def __init__(self, host: _Host, number: int) -> None:
+        self._host = host
+        self._has_replied = False
+        self.number = number
+        self.stopping = False
+        self.task: asyncio.Task[None]
+
+    async def run(
+        self,
+        module: str,
+        qualname: str,
+        payload: bytes,
+        name: str,
+        request_id: str,
+        bell_ns: int,
+        depth: int,
+        skipped_steps: tuple[str, ...],
+        caller: tuple[str, bool, str],
+    ) -> None:
+        words = self._host.words
+        # In this order: whoever closes sets its word first and looks at ours then, so one of us sees the other's.
+        words[BEGUN] = self.number
+        if words[CLOSED]:
+            return
+
+        trace = CallTrace(caller, request_id)
+        trace.stand()
+        _number.set(self.number)
+        current_scope.set(Scope(Deadline(bell_ns) if bell_ns else None, depth, name, trace))
+
+        def context(_: Callable[..., Any]) -> Context:
+            return Context(
+                name=name,
+                request_id=request_id,
+                deadline=Deadline(bell_ns) if bell_ns else None,
+                depth=depth,
+                on_progress=self._progress,
+                on_call=self._call,
+                is_stopping=self._is_stopping,
+                on_step=self._step,
+                on_ask=self._ask,
+                trace=trace,
+                skipped_steps=skipped_steps,
+            )
+
+        words[RUNNING] = self.number
+        reply: Reply
+        try:
+            bound = bind(module, qualname, payload, context)
+            if isinstance(bound, tuple):
+                reply = bound
+            else:
+                result = bound()
+                if inspect.iscoroutine(result):
+                    result = await _traced(result, words, self.number)
+                elif inspect.isawaitable(result):
+                    words[RUNNING] = 0
+                    result = await result
+                words[RUNNING] = self.number
+                reply = reply_to_result(result)
+        except asyncio.CancelledError:
+            reply = "cancelled", None
+        except BaseException as error:
+            reply = reply_to_error(error)
+        if os.getpid() != self._host.pid:  # the handler forked and came back twice; its caller waits for one answer
+            os._exit(0)
+        finished_ns = monotonic_ns()
+        words[RUNNING] = 0
+        self._has_replied = True
+        try:
+            self._host.say("done", self.number, *reply, finished_ns)
+        except (ValueError, OverflowError) as error:  # gigabytes
+            self._host.say("done", self.number, "unserializable", f"the result cannot be sent: {error}", finished_ns)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        self._host.forget(self.number)
+        if not self._has_replied:  # cancelled before its first step
+            self._host.say("done", self.number, "unbegun", None, monotonic_ns())
+
+    # --- the context --------------------------------------------------------------------------------------
+
+    def _progress(self, done: float, total: float | None, unit: str | None) -> None:
+        self._host.mention("progress", self.number, done, total, unit)
+
+    def _step(self, name: str) -> None:
+        self._host.mention("step", self.number, name)
+
+    def _is_stopping(self) -> bool:
+        if not self.stopping:
+            self._host.look()
+        return self.stopping
+
+    def _call(
+        self, operation: object, arguments: Mapping[str, object], clocks: Clocks
+    ) -> Coroutine[Any, Any, Envelope]:
+        name = operation if isinstance(operation, str) else getattr(operation, "name", None)
+        if not isinstance(name, str):
+            raise TypeError("ctx.call in a host process takes the name of a registered operation")
+        return self._further(name, pickle.dumps(dict(arguments)), as_dict(clocks))
+
+    async def _further(self, name: str, arguments: bytes, limits: dict[str, Any]) -> Envelope:
+        return pickle.loads(await self._host.ask("call", self.number, name, arguments, limits))  # type: ignore[no-any-return]
+
+    async def _ask(self, question: str, value: object) -> object:
+        went_well, answer = pickle.loads(await self._host.ask("ask", self.number, question, pickle.dumps(value)))
+        if not went_well:
+            raise answer
+        return answer
+
+
+async def _traced_task(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
+    return await _traced(work, words, number)
+
+
+@types.coroutine
+def _traced(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
+    """Await a handler, and say in the shared memory whenever it is its code that holds the loop."""
+    thrown: BaseException | None = None
+    while True:
+        words[RUNNING] = number
+        try:
+            waits_for = handler.send(None) if thrown is None else handler.throw(thrown)
+        except StopIteration as returned:
+            return returned.value
+        finally:
+            words[RUNNING] = 0
+        try:
+            yield waits_for
+            thrown = None
+        except BaseException as error:
+            thrown = error

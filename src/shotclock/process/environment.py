@@ -1,0 +1,86 @@
+"""The environment of what is started for a call: one for commands, steps and whatever a function starts itself.
+
+Nobody is there to press a key, and output is data: so no pager, no editor, no colour, no question. And the call's
+deadline and place in its trace go along, for a shotclock that is started further down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from ..core.deadlines import NS_PER_MS, Deadline
+from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE, TraceContext
+from . import kernel
+from .clock import monotonic_ns
+
+REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
+CALL_VARIABLE = "SHOTCLOCK_CALL"
+"""In the environment of what a call starts that shares its process with others: which call it was."""
+DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
+
+# `false` as an editor: git and others say at once that there was a problem with it, and how to do without.
+NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
+QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+
+_TRACEPARENT, _TRACESTATE = TRACEPARENT_VARIABLE.encode(), TRACESTATE_VARIABLE.encode()
+_REMAINING, _DEADLINE = REMAINING_VARIABLE.encode(), DEADLINE_VARIABLE.encode()
+_TRACEPARENT_IS, _REMAINING_IS, _DEADLINE_IS = _TRACEPARENT + b"=", _REMAINING + b"=", _DEADLINE + b"="
+
+
+def child_environment(
+    inherited: Mapping[str, str],
+    given: Mapping[str, str],
+    trace: TraceContext,
+    deadline: Deadline | None,
+    *,
+    attended: bool = False,
+) -> dict[str, str]:
+    """Return the variables of a command. `given` was written down for it, and wins. `attended`: a person is at its
+    terminal, and may want an editor."""
+    variables = {**inherited, **QUIET, **({} if attended else NO_EDITOR), **given}
+    # One that is not what we were started with was meant for this command, by whoever wrote it down.
+    if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
+        variables.pop(TRACESTATE_VARIABLE, None)
+        variables |= trace.as_variables()
+    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
+        variables.pop(name, None)
+    if deadline is not None:
+        variables |= _deadline_variables(deadline)
+    return variables
+
+
+def _deadline_variables(deadline: Deadline) -> dict[str, str]:
+    return {
+        REMAINING_VARIABLE: str(deadline.remaining_ms(monotonic_ns())),
+        DEADLINE_VARIABLE: str(deadline.at_ns),
+    }
+
+
+def quiet_this_process() -> None:
+    """In a process that runs functions of others: what they start gets the same variables as any command."""
+    os.environ.update({**QUIET, **NO_EDITOR})
+
+
+class CallVariables:
+    """A call's deadline and trace in the environment of the process that runs its function."""
+
+    def __init__(self) -> None:
+        self._entries = kernel.OwnEntries(_TRACEPARENT, _REMAINING, _DEADLINE) if kernel.LINUX else None
+        known: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
+        self._known: MutableMapping[bytes, bytes] = os.environb if known is None or self._entries is None else known
+
+    def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
+        """A deadline of 0 is none. Each call pays for this, and may be short: what is written out here is."""
+        parent, deadline = traceparent.encode(), b"%d" % deadline_ns
+        remaining = b"%d" % (max(0, deadline_ns - monotonic_ns()) // NS_PER_MS)
+        known = self._known
+        known[_TRACEPARENT], known[_REMAINING], known[_DEADLINE] = parent, remaining, deadline
+        if self._entries is not None:
+            self._entries.write(_TRACEPARENT_IS + parent, _REMAINING_IS + remaining, _DEADLINE_IS + deadline)
+        if not deadline_ns:
+            del os.environb[_REMAINING], os.environb[_DEADLINE]
+        if tracestate:
+            os.environ[TRACESTATE_VARIABLE] = tracestate
+        elif _TRACESTATE in known:
+            del os.environb[_TRACESTATE]

@@ -1,0 +1,153 @@
+"""Messages between our own processes: a length, then marshalled plain values.
+
+Marshal is built in, fast and knows no classes, so a message can neither run code nor cost an import. Values of
+users travel as pickled bytes inside a message and are only opened where they belong.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = tuple[Any, ...]
+
+_PREFIX = 4
+_CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came
+
+
+class Broken(Exception):
+    """The other side is gone, possibly in the middle of a message."""
+
+
+def frame(message: Message) -> bytes:
+    body = marshal.dumps(message)
+    return len(body).to_bytes(_PREFIX, "little") + body
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Send whole, or raise Broken. Bounded by the socket's own timeout where it has one."""
+    try:
+        sock.sendall(frame(message))
+    except OSError as error:
+        raise Broken(str(error)) from error
+
+
+class MessageReader:
+    """Takes bytes as they come and gives whole messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._unread: list[Message] = []
+
+    def receive(self) -> list[Message]:
+        """One read, and every message it completed. Raises Broken at the end, BlockingIOError if nothing is there."""
+        try:
+            chunk = self._read()
+        except (BlockingIOError, InterruptedError):
+            raise
+        except TimeoutError:
+            raise BlockingIOError from None
+        except OSError as error:
+            raise Broken(str(error)) from error
+        if not chunk:
+            raise Broken("closed")
+        if not self._buffer and len(chunk) >= _PREFIX:
+            size = int.from_bytes(chunk[:_PREFIX], "little")
+            if len(chunk) == _PREFIX + size:  # the usual case: exactly one message in one read
+                return [marshal.loads(memoryview(chunk)[_PREFIX:])]
+        buffer = self._buffer
+        buffer += chunk
+        messages: list[Message] = []
+        start = 0
+        while len(buffer) - start >= _PREFIX:
+            end = start + _PREFIX + int.from_bytes(buffer[start : start + _PREFIX], "little")
+            if len(buffer) < end:
+                break
+            messages.append(marshal.loads(memoryview(buffer)[start + _PREFIX : end].tobytes()))
+            start = end
+        if start:
+            del buffer[:start]
+        return messages
+
+    def _read(self) -> bytes:
+        return self._sock.recv(_CHUNK)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `next` would give a message that has already come."""
+        return bool(self._unread)
+
+    def put_back(self, messages: list[Message]) -> None:
+        """Messages that were taken out too early, in their order."""
+        self._unread[:0] = messages
+
+    def next(self) -> Message:
+        """The next message, waiting for it as long as the socket's timeout allows."""
+        while not self._unread:
+            self._unread += self.receive()
+        return self._unread.pop(0)
+
+
+class InboxWithDescriptors(MessageReader):
+    """An inbox for messages that descriptors may come with. The kernel delivers them no later than their message."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._descriptors: list[int] = []
+
+    def _read(self) -> bytes:
+        chunk, fds = receive_fds(self._sock, _CHUNK)
+        self._descriptors += fds
+        return chunk
+
+    def take_descriptors(self) -> list[int]:
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+
+def receive_one(sock: socket.socket) -> Message:
+    """One message and not a byte further, where descriptors follow on the same socket."""
+    size = int.from_bytes(_exactly(sock, _PREFIX), "little")
+    message: Message = marshal.loads(_exactly(sock, size))
+    return message
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        try:
+            part = sock.recv(min(size, _CHUNK))
+        except OSError as error:
+            raise Broken(str(error)) from error
+        if not part:
+            raise Broken("closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+    try:
+        sock.sendmsg([note], rights)
+    except BlockingIOError:  # the other side is behind with its work, not gone
+        raise
+    except OSError as error:
+        raise Broken(str(error)) from error
+
+
+def receive_fds(sock: socket.socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
+    """A note of one byte and the descriptors that came with it; an empty note when the other side is gone."""
+    room = socket.CMSG_SPACE(limit * array.array("i").itemsize)
+    note, ancillary, _, _ = sock.recvmsg(size, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return note, list(fds)

@@ -1,0 +1,350 @@
+"""What only the kernel can say or promise: adoption of orphans, death with the parent, who descends from whom.
+
+Linux gives all of it. Elsewhere `SUBREAPER` is false and the callers fall back to the process group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from struct import Struct
+
+LINUX = sys.platform == "linux"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_CLOCK_MONOTONIC = 1
+_TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
+_TFD_TIMER_ABSTIME = 1
+
+# PyDLL keeps the GIL: these calls return at once, and handing the GIL over costs more than they do.
+_libc = ctypes.PyDLL(None, use_errno=True) if LINUX else None
+
+
+def _prctl(option: int, value: int) -> bool:
+    return _libc is not None and _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
+
+
+def find_unfitness() -> str | None:
+    """Return why work could not be stopped on this machine. Nothing may be started then.
+
+    What is to be killed is found in /proc. One of another PID namespace would name other processes than ours.
+    """
+    if not LINUX:
+        return None
+    try:
+        own = os.readlink("/proc/self")
+    except OSError:
+        return "/proc is not mounted or cannot be read, so processes could not be found to be stopped"
+    if own != str(os.getpid()):
+        return (
+            "/proc shows another PID namespace, so the wrong processes would be stopped: mount it anew (mount -t proc)"
+        )
+    return None
+
+
+def become_subreaper() -> bool:
+    """Adopt every orphaned descendant from now on. The trait is not inherited by fork."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Be killed when the parent dies. Only safe under a single-threaded parent: the kernel watches the thread."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died between the fork and the line above
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show, so that an operator can tell our own processes from the work."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+class OwnEntries:
+    """Variables as C knows them, "NAME=value", which are written over one another in memory of our own: setenv never
+    frees a value, and takes longer. Python's own view of the environment is not told.
+    """
+
+    _ROOM = 96
+
+    def __init__(self, *names: bytes) -> None:
+        self._names = names
+        self._memory = ctypes.create_string_buffer(self._ROOM * len(names))
+        self._pack = Struct(f"{self._ROOM}s" * len(names)).pack_into
+        begin = ctypes.addressof(self._memory)
+        self._places = [ctypes.c_void_p(begin + number * self._ROOM) for number in range(len(names))]
+        self._pointers = b"".join(bytes(place) for place in self._places)
+        self._environ = ctypes.c_void_p.in_dll(_libc, "environ") if _libc is not None else ctypes.c_void_p()
+        self._environ_at: int | None = None
+        self._slots = ctypes.create_string_buffer(0)
+
+    def write(self, *entries: bytes) -> None:
+        """One for each name, of 95 bytes at most."""
+        self._pack(self._memory, 0, *entries)
+        # Whoever took them out of the environment, or replaced it, need not have told anybody.
+        if self._environ.value != self._environ_at or self._slots.raw != self._pointers:
+            self._place()
+
+    def _place(self) -> None:
+        """Put our memory at the end of C's list, and keep in mind where that is."""
+        assert _libc is not None
+        for name in self._names:
+            os.unsetenv(name)
+        for place in self._places:
+            _libc.putenv(place)
+        self._environ_at = self._environ.value
+        if self._environ_at is not None:
+            listed = ctypes.cast(self._environ_at, ctypes.POINTER(ctypes.c_void_p))
+            count = next(number for number in itertools.count() if listed[number] is None)
+            size = len(self._pointers)
+            end = self._environ_at + count * ctypes.sizeof(ctypes.c_void_p)
+            self._slots = (ctypes.c_char * size).from_address(end - size)
+
+
+def hide_variables(is_hidden: Callable[[str], bool]) -> None:
+    """Take variables out of what /proc shows of this process. The program itself keeps them.
+
+    /proc shows the memory that the kernel put them into at exec. C is given copies first; a pointer into the old place
+    that somebody else has kept would see an empty value.
+    """
+    if _libc is None:
+        return
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # The name is in parentheses and may itself contain anything. fields[n] is field n + 3 of proc(5).
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[47]), int(fields[48])
+        if not 0 < start < end:
+            return
+        position = start
+        for entry in ctypes.string_at(start, end - start).split(b"\0"):
+            name, equals, _ = entry.partition(b"=")
+            if equals and is_hidden(os.fsdecode(name)):
+                if (value := os.environb.get(name)) is not None:
+                    os.putenv(name, value)
+                ctypes.memset(position, 0, len(entry))
+            position += len(entry) + 1
+    except (OSError, IndexError):
+        return
+
+
+def has_children() -> bool:
+    """Whether this process has any child, running or dead. For a subreaper: whether it has any descendant.
+
+    This is the whole proof that a tree is gone: every orphan below a subreaper becomes its child, so when the
+    kernel says there is no child left, nothing that was ever started below is alive.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def collect_dead() -> bool:
+    """Reap every child that has ended. True if none is left, which for a subreaper means nothing below it is."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return False
+        except ChildProcessError:
+            return True
+
+
+UNKNOWN_PID = 0
+"""Stands for processes that are there, since waitpid says so, and that cannot be named."""
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, parents before children, zombies included. A snapshot, stale at once; empty where
+    the machine is unfit."""
+    if find_unfitness() is not None:
+        return []
+    found: list[int] = []
+    queue = [root]
+    by_parent: dict[int, list[int]] | None = None
+    while queue:
+        pid = queue.pop()
+        children = _children_listed(pid) if by_parent is None else by_parent.get(pid, [])
+        if children is None:  # a kernel without the children files: one pass over all of /proc instead
+            by_parent = _parents_scanned()
+            return _below(root, by_parent)
+        found += children
+        queue += children
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Its direct children, zombies included."""
+    if find_unfitness() is not None:
+        return []
+    listed = _children_listed(pid)
+    return _parents_scanned().get(pid, []) if listed is None else listed
+
+
+def name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
+def _children_listed(pid: int) -> list[int] | None:
+    children: list[int] = []
+    tasks = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(tasks)
+    except OSError:
+        return [] if LINUX and os.path.isdir("/proc/self/task") else None
+    for thread in threads:
+        try:
+            fd = os.open(f"{tasks}/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not _has_children_files():
+                return None
+            continue
+        except OSError:
+            continue
+        try:
+            while chunk := os.read(fd, 65536):
+                children += map(int, chunk.split())
+        except OSError:
+            pass  # the process went away while it was read
+        finally:
+            os.close(fd)
+    return children
+
+
+def _has_children_files() -> bool:
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _parents_scanned() -> dict[int, list[int]]:
+    by_parent: dict[int, list[int]] = {}
+    if LINUX:
+        for name in os.listdir("/proc"):
+            if name.isdecimal():
+                stat = _stat(int(name))
+                if stat is not None:
+                    by_parent.setdefault(stat[1], []).append(int(name))
+        return by_parent
+    import psutil
+
+    for process in psutil.process_iter(["pid", "ppid"]):
+        by_parent.setdefault(process.info["ppid"], []).append(process.info["pid"])
+    return by_parent
+
+
+def _below(root: int, by_parent: dict[int, list[int]]) -> list[int]:
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        children = by_parent.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State letter and parent of a process, or None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name is in parentheses and may itself contain anything, parentheses included.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), int(fields[1])
+
+
+def start_of(pid: int) -> int:
+    """When it started, in clock ticks since boot: with the pid, an identity that is never reused. 0: it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def is_zombie(pid: int) -> bool:
+    stat = _stat(pid)
+    return stat is None or stat[0] in "ZX"
+
+
+def is_halted(pid: int) -> bool:
+    """Whether it is stopped by a signal, traced, dead or gone: whether it does nothing."""
+    stat = _stat(pid)
+    return stat is None or stat[0] in "TtZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped it, by a signal or a debugger. Only SIGKILL is sure to end that."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] in "Tt"
+
+
+def describe(pid: int) -> dict[str, object]:
+    """Pid and command line, for warnings that name names."""
+    if pid == UNKNOWN_PID:
+        return {"pid": pid, "command": "not known: /proc cannot be read"}
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        words = ""
+    words = words or name_of(pid) or "?"  # in the middle of an exec there is no command line yet
+    # A process may call itself anything, escape sequences included.
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
+    return {"pid": pid, "command": text[:200]}
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class DeadlineTimer:
+    """A timer that is a file descriptor: armed where the work starts, heard where it is killed.
+
+    The two are different processes. Once armed it rings on time, whatever the one that armed it does then.
+    """
+
+    __slots__ = ("_reference", "_setting", "fd")
+
+    def __init__(self, fd: int | None = None) -> None:
+        if _libc is None:  # no such timer: whoever waits for the work has to ring
+            self.fd = os.open(os.devnull, os.O_RDONLY) if fd is None else fd
+            return
+        self.fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC) if fd is None else fd
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._setting = _Itimerspec()
+        self._reference = ctypes.byref(self._setting)
+
+    def arm(self, at_ns: int) -> None:
+        if _libc is None:
+            return
+        value = self._setting.value
+        value.seconds, value.nanoseconds = divmod(max(1, at_ns), 1_000_000_000)
+        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)
+
+    def disarm(self) -> None:
+        if _libc is None:
+            return
+        value = self._setting.value
+        value.seconds = value.nanoseconds = 0
+        _libc.timerfd_settime(self.fd, 0, self._reference, None)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,105 @@
+"""Whether anybody records traces, and who is told of what has ended. Nobody is, unless OpenTelemetry is set up.
+
+This stands on the way of every call, so it imports nothing and asks one question; the rest is in `telemetry.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from ..core.records import value
+from ..core.trace import TraceContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ..runtime.call import Admission, Outcome
+
+Attribute = str | int | bool
+
+
+@value
+class Span:
+    """What ended, in the words of OpenTelemetry. Times are wall-clock nanoseconds."""
+
+    name: str
+    trace: TraceContext
+    """Its own ids, which its children have been told long ago."""
+    parent_id: str
+    started_ns: int
+    ended_ns: int
+    attributes: Mapping[str, Attribute]
+    code: str | None = None
+    message: str = ""
+
+
+class SpanRecorder:
+    """Who is told. Never waits and never raises."""
+
+    def call_ended(self, admission: Admission, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
+        """A call has been answered just now."""
+
+    def tell(self, ended: Callable[[], Span]) -> None:
+        """Anything else. The span is made where it is recorded, not on the path of whoever tells."""
+
+
+recorder: SpanRecorder | None = None
+
+
+def are_wanted() -> bool:
+    """By the variables of OpenTelemetry, or because the program has set up a provider of its own."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return has_own_provider() or _is_configured(os.environ)
+
+
+def has_own_provider() -> bool:
+    """Looks only at what the program has imported anyway."""
+    sdk, api = sys.modules.get("opentelemetry.sdk.trace"), sys.modules.get("opentelemetry.trace")
+    if sdk is None or api is None or not hasattr(sdk, "TracerProvider"):
+        return False
+    return isinstance(api.get_tracer_provider(), sdk.TracerProvider)
+
+
+def active() -> TraceContext | None:
+    """Where the program itself stands just now, if it uses OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or not hasattr(api, "get_current_span"):
+        return None
+    try:
+        found = api.get_current_span().get_span_context()
+        if not found.is_valid:
+            return None
+        state = found.trace_state.to_header() if found.trace_state else ""
+        return TraceContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", bool(found.trace_flags.sampled), state)
+    except Exception:  # somebody's own kind of span; a call must not fail for it
+        return None
+
+
+def stand_at(trace: TraceContext) -> None:
+    """Spans that the program makes in this context from here on are below this one, if it uses OpenTelemetry."""
+    api, contexts = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
+    if api is None or contexts is None or not hasattr(contexts, "attach") or not hasattr(api, "NonRecordingSpan"):
+        return
+    try:
+        contexts.attach(api.set_span_in_context(api.NonRecordingSpan(span_context(api, trace))))
+    except Exception:  # as above
+        pass
+
+
+def span_context(api: ModuleType, trace: TraceContext) -> Any:
+    state = api.TraceState.from_header([trace.state]) if trace.state else None
+    flags = api.TraceFlags(int(trace.sampled))
+    return api.SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags, state)
+
+
+def _is_configured(environment: Mapping[str, str]) -> bool:
+    exporters = environment.get("OTEL_TRACES_EXPORTER", "").replace(",", " ").split()
+    if exporters:
+        return "otlp" in exporters
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return any(environment.get(name, "").strip() for name in names)

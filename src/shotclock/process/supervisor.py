@@ -1,0 +1,657 @@
+"""The supervisor: one small process above each piece of process work, whose only job is to end it on time.
+
+    caller ── supervisor ── leader (a command, or a worker running a Python function) ── anything
+
+It is a subreaper, so whatever the work starts stays below it however often it forks, changes session or
+daemonises; it holds the clocks, so a stuck caller cannot delay a kill; and it holds the other end of the
+caller's socket, so when the caller dies, even by SIGKILL, everything below is killed at once.
+
+It runs our code only, has one thread, and every wait of its loop is bounded by the next clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from enum import Enum, auto
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from . import ipc, kernel
+from .cgroups import Cgroup
+from .clock import monotonic_ns
+from .command_task import CommandReport, CommandTask, Output
+from .kill import group_of, kill_below, signal_process
+from .output_capture import Capture
+from .output_streams import RELAY_HELD, Stream
+from .spawn import StartFailed, become, spawn
+
+# How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
+LEAK_GRACE_MS = 300
+# What leaked children get between TERM and KILL. They were never asked for, so it is short.
+LEAK_STOP_GRACE_MS = 500
+# Python looks for signals between two of its instructions. One that comes after the last look and before a call into
+# the kernel is seen when that returns, which may be never; the next one interrupts it. So a worker is asked again.
+TERM_AGAIN_MS = 50
+# What the work may take to stop itself when it is told of Ctrl-Z (an editor gives the terminal back first), before it
+# is stopped without being asked; and in how many looks at the tree the last of it must have been found.
+SUSPEND_GRACE_MS = 100
+SUSPEND_SWEEPS = 20
+# What ends sooner than this was never said to have started: one message less for most commands.
+START_TOLD_AFTER_MS = 20
+# How long the caller may take to read the report before we give up on telling it.
+REPORT_LIMIT_S = 10.0
+# poll() takes a C int of milliseconds; a month in one wait would overflow it.
+LONGEST_WAIT_MS = 3_600_000
+# After a kill, how long whoever reads our relayed output may take for the last of it.
+FLUSH_LIMIT_MS = 1_000
+# What a pipe may hold at most, unless root says otherwise.
+LARGEST_PIPE = 1024 * 1024
+_SIGNALS_PASSED_ON = {number.name: number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+_OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+
+
+SUPERVISOR_NAME = "shotclock-sup"
+
+# For those who wait for a supervisor. Past the bell: one that has not rung it by then may be stopped, by a signal of
+# the very work that it guards, and is told to go on. Past the kill: one that is stopped all the same is killed itself.
+LATE_BELL_MS = 30
+SILENT_LIMIT_MS = 20
+LOOK_PAUSE_MS = 10
+
+
+class _Stage(Enum):
+    RUNNING = auto()
+    LINGERING = auto()
+    """The leader is gone, something it started is not."""
+    STOPPING = auto()
+    FLUSHING = auto()
+    """Nothing runs any more; what it wrote is still on its way out."""
+    GONE = auto()
+
+
+class Supervisor:
+    """Runs in its own process from fork to exit."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._orders = ipc.InboxWithDescriptors(control)
+        self._caller_gone = False
+        self._cgroup: Cgroup | None = None
+        self._start_afresh()
+        self._child_signal, self._child_signal_in = os.pipe()
+        os.set_blocking(self._child_signal, False)
+        os.set_blocking(self._child_signal_in, False)
+        # Handlers, not SIG_IGN: ignored signals stay ignored across exec and would reach the work.
+        # Except that what `nohup` had ignored stays ignored for the work.
+        self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
+        signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
+        os.setsid()
+        kernel.become_subreaper()
+        kernel.name_process(SUPERVISOR_NAME)
+
+    def _start_afresh(self) -> None:
+        """Nothing known of any work yet."""
+        self._bell_fd = -1
+        self._stage = _Stage.RUNNING
+        self._leader = -1
+        self._group = -1
+        self._start_fd = -1
+        self._start_told_ns: int | None = None
+        self._stays = False
+        self._report = CommandReport()
+        self._streams: list[Stream] = []
+        self._started_ns = monotonic_ns()
+        self._last_sign_ns = self._started_ns
+        self._bell_ns: int | None = None
+        self._kill_ns: int | None = None
+        self._ask_again_ns: int | None = None
+        self._asks_again = False
+        self._asked_with = signal.SIGTERM
+        self._suspend_ns: int | None = None
+        self._suspended = False
+        self._latest_kill_ns: int | None = None
+        self._soft_ns: int | None = None
+        self._idle_ns = 0
+        self._grace_ms = 0
+        self._linger_ns: int | None = None
+        self._leave_children = False
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
+        """Run one command to its end and report. `handed` are the ends of pipes that become its stdin and stdout:
+        then it is the caller who talks with it, and only its stderr is ours. `stays` tells the caller, where nothing
+        is left of the command, that we wait for another."""
+        self._take_on(task)
+        self._stays = stays and not self._ignored
+        if not task.leave_children:
+            self._cgroup = Cgroup.create()
+        becomes = self._pipes(task, handed or [])
+        self._start(lambda: become(task, becomes), execs=True)
+        _forget_standard_streams()
+        for fd in becomes.values():  # whoever reads or writes the other ends must see when the work lets go of them
+            os.close(fd)
+        self._watch()
+
+    def run_next_command(self) -> bool:
+        """Wait for another command and run it, which now costs no fork. False: nobody will ask for one.
+
+        Our zygote is the third who guards it: where we and our caller are killed at once, it kills what we leave.
+        """
+        if self._cgroup is not None and not self._cgroup.enter():
+            self._cgroup.remove()
+            self._cgroup = None
+        task = self._next_task()
+        if task is None:
+            return False
+        self._start_afresh()
+        self._take_on(task)
+        self._stays = True
+        becomes = self._pipes(task, [])
+        try:
+            if not self._orders.has_unread:  # otherwise it was called off at once; without a child, the loop ends
+                self._leader = self._group = spawn(task, becomes)
+                self._start_told_ns = monotonic_ns() + START_TOLD_AFTER_MS * NS_PER_MS
+        except StartFailed as failed:
+            self._report.unstartable = (failed.step, failed.errno)
+        while self._orders.has_unread:
+            self._heed(self._orders.next())
+        for fd in becomes.values():
+            os.close(fd)
+        self._watch()
+        return True
+
+    def _next_task(self) -> CommandTask | None:
+        if self._caller_gone or not self._stays:
+            return None
+        # Unbounded on purpose: without a command there is nothing to end, and we end with our caller's socket.
+        self._control.settimeout(None)
+        try:
+            return CommandTask(**self._orders.next()[0])
+        except ipc.Broken:
+            return None
+
+    def _take_on(self, task: CommandTask) -> None:
+        self._started_ns = task.started_ns or self._started_ns
+        self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
+        self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
+        self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
+
+    def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
+        """Which descriptors become which of the command's own."""
+        output = Output[task.output]
+        ends: list[int] = []
+        if output is not Output.INHERIT:
+            for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
+                if handed and number == 1:
+                    continue
+                read_end, write_end = os.pipe()
+                capture = Capture(task.output_limit, spill) if output is Output.CAPTURE else None
+                relay_to = os.dup(number) if output is Output.RELAY else -1
+                self._streams.append(Stream(read_end, capture, relay_to))
+                ends.append(write_end)
+        return dict(zip((0, 1, 2) if handed else (1, 2), [*handed, *ends], strict=False))
+
+    def run_worker(
+        self,
+        serve: Callable[[], None],
+        *,
+        bell_fd: int = -1,
+        announce: bool = True,
+        release: Callable[[], None] = lambda: None,
+        leave_children: bool = False,
+    ) -> None:
+        """Run a function in a child until it returns, dies, or its bell (a timer that it arms) rings.
+
+        `release` lets go of what only the child needs: the caller must see the child's socket close with it.
+        `announce` tells a caller that waits for it when the child is there.
+        """
+        self._bell_fd = bell_fd
+        self._asks_again = True
+        self._leave_children = leave_children
+        self._start(serve, execs=False)
+        release()
+        if announce and self._stage is _Stage.RUNNING:
+            self._tell(("started", self._group, os.getpid()))
+        self._watch()
+
+    def wait_for_next(self) -> list[int]:
+        """Wait to be given another worker to run, and start afresh. The descriptors it needs; none: nobody will ask.
+
+        We were forked with everything imported, so we are as good a place to fork it from as the zygote. Only where
+        nothing is left of the last one: a survivor would be taken for a child of the next.
+        """
+        self._start_afresh()
+        while not self._caller_gone and not kernel.has_children():
+            try:
+                # Unbounded on purpose: without a worker there is nothing to end, and we end with our caller's socket.
+                self._control.settimeout(None)
+                orders = self._orders.receive()
+            except ipc.Broken:
+                break
+            # Anything before it was meant for the last worker, and came too late. Nothing is behind it: where
+            # descriptors come along, the kernel ends a read.
+            if ("again",) in orders:
+                return self._orders.take_descriptors()
+        return []
+
+    def _start(self, become: Callable[[], None], *, execs: bool) -> None:
+        error_in = -1
+        if execs:
+            # Empty and closed at a successful exec, or holding why there was none. It is polled like everything
+            # else: a working directory or a binary on a dead network mount hangs the child, not us.
+            self._start_fd, error_in = os.pipe()
+            os.set_blocking(self._start_fd, False)
+        me = os.getpid()
+        try:
+            pid = os.fork() if self._cgroup is None else self._cgroup.fork()
+        except OSError as error:
+            if execs:
+                os.close(error_in)
+            self._report.unstartable = ("fork", error.errno or 0)
+            self._stage = _Stage.GONE
+            return
+        if pid == 0:
+            try:
+                kernel.die_with_parent(me)
+                os.setpgid(0, 0)
+                signal.set_wakeup_fd(-1)
+                for number in _OUR_SIGNALS:
+                    signal.signal(number, signal.SIG_IGN if number in self._ignored else signal.SIG_DFL)
+                become()
+            except StartFailed as failed:
+                os.write(error_in, f"{failed.step} {failed.errno}".encode())
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        if execs:
+            os.close(error_in)
+        self._leader = self._group = pid
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # on both sides, so that a stop sent at once finds the group
+
+    def _read_start(self) -> None:
+        if self._start_fd < 0:
+            return
+        try:
+            answer = os.read(self._start_fd, 64)
+        except BlockingIOError:
+            return
+        os.close(self._start_fd)
+        self._start_fd = -1
+        if answer:
+            step, number = answer.decode().split()
+            self._report.unstartable = (step, int(number))
+        else:
+            self._tell(("started", self._group, os.getpid()))
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._stage is not _Stage.GONE:
+            self._poll_once()
+            self._reap()
+            self._heed_clocks()
+        report = self._report
+        # Whatever would not die would be taken for the next command's.
+        self._stays = self._stays and not report.survivors
+        if self._cgroup is not None and not self._stays:
+            self._cgroup.remove()
+        if self._caller_gone:
+            return
+        self._read_start()
+        report.ended_ns = monotonic_ns()
+        if report.fired is None:
+            report.elapsed_ns = report.ended_ns - self._started_ns
+        captured = [stream.capture.finish() for stream in self._streams if stream.capture]
+        if captured:
+            *rest, report.stderr = captured
+            report.stdout = rest[0] if rest else report.stdout
+        report.unwritten = next((stream.trouble for stream in self._streams if stream.trouble), 0)
+        report.spare_pid = os.getpid() if self._stays else 0
+        self._tell(("ended", report.pack()))
+
+    def _poll_once(self) -> None:
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._child_signal, select.POLLIN)
+        if self._start_fd >= 0:
+            poller.register(self._start_fd, select.POLLIN)
+        if self._bell_fd >= 0 and self._stage is _Stage.RUNNING and kernel.LINUX:
+            poller.register(self._bell_fd, select.POLLIN)
+        readers, writers = {}, {}
+        for stream in self._streams:
+            if stream.open and len(stream.held) < RELAY_HELD:
+                poller.register(stream.fd, select.POLLIN)
+                readers[stream.fd] = stream
+            if stream.held:
+                poller.register(stream.relay_to, select.POLLOUT)
+                writers[stream.relay_to] = stream
+        for fd, _ in poller.poll(self._wait_ms()):
+            if fd == self._control.fileno():
+                self._take_orders()
+            elif fd == self._child_signal:
+                _empty(self._child_signal)
+            elif fd in readers:
+                if readers[fd].read():
+                    self._last_sign_ns = monotonic_ns()
+            elif fd in writers:
+                writers[fd].write()
+            elif fd == self._bell_fd and _has_rung(fd):
+                self._fire(ClockKind.TIMEOUT)
+            elif fd == self._start_fd:
+                self._read_start()
+
+    def _wait_ms(self) -> int:
+        alarms = [at for at in self._alarms() if at is not None]
+        if not alarms:
+            return LONGEST_WAIT_MS
+        wait = -(-(min(alarms) - monotonic_ns()) // NS_PER_MS)  # rounded up: waking early would spin
+        return max(0, min(LONGEST_WAIT_MS, wait))
+
+    def _alarms(self) -> tuple[int | None, ...]:
+        match self._stage:
+            case _Stage.STOPPING:
+                return self._kill_ns, self._ask_again_ns
+            case _Stage.FLUSHING:
+                return self._linger_ns, self._bell_ns
+            case _Stage.LINGERING:
+                return self._linger_ns, self._bell_ns, self._suspend_ns
+            case _:
+                idle_at = self._last_sign_ns + self._idle_ns if self._idle_ns and not self._suspended else None
+                return self._bell_ns, self._soft_ns, idle_at, self._start_told_ns, self._suspend_ns
+
+    def _heed_clocks(self) -> None:
+        now = monotonic_ns()
+        match self._stage:
+            case _Stage.STOPPING:
+                if _due(self._kill_ns, now):
+                    self._kill()
+                elif _due(self._ask_again_ns, now):
+                    self._ask_again()
+            case _Stage.FLUSHING:
+                self._finish_flushing(now)
+            case _Stage.RUNNING | _Stage.LINGERING if _due(self._bell_ns, now):
+                self._fire(ClockKind.TIMEOUT)
+            case _Stage.RUNNING | _Stage.LINGERING if _due(self._suspend_ns, now):
+                self._suspend_rest()
+            case _Stage.LINGERING:
+                if _due(self._linger_ns, now):
+                    self._stop_leaked()
+            case _Stage.RUNNING:
+                if _due(self._start_told_ns, now):
+                    self._start_told_ns = None
+                    self._tell(("started", self._group, os.getpid()))
+                if any(stream.held for stream in self._streams):
+                    self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
+                if self._idle_ns and not self._suspended and now >= self._last_sign_ns + self._idle_ns:
+                    self._fire(ClockKind.IDLE)
+                elif _due(self._soft_ns, now):
+                    self._soft_ns = None
+                    self._report.soft_rang = True
+                    self._signal_group(signal.SIGTERM)
+                    self._tell(("soft",))
+
+    def _take_orders(self) -> None:
+        try:
+            orders = self._orders.receive()
+        except BlockingIOError:
+            return
+        except ipc.Broken:
+            self._caller_gone = True
+            self._reap()  # a zygote that was killed is why its caller has left it: what it forked is to live on
+            self._kill()
+            return
+        for order in orders:
+            self._heed(order)
+
+    def _heed(self, order: ipc.Message) -> None:
+        match order:
+            case ("stop", str(why)):
+                self._report.stopped = self._report.stopped or why
+                self._stop(signal.SIGTERM if self._asks_again else _SIGNALS_PASSED_ON.get(why, signal.SIGTERM))
+            case ("suspend",):
+                self._suspend()
+            case ("continue",):
+                self._continue()
+            case ("kill", str(why)):
+                self._report.stopped = self._report.stopped or why
+                self._kill()
+            case ("grace", int(grace_ms)):
+                self._grace_ms = grace_ms
+
+    # --- the leader and what it leaves --------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Collect the dead. We are the subreaper, so no child left means that nothing is left at all."""
+        if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
+            return
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._begin_flushing()
+                return
+            if pid == 0:
+                return
+            if pid == self._leader:
+                self._leader = -1
+                self._report.status = os.waitstatus_to_exitcode(status)
+                if self._stage is _Stage.RUNNING:
+                    self._leader_left()
+                elif self._stage is _Stage.STOPPING and self._asked_with != signal.SIGTERM:
+                    # What it left may never hear it: a shell's background jobs ignore SIGINT.
+                    self._ask_again_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
+
+    def _leader_left(self) -> None:
+        if self._leave_children:
+            self._begin_flushing()
+        else:
+            self._stage = _Stage.LINGERING
+            self._linger_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
+
+    def _stop_leaked(self) -> None:
+        self._linger_ns = None
+        left = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]
+        self._report.leaked = [kernel.describe(pid) for pid in left]
+        self._begin_stopping(LEAK_STOP_GRACE_MS)
+        for pid in left:
+            signal_process(pid, signal.SIGTERM)
+            signal_process(pid, signal.SIGCONT)
+
+    def _begin_flushing(self) -> None:
+        now = monotonic_ns()
+        if self._stage is _Stage.STOPPING:  # whoever reads our relay has had its time as well
+            self._bell_ns = now + FLUSH_LIMIT_MS * NS_PER_MS
+        self._stage = _Stage.FLUSHING
+        # Our tree has let go of the pipes; only a stranger it handed them to can keep them open from here on.
+        self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
+        for stream in self._streams:
+            most = LARGEST_PIPE if self._leave_children else RELAY_HELD
+            while stream.open and len(stream.held) < most and stream.read():
+                if _due(self._linger_ns, monotonic_ns()):
+                    break
+            if self._leave_children:
+                stream.close()
+        self._finish_flushing(now)
+
+    def _finish_flushing(self, now: int) -> None:
+        if _due(self._linger_ns, now):
+            self._linger_ns = None
+            for stream in self._streams:
+                if not stream.held:
+                    stream.close()
+        if _due(self._bell_ns, now):
+            if self._report.fired is None and any(stream.held for stream in self._streams):
+                self._report.fired = ClockKind.TIMEOUT.value
+                self._report.elapsed_ns = now - self._started_ns
+            for stream in self._streams:
+                stream.close()
+                stream.held.clear()
+        if not any(stream.busy for stream in self._streams):
+            self._stage = _Stage.GONE
+
+    # --- stopping: the one ladder -------------------------------------------------------------------------
+
+    def _fire(self, kind: ClockKind) -> None:
+        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+            self._report.fired = kind.value
+            self._report.elapsed_ns = monotonic_ns() - self._started_ns
+            self._stop()
+
+    def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask politely, by the signal that our caller was told by. The kill comes after the grace."""
+        if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
+            return
+        self._begin_stopping(self._grace_ms)
+        if not self._grace_ms:
+            self._kill()
+            return
+        self._ask(number)
+        if self._asks_again:
+            self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
+
+    def _ask(self, number: signal.Signals) -> None:
+        """The signal to all of the work, and CONT so that stopped processes can hear it."""
+        self._asked_with = number
+        if self._suspended:
+            self._continue()
+        for each in (number, signal.SIGCONT):
+            self._signal_group(each)
+        for pid in self._outside_the_group():
+            signal_process(pid, number)
+            signal_process(pid, signal.SIGCONT)
+
+    def _ask_again(self) -> None:
+        self._ask_again_ns = None
+        if self._asks_again and self._leader > 0:
+            signal_process(self._leader, signal.SIGTERM)
+            self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
+        elif self._asked_with != signal.SIGTERM:
+            self._ask(signal.SIGTERM)
+
+    # --- Ctrl-Z -------------------------------------------------------------------------------------------
+
+    def _suspend(self) -> None:
+        """Ctrl-Z at our caller's terminal. The clocks go on: a deadline holds for stopped work as well."""
+        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+            self._suspended = True
+            self._signal_group(signal.SIGTSTP)
+            self._suspend_ns = monotonic_ns() + SUSPEND_GRACE_MS * NS_PER_MS
+        else:
+            self._tell(("suspended",))
+
+    def _suspend_rest(self) -> None:
+        """Whatever did not stop by itself, until nothing below us runs: what is found may have forked meanwhile."""
+        self._suspend_ns = None
+        for _ in range(SUSPEND_SWEEPS):
+            running = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_halted(pid)]
+            if not running:
+                break
+            for pid in running:
+                signal_process(pid, signal.SIGSTOP)
+        self._tell(("suspended",))
+
+    def _continue(self) -> None:
+        """Everything below us, whoever stopped it: that is what `fg` means."""
+        self._suspended = False
+        self._suspend_ns = None
+        self._last_sign_ns = monotonic_ns()
+        for pid in kernel.descendants(os.getpid()):
+            signal_process(pid, signal.SIGCONT)
+
+    def _outside_the_group(self) -> list[int]:
+        """Descendants that the group's signal does not reach. What another supervisor guards is asked by it."""
+        below = kernel.descendants(os.getpid())
+        guarded: set[int] = set()
+        for pid in below:
+            if pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
+                guarded.update((pid, *kernel.descendants(pid)))
+        return [pid for pid in below if pid not in guarded and group_of(pid) != self._group]
+
+    def _begin_stopping(self, grace_ms: int) -> None:
+        self._stage = _Stage.STOPPING
+        self._kill_ns = monotonic_ns() + grace_ms * NS_PER_MS
+        if self._latest_kill_ns is not None:
+            self._kill_ns = min(self._kill_ns, self._latest_kill_ns)
+
+    def _signal_group(self, number: int) -> None:
+        if self._group > 0:
+            with contextlib.suppress(OSError):
+                os.killpg(self._group, number)
+
+    def _kill(self) -> None:
+        """SIGKILL to every descendant, again and again until the kernel says that there is none."""
+        if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
+            return
+        self._stage = _Stage.STOPPING
+        if self._cgroup is not None and not self._cgroup.inside:
+            self._cgroup.kill()
+        if self._leader > 0:  # its group is most of it, and can be dying while we look for the rest
+            self._signal_group(signal.SIGKILL)
+        left = kill_below(self._reap_and_say_if_gone, self._pause, escalate=self._kill_from_outside)
+        if left:
+            self._report.survivors = [kernel.describe(pid) for pid in left]
+            self._begin_flushing()
+
+    def _kill_from_outside(self) -> None:
+        """Stepping out of the cgroup takes milliseconds when nobody else moves: only where they are worth it."""
+        if self._cgroup is not None and self._cgroup.leave():
+            self._cgroup.kill()
+
+    def _reap_and_say_if_gone(self) -> bool:
+        self._reap()
+        return self._stage is not _Stage.STOPPING
+
+    def _pause(self, wait_ms: int) -> None:
+        poller = select.poll()
+        poller.register(self._child_signal, select.POLLIN)
+        poller.poll(wait_ms)
+        _empty(self._child_signal)
+
+    def _tell(self, message: ipc.Message) -> None:
+        if self._caller_gone:
+            return
+        self._control.settimeout(REPORT_LIMIT_S)
+        try:
+            ipc.send(self._control, message)
+        except ipc.Broken:
+            self._caller_gone = True
+            self._kill()
+
+
+def _due(at_ns: int | None, now_ns: int) -> bool:
+    return at_ns is not None and now_ns >= at_ns
+
+
+def _forget_standard_streams() -> None:
+    """A supervisor that held its caller's pipes would keep whoever reads them waiting."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+
+
+def _has_rung(bell_fd: int) -> bool:
+    """Whether the bell still says so: the call may have ended and disarmed it while we were woken."""
+    try:
+        return len(os.read(bell_fd, 8)) == 8
+    except OSError:
+        return False
+
+
+def _empty(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(fd, 4096):
+            pass
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    pass

@@ -1,0 +1,406 @@
+"""Zygotes: small, single-threaded processes that fork supervisors on request, so that no threaded one has to.
+
+The *clean* zygote runs our code only and is started once per runtime. It forks a supervisor for every command
+and for one *preloaded* zygote, which imports the users' modules (an import may hang: it is supervised like any
+other work) and forks a supervisor for every worker and every host process, with everything already imported.
+
+    runtime ── clean zygote ─┬─ supervisor ── command
+                             └─ supervisor ── preloaded zygote ── supervisor ── worker
+
+A supervisor lives and dies by its own socket to the runtime: when the runtime dies it kills what it guards without
+being told, and when a zygote dies it goes on. One whose worker is gone forks the next: it was forked with everything
+imported and has run our code only, so one fork of a large process is enough where the zygote would need two. One whose
+command is gone spawns the next, without any. Both
+zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+
+from . import ipc, kernel
+from .cgroups import Cgroup
+from .clock import pause
+from .command_task import CommandReport, CommandTask
+from .kernel import DeadlineTimer
+from .kill import kill_below, signal_process
+from .supervisor import SUPERVISOR_NAME, Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
+
+# Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
+ZYGOTE_NAME = "clock-zygote"
+
+# The variables that the zygote itself is started with: by the beginnings of their names.
+_STARTED_WITH = ("PATH", "HOME", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "SHOTCLOCK_", "TMPDIR", "TZ", "XDG_STATE_")
+
+# A request is one small datagram on a local socket; the sender is not scheduled at worst.
+_REQUEST_LIMIT_S = 10.0
+# How long the supervisors may take to clean up after the runtime is gone: a kill and its verification.
+FAREWELL_LIMIT_S = 3.0
+FAREWELL_PAUSE_S = 0.005
+
+
+def start_clean_zygote() -> tuple[socket.socket, int]:
+    """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies.
+
+    What it is started with can be read by everything below it, in /proc, for as long as it lives. So it gets only what
+    an interpreter needs to start; commands and workers are told theirs through the socket.
+    """
+    ours, theirs = socket.socketpair()
+    # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = f"import sys; sys.path.append({root!r}); from shotclock.process.zygote import main; main({theirs.fileno()})"
+    os.set_inheritable(theirs.fileno(), True)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.fstat(2)
+        complaints = 2
+    except OSError:
+        complaints = null
+    try:
+        pid = contextvars.Context().run(  # of no call, whoever was the first to need it
+            os.posix_spawn,
+            sys.executable,
+            [sys.executable, "-P", "-c", code],
+            {name: value for name, value in os.environ.items() if name.startswith(_STARTED_WITH)},
+            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, complaints, 1)],
+            setsigmask=[],
+        )
+    finally:
+        os.close(null)
+        theirs.close()
+    ours.setblocking(False)
+    return ours, pid
+
+
+def main(fd: int) -> None:
+    """The clean zygote: from exec to the end of the runtime."""
+    os.set_inheritable(fd, False)
+    # Whatever else the runtime was started with, somebody may be waiting for its end of file.
+    os.closerange(3, fd)
+    os.closerange(fd + 1, fd + 256)
+    kernel.name_process(ZYGOTE_NAME)
+    _serve_forks(socket.socket(fileno=fd))
+    os._exit(0)
+
+
+def _serve_forks(requests: socket.socket) -> None:
+    """Fork a supervisor per request until the runtime is gone."""
+    forked: set[int] = set()
+    child_signal, child_signal_in = os.pipe()
+    for fd in (child_signal, child_signal_in):
+        os.set_blocking(fd, False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)  # a Ctrl-C at the terminal is for the runtime to handle
+    signal.set_wakeup_fd(child_signal_in, warn_on_full_buffer=False)
+    kernel.become_subreaper()
+    poller = select.poll()
+    poller.register(requests, select.POLLIN)
+    poller.register(child_signal, select.POLLIN)
+    while True:
+        # Unbounded on purpose: a zygote without work has nothing to do, and ends with its runtime's socket.
+        ready = {fd for fd, _ in poller.poll()}
+        if child_signal in ready:
+            with contextlib.suppress(OSError):
+                os.read(child_signal, 4096)
+            _reap(forked)
+        if requests.fileno() not in ready:
+            continue
+        note, fds = ipc.receive_fds(requests)
+        if not note:
+            break
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _tell_unstartable(fds, error)
+            continue
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                for fd in (child_signal, child_signal_in):
+                    os.close(fd)
+                requests.close()
+                _supervise(note, fds)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(0)
+        forked.add(pid)
+        for fd in fds:
+            os.close(fd)
+    # The runtime is gone, and every supervisor saw it go as well. They clean up and leave; what is left after that
+    # belongs to nobody.
+    for _ in range(int(FAREWELL_LIMIT_S / FAREWELL_PAUSE_S)):
+        _reap(forked)
+        if not _guards(forked):
+            break
+        pause(FAREWELL_PAUSE_S)
+    _kill_strays(forked)
+
+
+def _tell_unstartable(fds: list[int], error: OSError) -> None:
+    """No process for a supervisor: its caller hears it from us."""
+    with socket.socket(fileno=fds[0]) as control, contextlib.suppress(ipc.Broken):
+        control.setblocking(False)
+        ipc.send(control, ("ended", CommandReport(unstartable=("fork", error.errno or 0)).pack()))
+    for fd in fds[1:]:
+        os.close(fd)
+
+
+def _reap(forked: set[int]) -> None:
+    """Collect the dead. A supervisor that was killed leaves orphans to us, and nobody else is left to kill them."""
+    killed = False
+    cgroups: list[Cgroup] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            break
+        forked.discard(pid)
+        cgroup = Cgroup.left_by(pid)
+        if cgroup is not None:  # by one that was killed, or that could not remove what it was in itself
+            cgroups.append(cgroup)
+        if os.WIFSIGNALED(status):
+            killed = True
+            if cgroup is not None:
+                cgroup.kill()
+    if killed:
+        _kill_strays(forked)
+    for cgroup in cgroups:
+        cgroup.remove()
+
+
+def _guards(forked: set[int]) -> set[int]:
+    """The supervisors below us: those we forked, and those that a preloaded zygote forked, which may be dying."""
+    below = kernel.descendants(os.getpid())
+    return {pid for pid in below if pid in forked or _is_supervisor(pid)}
+
+
+def _kill_strays(forked: set[int]) -> None:
+    """Everything below us that is not a living supervisor or below one has lost its guard.
+
+    Looked for anew in each sweep: the others go on working meanwhile, and what they start is not ours to kill.
+    """
+
+    def roots() -> list[int]:
+        return [pid for pid in kernel.children_of(os.getpid()) if pid not in forked and not _is_supervisor(pid)]
+
+    def reap() -> bool:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            forked.discard(pid)
+            if pid == 0:
+                return not roots()
+
+    def strays() -> list[int]:
+        return [stray for root in roots() for stray in _unguarded(root)]
+
+    kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), find=strays)
+
+
+def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
+    """In the runtime, after a supervisor was killed: wait until what it guarded is gone. What would not die.
+
+    Its zygote kills that by itself, unless somebody has stopped it as well.
+    """
+
+    def find() -> list[int]:
+        if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: nothing is handed on yet
+            return [supervisor]
+        zygotes = [pid for pid in kernel.descendants(os.getpid()) if kernel.name_of(pid) == ZYGOTE_NAME]
+        for pid in zygotes:
+            signal_process(pid, signal.SIGCONT)
+        children = [child for pid in zygotes for child in kernel.children_of(pid)]
+        roots = [pid for pid in children if kernel.name_of(pid) not in (SUPERVISOR_NAME, ZYGOTE_NAME)]
+        return [pid for root in roots for pid in _unguarded(root) if not kernel.is_zombie(pid)]
+
+    return kill_below(lambda: not find(), lambda wait_ms: pause(wait_ms / 1000), find=find)
+
+
+def _is_supervisor(pid: int) -> bool:
+    return kernel.name_of(pid) == SUPERVISOR_NAME
+
+
+def _unguarded(root: int) -> list[int]:
+    """It and what is below it, without the supervisors there and what they guard."""
+    found = [root]
+    for pid in found:
+        found += [child for child in kernel.children_of(pid) if not _is_supervisor(child)]
+    return found
+
+
+def _supervise(note: bytes, fds: list[int]) -> None:
+    """In a fresh supervisor: what the request asked for, from beginning to end."""
+    control = socket.socket(fileno=fds[0])
+    if note == COMMAND:
+        control.settimeout(_REQUEST_LIMIT_S)
+        try:
+            message = ipc.receive_one(control)
+        except ipc.Broken:
+            return  # whoever asked has left
+        control.settimeout(None)
+        if _called_off(control):
+            return
+        supervisor = Supervisor(control)
+        supervisor.run_command(CommandTask(**message[0]), fds[1:], stays=len(fds) == 1)
+        while supervisor.run_next_command():
+            pass
+    elif note == PRELOADED:
+        requests = socket.socket(fileno=fds[1])
+        Supervisor(control).run_worker(lambda: _become_preloaded(requests, control), leave_children=True)
+    elif note == WORKER:
+        supervisor = Supervisor(control)
+        further = fds[1:]
+        first = True
+        while further:
+            _supervise_worker(supervisor, control, *further, announce=first)
+            further, first = supervisor.wait_for_next(), False
+    elif note == HOST:
+        _supervise_host(control, socket.socket(fileno=fds[1]), fds[2])
+
+
+def _supervise_worker(
+    supervisor: Supervisor, control: socket.socket, calls_fd: int, bell_fd: int, tokens: int, *, announce: bool
+) -> None:
+    calls = socket.socket(fileno=calls_fd)
+
+    def serve() -> None:
+        from .worker_main import serve_calls
+
+        control.close()
+        serve_calls(calls, DeadlineTimer(bell_fd), tokens)
+
+    def release() -> None:
+        calls.close()
+        os.close(tokens)
+
+    supervisor.run_worker(serve, bell_fd=bell_fd, announce=announce, release=release)
+    os.close(bell_fd)
+
+
+def _supervise_host(control: socket.socket, calls: socket.socket, memory: int) -> None:
+    def serve() -> None:
+        from .async_worker_main import serve_host
+
+        control.close()
+        serve_host(calls, memory)
+
+    def release() -> None:
+        calls.close()
+        os.close(memory)
+
+    Supervisor(control).run_worker(serve, release=release)
+
+
+def _called_off(control: socket.socket) -> bool:
+    """Whether the caller has left, or said something, before we began: that can only be "stop"."""
+    try:
+        control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
+    control.close()
+    kernel.name_process(ZYGOTE_NAME)
+    _prepare(*ipc.receive_one(requests))
+    _serve_forks(requests)
+    os._exit(0)
+
+
+def become_zygote_of(requests: socket.socket) -> NoReturn:
+    """In a fresh fork of the program itself: everything is imported already. Lives until the program is gone."""
+    from . import worker_main
+
+    worker_main.inside_worker = True
+    sys.modules[worker_main.MAIN_ALIAS] = sys.modules["__main__"]
+    kernel.name_process(ZYGOTE_NAME)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    # What functions print is not the program's answer, which goes to stdout alone.
+    os.dup2(2, 1)
+    fd = os.dup(requests.fileno())
+    os.closerange(3, fd)
+    os.closerange(fd + 1, fd + 256)
+    gc.collect()
+    gc.freeze()
+    _serve_forks(socket.socket(fileno=fd))
+    os._exit(0)
+
+
+def _prepare(
+    _: str,
+    path: list[str],
+    modules: list[str],
+    handlers: list[tuple[str, str]],
+    main_module: str | None,
+    main_file: str | None,
+    environment: dict[str, str],
+) -> None:
+    """Import what the workers will need. A failing import is told by the call that needs it, not here."""
+    import importlib
+    import warnings
+
+    os.environ.clear()
+    os.environ.update(environment)
+
+    from . import worker_main
+
+    # Users' imports may start threads; forking after that is their choice of library, not news per fork.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+    sys.path[:] = path
+    worker_main.inside_worker = True
+    from ..core.arguments import signature_of, to_jsonable
+
+    # Once here, so that whatever pydantic imports and builds late is not paid by the first call of each worker.
+    signature_of(_prepare).check({})
+    to_jsonable([1.5])
+    for name in modules:
+        with contextlib.suppress(BaseException):  # a program may well leave when it is imported
+            importlib.import_module(name)
+    try:
+        _import_main(main_module, main_file)
+    except BaseException as error:
+        worker_main.main_import_error = f"{type(error).__name__}: {error}"
+    for module, name in handlers:
+        with contextlib.suppress(Exception):
+            signature_of(worker_main.find(module, name))
+    # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
+    gc.collect()
+    gc.freeze()
+
+
+def _import_main(main_module: str | None, main_file: str | None) -> None:
+    """The runtime's main program under another name, so that its functions can be found here as well."""
+    import runpy
+    import types
+
+    from .worker_main import MAIN_ALIAS
+
+    if main_module is None and main_file is None:
+        return
+    module = types.ModuleType(MAIN_ALIAS)
+    if main_module is not None:
+        namespace = runpy.run_module(main_module, run_name=MAIN_ALIAS, alter_sys=True)
+    else:
+        namespace = runpy.run_path(str(main_file), run_name=MAIN_ALIAS)
+    module.__dict__.update(namespace)
+    sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module

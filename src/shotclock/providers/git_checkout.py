@@ -1,0 +1,171 @@
+"""Where a checkout goes: made beside its place, moved there when it is whole, and gone without a trace otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..core.effects import SideEffects
+from ..runtime.command_runner import shielded
+
+# How long removing what a failed checkout left may hold up the answer: a large tree on a slow disk runs it out. It is
+# removed all the same; the answer only does not wait for it, and says that something is left.
+REMOVAL_LIMIT_S = 10.0
+
+
+# Another process may take a folder that was made a moment ago for one that was left behind; once is chance.
+MOST_STAGINGS = 5
+LONGEST_PREFIX = 100
+
+
+class InTheWay(Exception):
+    """What is there already is not ours to touch."""
+
+
+class CheckoutFolder:
+    """Only what it has made itself is ever removed."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._made: list[Path] = []
+        """Folders above the target, outermost first."""
+        self._moved: list[Path] = []
+        self._staging: Path | None = None
+        self._held = -1
+        """The staging folder, locked for as long as this process lives: so it is known for one that is in use."""
+        self._is_free = False
+        self._is_taken = False
+
+    async def sweep(self) -> None:
+        """Remove what processes that were killed have left here. Bounded, like every removal."""
+        sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
+        await shielded(asyncio.wait([sweeping], timeout=REMOVAL_LIMIT_S))
+
+    def is_free(self) -> bool:
+        """Nothing there, or an empty folder. Raises InTheWay."""
+        target = self.target
+        if not os.path.lexists(target):
+            self._is_free = True
+        elif not target.is_dir():
+            raise InTheWay(f"{target} is there and no folder")
+        elif not any(os.scandir(target)):
+            self._is_free = True
+        elif not os.path.lexists(target / ".git"):
+            raise InTheWay(f"{target} is not empty, and no checkout")
+        return self._is_free
+
+    def prepare(self) -> Path:
+        """An empty folder on the same file system."""
+        above = self.target.parent
+        missing = []
+        while not os.path.lexists(above):
+            missing.append(above)
+            above = above.parent
+        for folder in reversed(missing):
+            folder.mkdir()
+            self._made.append(folder)
+        beside = self.target if self.target.is_dir() else self.target.parent
+        for _ in range(MOST_STAGINGS):
+            staging = beside / f"{self._prefix}{secrets.token_hex(6)}.part"
+            staging.mkdir()
+            if (held := _lock(staging)) is not None:
+                break
+        else:
+            raise InTheWay(f"{beside}: what is made there is removed by somebody else")
+        self._staging, self._held = staging, held
+        return staging
+
+    def take(self) -> None:
+        assert self._staging is not None
+        if self._staging.parent == self.target:  # it was there, and whoever stands in it must not lose the ground
+            for entry in list(self._staging.iterdir()):
+                moved = self.target / entry.name
+                entry.rename(moved)
+                self._moved.append(moved)
+        else:
+            self._staging.rename(self.target)
+        self._is_taken = True
+
+    async def clean_up(self) -> SideEffects | None:
+        """Bounded, and done even if cancelled meanwhile. What is left of a checkout that came to nothing; None where
+        that cannot be told."""
+        if not self._is_free:
+            return None
+        removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
+        await shielded(asyncio.wait([removing], timeout=REMOVAL_LIMIT_S))
+        is_gone = removing.done() and removing.exception() is None
+        return SideEffects.NONE if is_gone else SideEffects.PARTIAL
+
+    @property
+    def _prefix(self) -> str:
+        return f".{self.target.name[:LONGEST_PREFIX]}."
+
+    def _sweep(self) -> None:
+        for folder in self._left_behind():
+            if (held := _lock(folder)) is not None:
+                try:
+                    if held >= 0:
+                        shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    _unlock(held)
+
+    def _left_behind(self) -> Iterator[Path]:
+        """What is called as only we call anything. Whether it is in use is another question."""
+        name = re.compile(re.escape(self._prefix) + "[0-9a-f]{12}[.]part")
+        for folder in (self.target, self.target.parent):
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                found = [entry.path for entry in entries if name.fullmatch(entry.name)]
+                yield from map(Path, found)
+
+    def _remove(self) -> None:
+        try:
+            self._remove_made()
+        finally:
+            _unlock(self._held)
+            self._held = -1
+
+    def _remove_made(self) -> None:
+        if not self._is_taken:
+            for path in self._moved:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        if self._staging is not None and os.path.lexists(self._staging):
+            shutil.rmtree(self._staging)
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):  # it is in use by now: by the checkout, or by somebody else
+                folder.rmdir()
+
+
+def _lock(folder: Path) -> int | None:
+    """Whoever has locked a folder lets go of it when he ends, however he does. None: somebody has it, or it is gone.
+    -1: there are no locks here, and so nobody can know."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = os.path.samestat(os.fstat(held), os.stat(folder, follow_symlinks=False))
+    except (BlockingIOError, FileNotFoundError):
+        is_there = False
+    except OSError:
+        os.close(held)
+        return -1
+    if not is_there:
+        os.close(held)
+        return None
+    return held
+
+
+def _unlock(held: int) -> None:
+    if held >= 0:
+        os.close(held)

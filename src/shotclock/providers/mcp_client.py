@@ -1,0 +1,345 @@
+"""One conversation with an MCP server, spoken by the official SDK: connect, look the tool up, call it.
+
+Nothing in here is trusted to end. Whoever started it waits for `settled`, looks at the stage, and holds the clocks.
+Only imported where it is used, because the SDK is heavy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from enum import Enum, auto
+from typing import Any, cast
+
+import anyio
+import httpx2
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client._transport import TransportStreams
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
+
+from .._version import __version__
+from ..core.envelope import Problem
+from ..core.trace import TraceContext
+from ..core.values import read_json
+from ..process.clock import monotonic_ns
+from ..process.spans import stand_at
+from ..runtime.interactive_process import Opened
+
+REMAINING = "shotclock.dev/remainingMs"
+# One message. Reading a larger one would hold up everybody else on the loop.
+MESSAGE_LIMIT = 16_000_000
+# A server that has refused the handshake is there, and answers this at once if it ever does.
+DISCOVER_S = 2.0
+# What may come on stdout beside messages before it is clear that this is no MCP server.
+STRAY_LIMIT = 16_000_000
+STRAY_SHOWN = 200
+# A list of tools that has more pages than this has no end.
+MOST_PAGES = 100
+NAMES_SHOWN = 15
+
+# What the SDK makes of a server's mistakes belongs into the step's error, not onto our stderr.
+logging.getLogger("mcp").addHandler(logging.NullHandler())
+
+
+class Stage(Enum):
+    CONNECTING = auto()
+    LISTING = auto()
+    CALLING = auto()
+    ANSWERED = auto()
+
+
+class Conversation:
+    """`settled` holds the tool's result, or why there is none."""
+
+    def __init__(
+        self, tool: str, arguments: Mapping[str, Any], remaining_ms: Callable[[], int | None], trace: TraceContext
+    ) -> None:
+        """`trace` is the call that talks, as the parent of what the server does for it."""
+        self._tool, self._arguments, self._remaining_ms = tool, dict(arguments), remaining_ms
+        self._trace = trace
+        self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
+        self.stage = Stage.CONNECTING
+        self.stage_began_ns = self.heard_ns = monotonic_ns()
+        self.granted: tuple[int, int] | None = None
+        """When the server was called, and how many milliseconds it was told that it has."""
+        self.lost = False
+        """The connection ended while something was still asked."""
+        self.stray = b""
+        """The beginning of what the server said that is no message."""
+        self.kept: tuple[str, ...] = ()
+        """Numbers of its answers that could not be held as they were written."""
+
+    def enter(self, stage: Stage) -> None:
+        self.stage, self.stage_began_ns = stage, monotonic_ns()
+        self.heard_ns = self.stage_began_ns
+
+    def heard(self) -> None:
+        self.heard_ns = monotonic_ns()
+
+    async def hold(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
+        """From the first word to the last. What goes wrong is told by `settled`; only a cancellation is raised."""
+        stand_at(self._trace)  # the SDK makes spans where there is a provider, and tells the server of those
+        try:
+            async with transport as (incoming, outgoing), self._session(incoming, outgoing) as session:
+                try:
+                    result = await self._spoken(session)
+                except Exception as error:
+                    result = self._problem(error)
+                self._settle(result)
+        except Exception as error:  # the transport's, or what closing it left behind
+            self._settle(self._problem(_first(error)))
+
+    async def _spoken(self, session: ClientSession) -> types.CallToolResult | Problem:
+        await _connect(session)
+        self.enter(Stage.LISTING)
+        if (missing := await self._missing(session)) is not None:
+            return missing
+        self.enter(Stage.CALLING)
+        meta: dict[str, Any] = {**self._trace.carried()}
+        if (remaining_ms := self._remaining_ms()) is not None:
+            meta[REMAINING] = remaining_ms
+            self.granted = monotonic_ns(), remaining_ms
+        result = await session.call_tool(
+            self._tool,
+            self._arguments,
+            progress_callback=self._progress,
+            meta=cast("types.RequestParamsMeta", meta),
+        )
+        self.enter(Stage.ANSWERED)
+        return result
+
+    async def _missing(self, session: ClientSession) -> Problem | None:
+        """Why the tool cannot be called; None where it is there, or where the server does not list any."""
+        names: list[str] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            try:
+                page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+            except MCPError as error:
+                if error.code == METHOD_NOT_FOUND:
+                    return None
+                raise
+            names += [tool.name for tool in page.tools]
+            if self._tool in names:
+                return None
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        close = difflib.get_close_matches(self._tool[:100], names, n=1)
+        listed = ", ".join(names[:NAMES_SHOWN]) + (" …" if len(names) > NAMES_SHOWN else "")
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {listed or 'none'}"
+        message = f"the MCP server has no tool {self._tool!r}"
+        return Problem("UNKNOWN_OPERATION", message, "validation", suggestion=hint)
+
+    def _session(self, incoming: Any, outgoing: Any) -> ClientSession:
+        return _Session(
+            incoming,
+            outgoing,
+            message_handler=self._message,
+            client_info=types.Implementation(name="shotclock", version=__version__),
+        )
+
+    async def _message(self, message: object) -> None:
+        self.heard()
+
+    async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
+        self.heard()
+
+    def _problem(self, error: BaseException) -> Problem:
+        is_called = self.stage is Stage.CALLING
+        lost = "CONNECTION_LOST" if is_called else "CONNECT_FAILED"
+        if isinstance(error, MCPError):
+            self.lost = self.lost or _is_lost(error)
+            context: dict[str, object] = {"mcp_code": error.code}
+            if is_called and not self.lost:
+                return Problem("TOOL_FAILED", f"MCP error {error.code}: {error.message}", context=context)
+            return Problem(lost, f"the MCP server did not answer: {error.message}", context=context)
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if is_called and not isinstance(error, OSError | httpx2.HTTPError):
+            return Problem("TOOL_FAILED", f"the tool's answer cannot be used: {text[:500]}")
+        return Problem(lost, f"talking with the MCP server failed: {text[:500]}")
+
+    def _settle(self, result: types.CallToolResult | Problem) -> None:
+        if not self.settled.done():
+            self.settled.set_result(result)
+
+    # --- transports ---------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def over_http(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
+        # No timeouts of its own: each of its waits is inside our clocks, and a tool may be silent for long.
+        async with (
+            httpx2.AsyncClient(headers=dict(headers), timeout=None, event_hooks={"response": [_cap]}) as client,
+            streamable_http_client(url, http_client=client) as streams,
+        ):
+            yield streams
+
+    @contextlib.asynccontextmanager
+    async def over_pipes(self, server: Opened) -> AsyncIterator[TransportStreams]:
+        coming_in, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, going_out = anyio.create_memory_object_stream[SessionMessage](0)
+        async with anyio.create_task_group() as group, incoming, outgoing:
+            group.start_soon(self._reads, server, coming_in)
+            group.start_soon(_writes, server, going_out, coming_in)
+            try:
+                yield incoming, outgoing
+            finally:
+                group.cancel_scope.cancel()
+
+    async def _reads(self, server: Opened, coming_in: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        unread, strays = bytearray(), 0
+        with coming_in, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while chunk := await server.read():
+                self.heard()
+                unread += chunk
+                if b"\n" not in chunk and len(unread) <= MESSAGE_LIMIT:
+                    continue
+                *lines, rest = bytes(unread).split(b"\n")
+                unread = bytearray(rest)
+                for line in lines:
+                    try:
+                        message, kept = _parsed(line)
+                        self.kept += kept
+                    except ValueError as error:
+                        self._settle(self._problem(error))
+                        return
+                    if message is not None:
+                        await coming_in.send(SessionMessage(message))
+                    elif line.strip():
+                        strays += len(line)
+                        self.stray = (self.stray + line + b"\n")[:STRAY_SHOWN]
+                if len(unread) > MESSAGE_LIMIT:
+                    code = "TOOL_FAILED" if self.stage is Stage.CALLING else "CONNECT_FAILED"
+                    message = f"what the MCP server says is larger than {MESSAGE_LIMIT} bytes, which is the limit"
+                    self._settle(Problem(code, message))
+                if len(unread) > MESSAGE_LIMIT and unread.lstrip().startswith(b"{"):
+                    self._settle(self._problem(ValueError(f"a message is larger than {MESSAGE_LIMIT} bytes")))
+                    return
+                if strays > STRAY_LIMIT or len(unread) > MESSAGE_LIMIT:
+                    self.stray = self.stray or bytes(unread[:STRAY_SHOWN])
+                    return
+
+
+class _Capped(httpx2.AsyncByteStream):
+    """A body that is read at once, and so must have an end. Events of a stream are limited one by one, by the SDK."""
+
+    def __init__(self, response: httpx2.Response, stream: httpx2.AsyncByteStream) -> None:
+        self._response, self._stream = response, stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        came = 0
+        async for part in self._stream:
+            came += len(part)
+            if came > MESSAGE_LIMIT:
+                message = f"the answer is larger than {MESSAGE_LIMIT} bytes"
+                raise httpx2.ReadError(message, request=self._response.request)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _cap(response: httpx2.Response) -> None:
+    stream = response.stream
+    if isinstance(stream, httpx2.AsyncByteStream) and "text/event-stream" not in response.headers.get(
+        "content-type", ""
+    ):
+        response.stream = _Capped(response, stream)
+
+
+class _Session(ClientSession):
+    async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
+        """Not here: the schema is the server's, and so are the regular expressions in it, which may take for ever.
+        A step that wants to be sure has its own output_schema."""
+
+
+async def _connect(session: ClientSession) -> None:
+    """The handshake that every server knows first: some never answer a method they do not know. What refuses it
+    speaks a later revision."""
+    try:
+        await session.initialize()
+    except MCPError as refused:
+        if _is_lost(refused):
+            raise
+        try:
+            with anyio.fail_after(DISCOVER_S):
+                await session.discover()
+        except (MCPError, TimeoutError):
+            raise refused from None
+
+
+def _is_lost(error: MCPError) -> bool:
+    """Whether the connection ended. By the text as well: servers use the same code for errors of their own."""
+    return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
+
+
+async def _writes(
+    server: Opened,
+    going_out: MemoryObjectReceiveStream[SessionMessage],
+    coming_in: MemoryObjectSendStream[SessionMessage | Exception],
+) -> None:
+    with going_out:
+        try:
+            async for message in going_out:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await server.write(text.encode() + b"\n")
+        except (BrokenPipeError, anyio.ClosedResourceError):
+            coming_in.close()  # whoever waits for an answer learns that there will be none
+
+
+def _parsed(line: bytes) -> tuple[Any, tuple[str, ...]]:
+    """The message, or None if it is none, and the numbers in it that stayed text. Raise ValueError for an answer that
+    cannot be read: nobody else would ever answer what was asked."""
+    if not line.lstrip().startswith(b"{"):
+        return None, ()
+    adapter = types.jsonrpc_message_adapter
+    if b'"structuredContent"' not in line:
+        with contextlib.suppress(ValueError):
+            return adapter.validate_json(line, by_name=False), ()
+    if b'"jsonrpc"' not in line or not (b'"result"' in line or b'"error"' in line):
+        return None, ()
+    # By our own reading: the SDK's makes another number of 1e999, and half a character is no text to it.
+    plain, kept = read_json(line.decode("utf-8", "replace"))
+    return adapter.validate_python(plain, by_name=False), kept
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def content_of(result: types.CallToolResult) -> list[dict[str, Any]]:
+    return [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+
+
+def output_of(result: types.CallToolResult) -> Any:
+    """What is structured as it is; else the text; else what came, as it came."""
+    if result.structured_content is not None:
+        return result.structured_content
+    if all(isinstance(block, types.TextContent) for block in result.content):
+        return text_of(result)
+    return content_of(result)
+
+
+def text_of(result: types.CallToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
+
+
+def unsendable(arguments: Any) -> str | None:
+    """Why these arguments are no JSON, if so."""
+    try:
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"cannot be sent as JSON: {error}"
+    return None

@@ -1,0 +1,1 @@
+"""The runtime: a call is admitted here, runs in a process or on a loop that can be stopped, and is answered once."""

@@ -1,0 +1,319 @@
+"""Commands run from an event loop: a supervisor runs each, the loop only waits for its report.
+
+The zygote forks a supervisor where there is none to spare. One whose command is gone, with all it started, waits for
+the next: that saves two forks, which cost more than most commands do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..process import call_processes, ipc, kernel
+from ..process.clock import monotonic_ns
+from ..process.command_task import CommandReport, CommandTask
+from ..process.kill import VERIFY_LIMIT_MS, signal_process
+from ..process.supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
+from ..process.zygote import COMMAND, kill_what_lost_its_supervisor
+
+# Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.
+REPORT_MARGIN_MS = 2_000
+# Past the bell: one that has not even said that its command started hangs in starting it. Dead network mounts do that.
+START_MARGIN_MS = 250
+# Between two tries to reach a zygote that is behind; it forks a supervisor in about a millisecond.
+BEHIND_PAUSE_S = 0.005
+# How long a cancelled command that has not been reported as started is waited for.
+CALL_OFF_S = 0.5
+# How long closing waits for the commands it kills: a kill and its verification.
+STOP_ALL_S = 3.0
+# Supervisors kept for later commands. Each is a small process; more than these seldom run at once for long.
+MOST_SPARE = 8
+
+RequestFork = Callable[[bytes, list[int]], None]
+
+
+class Patience:
+    """The wait for a supervisor that has to end its work. One that somebody has stopped is told to go on, and killed if
+    it stays stopped or says nothing; its zygote then kills what it guarded."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._supervisor = supervisor
+        self._on_end = on_end
+        self.ends_at = loop.time() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+        self._silent_at = loop.time() + (grace_ms + SILENT_LIMIT_MS) / 1000
+        self._timer = loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
+        signal_supervisor(supervisor, signal.SIGCONT)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self.ends_at:
+            signal_supervisor(self._supervisor, signal.SIGKILL)
+            self._on_end()
+            return
+        if kernel.is_stopped(self._supervisor):
+            signal_supervisor(self._supervisor, signal.SIGCONT if now < self._silent_at else signal.SIGKILL)
+        self._timer = self._loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
+
+
+def signal_supervisor(pid: int, number: int) -> None:
+    """If it is known, and still one."""
+    if pid and kernel.name_of(pid) == SUPERVISOR_NAME:
+        signal_process(pid, number)
+
+
+class RunningCommand:
+    """A supervisor, seen from the loop that waits for what it runs."""
+
+    __slots__ = ("_inbox", "control", "ended", "loop", "lost", "ordered", "pid", "started", "supervisor")
+
+    def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        self.control = control
+        self.lost = False
+        self.pid = 0
+        """Its own, once it has said that it can be used again."""
+        self.supervisor = 0
+        """The same, as soon as it has said anything."""
+        self._inbox = ipc.MessageReader(control)
+        self.loop = asyncio.get_running_loop()
+        self.begin()
+        self.loop.add_reader(control, self._receive)
+
+    def begin(self) -> None:
+        """Nothing is known of a command yet."""
+        self.started = False
+        self.ordered = False
+        self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
+
+    async def tell(self, task: CommandTask) -> None:
+        """Raises NeverTold where there is nobody."""
+        frame = ipc.frame((task.pack(),))
+        try:
+            sent = self.control.send(frame)
+            if sent < len(frame):
+                await self.loop.sock_sendall(self.control, frame[sent:])
+        except OSError as error:
+            raise NeverTold(*error.args) from error
+
+    def order(self, order: str, detail: object) -> None:
+        self.ordered = True
+        with contextlib.suppress(ipc.Broken, BlockingIOError):
+            ipc.send(self.control, (order, detail))
+        signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def close(self) -> None:
+        """If anything is still there, its supervisor now kills it."""
+        self.loop.remove_reader(self.control)
+        self.loop.remove_writer(self.control)  # or its number, soon somebody else's, would still be waited for
+        self.control.close()
+
+    def make_go_on(self) -> None:
+        """If somebody has stopped it, it has not heard the bell. One that has not begun must not begin now."""
+        if self.started:
+            signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def give_up(self) -> None:
+        self.lost = True
+        self.end(CommandReport(lost=True))
+
+    def end(self, report: CommandReport) -> None:
+        if not self.ended.done():
+            self.ended.set_result(report)
+
+    def give_up_starting(self, task: CommandTask) -> None:
+        """At its bell, a command whose start was never reported. Its zygote kills whatever there is of it."""
+        if self.pid and not self.started and not self.ended.done():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.end(CommandReport(fired=ClockKind.TIMEOUT.value, elapsed_ns=monotonic_ns() - task.started_ns))
+
+    def _receive(self) -> None:
+        try:
+            messages = self._inbox.receive()
+        except BlockingIOError:
+            return
+        except ipc.Broken as broken:
+            self.lost = True
+            self.loop.remove_reader(self.control)
+            if isinstance(broken.__cause__, ConnectionResetError) and not self.ended.done():
+                self.ended.set_exception(NeverTold("killed before it read what it was sent"))
+                self.ended.exception()  # whoever was cancelled meanwhile does not ask for it
+            self.end(CommandReport(lost=True))
+            return
+        for message in messages:
+            if message[0] == "started":
+                self.started = True
+                self.supervisor = message[2]
+            elif message[0] == "ended":
+                report = CommandReport.unpack(message[1])
+                self.pid = self.supervisor = report.spare_pid
+                self.end(report)
+
+
+class NeverTold(OSError):
+    """No supervisor took the assignment."""
+
+
+class Supervisors:
+    """Those of one runtime: what they run now, and the ones to spare."""
+
+    def __init__(self, request_fork: RequestFork) -> None:
+        self._request_fork = request_fork
+        self.running: set[RunningCommand] = set()
+        self._spare: list[RunningCommand] = []
+        self._closing = False
+
+    async def run(self, task: CommandTask) -> CommandReport:
+        """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
+        for _ in range(len(self._spare) + 1):
+            with contextlib.suppress(NeverTold):  # it was killed before it read that, or its zygote was; nothing began
+                return await self._run_once(task)
+        return await self._run_once(task)
+
+    async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
+        """A fresh supervisor with its assignment. Of the work's own stdin and stdout, the ends are in `fds`."""
+        control, theirs = socket.socketpair()
+        running = RunningCommand(control)
+        try:
+            with theirs:
+                await self._request([theirs.fileno(), *fds], task)
+            await running.tell(task)
+        except BaseException:
+            running.close()
+            raise
+        return running
+
+    async def stop_all(self) -> None:
+        """Kill every command and wait, bounded, for the reports."""
+        self._closing = True
+        self.dismiss()
+        for running in list(self.running):
+            running.order("kill", "closing")
+        if self.running:
+            await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
+
+    def count_in(self, running: RunningCommand) -> None:
+        """It has its assignment. Where everybody was told to stop meanwhile, it has not heard that."""
+        self.running.add(running)
+        if self._closing:
+            running.order("kill", "closing")
+
+    def dismiss(self) -> None:
+        """Those who wait for something to do."""
+        while self._spare:
+            self._spare.pop().close()
+
+    async def _run_once(self, task: CommandTask) -> CommandReport:
+        running = self._take_spare()
+        if running is None:
+            running = await self.begin(task, [])
+        else:
+            try:
+                await running.tell(task)
+            except BaseException:
+                running.close()
+                raise
+        self.count_in(running)
+        alarms = self._watch(running, task)
+        try:
+            report = await asyncio.shield(running.ended)
+            if report.lost:
+                await self._look_for_survivors(running, task, report)
+            return report
+        except asyncio.CancelledError as cancelled:
+            running.order("stop", "cancelled")
+            if running.supervisor:
+                alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
+            # What has not started is called off by that, and there is nothing to wait for.
+            there = running.started or running.pid
+            stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if there else CALL_OFF_S
+            await shielded(asyncio.wait([running.ended], timeout=stop_s))
+            if running.ended.done() and running.ended.exception() is None:
+                # Not an exception of its own: `asyncio.timeout` knows a cancellation by its very class.
+                cancelled.report = running.ended.result()  # type: ignore[attr-defined]
+            raise
+        finally:
+            for alarm in alarms:
+                alarm.cancel()
+            self.running.discard(running)
+            self._give_back(running)
+
+    async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
+        """Its supervisor was killed, and can no longer tell. What it guarded is killed by its zygote."""
+        looked: asyncio.Future[call_processes.Survivors] = running.loop.create_future()
+        call_processes.beside(
+            running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result
+        )
+        await shielded(asyncio.wait([looked]))
+        report.survivors = list(looked.result())
+        now_ns = monotonic_ns()
+        if task.bell_ns is not None and now_ns >= task.bell_ns:
+            report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
+
+    def _watch(self, running: RunningCommand, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
+        """What ends the waiting where the supervisor does not."""
+        alarms: list[asyncio.TimerHandle | Patience] = []
+        loop, now_ns = asyncio.get_running_loop(), monotonic_ns()
+
+        def lose_patience() -> None:
+            alarms.append(Patience(loop, running.supervisor if running.started else 0, 0, running.give_up))
+
+        if task.kill_ns is not None:
+            alarms.append(loop.call_later(max(0.0, (task.kill_ns - now_ns) / 1e9), lose_patience))
+        if task.bell_ns is not None:
+            late_s = max(0.0, (task.bell_ns - now_ns) / 1e9 + LATE_BELL_MS / 1000)
+            alarms.append(loop.call_later(late_s, running.make_go_on))
+        if task.bell_ns is not None and running.pid:
+            late_ns = task.bell_ns - now_ns + START_MARGIN_MS * NS_PER_MS
+            alarms.append(loop.call_later(max(0.0, late_ns / 1e9), running.give_up_starting, task))
+        return alarms
+
+    def _take_spare(self) -> RunningCommand | None:
+        while self._spare:
+            running = self._spare.pop()
+            if not running.lost:
+                running.begin()
+                return running
+            running.close()
+        return None
+
+    def _give_back(self, running: RunningCommand) -> None:
+        # An order that came too late would be taken for one about the next command.
+        can_be_used = running.pid and running.ended.done() and not running.ordered and not running.lost
+        if can_be_used and len(self._spare) < MOST_SPARE:
+            self._spare.append(running)
+        else:
+            running.close()
+
+    async def _request(self, fds: list[int], task: CommandTask) -> None:
+        """Ask for a supervisor. The first descriptor is its control."""
+        while True:
+            try:
+                self._request_fork(COMMAND, fds)
+                return
+            except BlockingIOError:  # hundreds at once: the zygote is behind
+                if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
+                    raise
+                await asyncio.sleep(BEHIND_PAUSE_S)
+
+
+async def shielded(waiting: Coroutine[Any, Any, object]) -> None:
+    """Finish a bounded clean-up even if the cancellation is repeated while it runs."""
+    task = asyncio.ensure_future(waiting)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)

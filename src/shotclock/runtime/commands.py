@@ -1,0 +1,247 @@
+"""A command: from words and clocks to an assignment, and from a supervisor's report to what is said about it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
+from ..process import kernel
+from ..process.command_task import CommandReport, CommandTask, Output
+from ..process.environment import child_environment
+from ..process.output_capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
+from .call import Admission, Outcome
+
+# What the kernel says where the machine is full, whatever the command is.
+_NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> list[dict[str, str]]:
+    """Everything wrong with a command that can be seen before it is started."""
+    problems = []
+    if not argv:
+        problems.append({"field": "command", "message": "no command given"})
+    elif not argv[0]:
+        problems.append({"field": "command", "message": "the command is empty"})
+    for position, word in enumerate(argv):
+        if trouble := _unusable(word):
+            problems.append({"field": f"command[{position}]", "message": trouble})
+    for name, value in env.items():
+        if not name or "=" in name or _unusable(name):
+            problems.append({"field": "env", "message": f"{name!r} cannot be the name of a variable"})
+        if trouble := _unusable(value):
+            problems.append({"field": "env", "message": f"the value of {name} {trouble}"})
+    if cwd is not None and (not cwd or _unusable(cwd)):
+        problems.append({"field": "cwd", "message": f"{cwd!r} cannot be a directory"})
+    return problems
+
+
+def _unusable(text: str) -> str | None:
+    """Why no program can be given this text, if so."""
+    if "\0" in text:
+        return "contains a NUL character"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return "contains characters that cannot be passed to a program"
+    return None
+
+
+def assign(
+    admission: Admission,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    base_env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    output: Output = Output.CAPTURE,
+    output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    leave_children: bool = False,
+    stdin: bool = False,
+) -> CommandTask:
+    """What the supervisor is to do, with the call's clocks turned into instants."""
+    clocks, bound = admission.clocks, admission.bound
+    started = admission.started_ns
+    inherited = os.environ if base_env is None else base_env
+    told = None if leave_children else bound.bell  # what may outlive the deadline is not told of it
+    attended = stdin and os.isatty(0)
+    variables = child_environment(inherited, env or {}, admission.trace, told, attended=attended)
+    return CommandTask(
+        argv=list(argv),
+        env=variables,
+        started_ns=started,
+        cwd=cwd,
+        bell_ns=bound.bell.at_ns if bound.bell else None,
+        kill_ns=bound.kill_ns,
+        soft_ns=started + clocks.soft_ms * NS_PER_MS if clocks.soft_ms else None,
+        idle_ms=clocks.idle_ms or 0,
+        grace_ms=clocks.grace_ms or 0,
+        output=output.name,
+        output_limit=output_limit,
+        spill_stdout=spill_path(f"{admission.request_id}.stdout"),
+        spill_stderr=spill_path(f"{admission.request_id}.stderr"),
+        leave_children=leave_children,
+        stdin=stdin,
+    )
+
+
+def judge(admission: Admission, task: CommandTask, report: CommandReport) -> Outcome:
+    """What is said about a command that ended, in one place for every surface."""
+    warnings: list[Warning_] = []
+    data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
+    if report.unstartable is not None:
+        return Outcome(Ending.NOT_STARTED, _unstartable(task, *report.unstartable), warnings=tuple(warnings))
+    if report.leaked:
+        names = ", ".join(f"{left['command']} ({left['pid']})" for left in report.leaked[:5])
+        warnings.append(
+            warning(
+                "DESCENDANTS_STOPPED",
+                f"{count_processes(report.leaked)} outlived the command, stopped now: {names}",
+                processes=report.leaked[:50],
+            )
+        )
+    if report.survivors:
+        warnings.append(warning("SURVIVORS", processes=report.survivors[:50]))
+    if report.status is not None:
+        data["exit_code"] = report.status if report.status >= 0 else 128 - report.status
+        if report.status < 0:
+            data["signal"] = signal_name(-report.status)
+    if report.stopped is not None:
+        data["partial"] = True
+    problem, ending = _verdict(admission, report)
+    if report.soft_rang and problem is None:
+        warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
+    return Outcome(ending, problem, data, warnings=tuple(warnings), survivors=report.survivors)
+
+
+def count_processes(processes: list[dict[str, object]]) -> str:
+    return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+
+
+def _verdict(admission: Admission, report: CommandReport) -> tuple[Problem | None, Ending]:
+    limit_ms = admission.bound.limit_ms
+    if report.stopped is not None:
+        if report.stopped in STOP_SIGNAL_EXITS:
+            return stopped_by(report.stopped), Ending.KILLED
+        return Problem("CANCELLED", "stopped by the caller", context={"reason": report.stopped}), Ending.KILLED
+    if report.fired == ClockKind.TIMEOUT:
+        message = f"Command execution timed out after {_seconds(limit_ms)} seconds"
+        fired = admission.fired(ClockKind.TIMEOUT, report.elapsed_ns)
+        return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
+    if report.fired == ClockKind.IDLE:
+        fired = admission.fired(ClockKind.IDLE, report.elapsed_ns)
+        message = f"no output for {format_duration(fired.limit_ms)}"
+        return Problem("STALLED", message, fired=fired), Ending.KILLED
+    if report.soft_rang and report.status != 0:
+        fired = admission.fired(ClockKind.SOFT, report.elapsed_ns)
+        message = (
+            f"the soft limit of {format_duration(fired.limit_ms)} rang and the command wound down without finishing"
+        )
+        return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
+    if report.status == 0 and report.unwritten:
+        message = f"the command's output could not be written: {os.strerror(report.unwritten)}"
+        return Problem("FILE_UNWRITABLE", message, exit_code=EX_IOERR), Ending.FINISHED
+    if report.status == 0:
+        return None, Ending.FINISHED
+    if report.status is None:
+        return Problem("SUPERVISOR_LOST", "the command's end was not seen"), Ending.KILLED
+    if report.status < 0:
+        what = f"was ended by {signal_name(-report.status)}"
+    else:
+        what = f"ended with exit code {report.status}"
+    return Problem("COMMAND_FAILED", f"the command {what}"), Ending.FINISHED
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:g}" if ms < 10**9 else str(ms // 1000)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _unstartable(task: CommandTask, step: str, number: int) -> Problem:
+    why = os.strerror(number)
+    if step == "machine":
+        return Problem("MACHINE_UNFIT", kernel.find_unfitness() or "/proc could not be read", phase="validation")
+    if step == "cwd":
+        return Problem("CWD_UNUSABLE", f"cannot enter {task.cwd!r}: {why}", phase="validation")
+    if step == "fork" or number in _NO_MORE:
+        return Problem("SPAWN_FAILED", f"no new process could be started: {why}", phase="validation")
+    command = task.argv[0]
+    if number == errno.E2BIG:
+        problem = {"field": "command", "message": "arguments and environment together are too long"}
+        return Problem("ARG_ERROR", problem["message"], phase="validation", errors=[problem])
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        if os.sep in command and os.path.exists(os.path.join(task.cwd or "", command)):
+            why = "the interpreter named in its first line is not there"
+            return Problem("COMMAND_NOT_FOUND", f"{command!r}: {why}", phase="validation")
+        return Problem("COMMAND_NOT_FOUND", f"{command!r} was not found", phase="validation")
+    return Problem("COMMAND_NOT_EXECUTABLE", f"{command!r} cannot be executed: {why}", phase="validation")
+
+
+def _output_data(task: CommandTask, report: CommandReport, warnings: list[Warning_]) -> dict[str, object]:
+    data: dict[str, object] = {}
+    for name, captured in (("stdout", report.stdout), ("stderr", report.stderr)):
+        text, exact = _text(captured)
+        data[name] = text
+        if not exact:
+            import base64
+
+            data[f"{name}_base64"] = base64.b64encode(captured.head + captured.tail).decode()
+            warnings.append(warning("OUTPUT_NOT_UTF8", stream=name))
+        if captured.truncated:
+            data[f"{name}_bytes"] = captured.total
+            data[f"{name}_file"] = captured.file
+            whole = captured.file is not None and captured.file_bytes == captured.total
+            kept = len(captured.head) + len(captured.tail)
+            message = f"{name}: {captured.total} bytes came, {kept} are kept here"
+            if captured.file:
+                message += f", {'all' if whole else f'the first {captured.file_bytes}'} in {captured.file}"
+            warnings.append(warning("OUTPUT_TRUNCATED", message, stream=name))
+    return data
+
+
+def _text(captured: Captured) -> tuple[str, bool]:
+    """The output as text, and whether the text is exact. A cut in the middle of a character is not a fault."""
+    head, tail = captured.head, captured.tail
+    if not captured.truncated:
+        whole = head + tail
+        try:
+            return whole.decode(), True
+        except UnicodeDecodeError:
+            return whole.decode(errors="replace"), False
+    head = _without_cut_end(head)
+    tail = _without_cut_start(tail)
+    dropped = captured.total - len(head) - len(tail)
+    gap = f"\n[… {dropped} bytes left out …]\n"
+    try:
+        return head.decode() + gap + tail.decode(), True
+    except UnicodeDecodeError:
+        return head.decode(errors="replace") + gap + tail.decode(errors="replace"), False
+
+
+def _without_cut_end(head: bytes) -> bytes:
+    for back in range(1, min(4, len(head)) + 1):
+        byte = head[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        width = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return head[:-back] if width > back else head
+    return head
+
+
+def _without_cut_start(tail: bytes) -> bytes:
+    for start in range(min(4, len(tail))):
+        if tail[start] & 0xC0 != 0x80:
+            return tail[start:]
+    return tail if len(tail) > 3 else b""

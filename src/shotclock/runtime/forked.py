@@ -1,0 +1,224 @@
+"""A function of our own, run from a blocking, single-threaded program: in a forked child, so that it can be killed.
+
+    program (holds the clock) ── child (runs the function) ── anything
+
+The subcommands other than `exec` run like this, and each probe of `doctor` once more inside: a file system that
+does not answer or a `/proc` entry that cannot be read hangs the child, and the program still answers on time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+from ..core.clocks import ClockKind
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Problem
+from ..process import kernel
+from ..process.cgroups import Cgroup
+from ..process.clock import monotonic_ns
+from ..process.kill import kill_below, signal_process
+from ..process.supervisor import LONGEST_WAIT_MS
+from .call import Admission, Outcome
+
+T = TypeVar("T")
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PREFIX = 8
+_CHUNK = 64 * 1024
+
+
+class Unfinished(Exception):
+    """The function did not return. `survivors` names what could not be killed."""
+
+    survivors: list[dict[str, object]] = []  # noqa: RUF012  replaced, never changed
+
+
+class Overdue(Unfinished):
+    """Its time was up."""
+
+
+class Interrupted(Unfinished):
+    """We were told to stop by a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number).name
+        self.exit_code = 128 + number
+        super().__init__(f"stopped by {self.signal}")
+
+
+class Died(Unfinished):
+    """The child ended without an answer."""
+
+
+class NotStarted(Unfinished):
+    """The machine would not give us a child."""
+
+
+class Raised(Unfinished):
+    """The function raised; the message is its own, the traceback is kept as text."""
+
+    def __init__(self, name: str, text: str, lines: str) -> None:
+        super().__init__(f"{name}: {text}" if text else name)
+        self.name = name
+        self.lines = lines
+
+
+def run(function: Callable[[], T], *, until_ns: int | None) -> T:
+    """What the function returned; raises Unfinished otherwise. Not for programs with threads or other children.
+
+    Nothing it started survives this call, except what the exception lists as survivors.
+    """
+    kernel.become_subreaper()
+    answer, answer_in = os.pipe()
+    wake, wake_in = os.pipe()
+    for fd in (answer, wake, wake_in):
+        os.set_blocking(fd, False)
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            heard.append(number)
+
+    previous = {number: signal.signal(number, hear) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
+    previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+    me = os.getpid()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()  # or the child would write it a second time
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    pid = -1
+    try:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            raise NotStarted(f"no new process could be started: {os.strerror(error.errno or 0)}") from None
+        if pid == 0:
+            _become(function, me, answer_in)
+        os.close(answer_in)
+        answer_in = -1
+        received = _await_answer(pid, answer, wake, heard, until_ns)
+    finally:
+        left = _end_everything(pid, wake) if pid > 0 else []
+        signal.set_wakeup_fd(previous_fd)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for fd in (answer, answer_in, wake, wake_in):
+            if fd >= 0:
+                os.close(fd)
+    unfinished: Unfinished = Died("it ended without an answer")
+    if received is not None:
+        kind, content = pickle.loads(received)
+        if kind == "returned":
+            return content  # type: ignore[no-any-return]
+        unfinished = Raised(*content)
+    elif until_ns is not None and monotonic_ns() >= until_ns:
+        unfinished = Overdue("it did not answer in time")
+    if heard:  # a Ctrl-C reaches the child as well; what it says then is only how it was interrupted
+        unfinished = Interrupted(heard[0])
+    unfinished.survivors = [kernel.describe(survivor) for survivor in left]
+    raise unfinished
+
+
+def carry_out(admission: Admission, body: Callable[[], Outcome]) -> Outcome:
+    """A call's body inside the call's clocks: what it says happened, or what happened to it."""
+    bell = admission.bound.bell
+    try:
+        return run(body, until_ns=bell.at_ns if bell is not None else None)
+    except Overdue as overdue:
+        fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+        message = f"{admission.name} timed out after {format_duration(fired.limit_ms)}"
+        problem, left = Problem("TIMEOUT", message, fired=fired), overdue.survivors
+    except Interrupted as interrupted:
+        context: dict[str, object] = {"signal": interrupted.signal}
+        problem = Problem("CANCELLED", str(interrupted), context=context, exit_code=interrupted.exit_code)
+        return Outcome(Ending.KILLED, problem, {"partial": True}, survivors=interrupted.survivors)
+    except Raised as raised:
+        problem = Problem("INTERNAL_ERROR", str(raised), context={"exception": raised.name})
+        return Outcome(Ending.FINISHED, problem, traceback=raised.lines)
+    except NotStarted as refused:
+        return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", str(refused), phase="validation"))
+    except Died as died:
+        problem, left = Problem("WORKER_CRASHED", f"the process running {admission.name} died"), died.survivors
+    return Outcome(Ending.KILLED, problem, survivors=left)
+
+
+def _become(function: Callable[[], object], parent: int, answer: int) -> NoReturn:
+    """In the child, from fork to exit."""
+    try:
+        kernel.die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            reply: tuple[str, object] = ("returned", function())
+        except BaseException as error:
+            reply = ("raised", (type(error).__name__, str(error), "".join(traceback.format_exception(error))))
+        body = pickle.dumps(reply)
+        message = memoryview(len(body).to_bytes(_PREFIX, "little") + body)
+        while message:  # bounded by the parent, which reads, or kills us
+            message = message[os.write(answer, message) :]
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)
+
+
+def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: int | None) -> bytes | None:
+    """The whole answer, or None when the child died, our time is up or a signal came first.
+
+    The end of file proves nothing here: whatever the child started may hold the pipe as well.
+    """
+    buffer = bytearray()
+    poller = select.poll()
+    poller.register(answer, select.POLLIN)
+    poller.register(wake, select.POLLIN)
+    while True:
+        wait_ms = LONGEST_WAIT_MS
+        if until_ns is not None:
+            wait_ms = max(0, min(wait_ms, -(-(until_ns - monotonic_ns()) // NS_PER_MS)))
+        poller.poll(wait_ms)
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
+        died = _has_ended(pid)  # asked before the last read: what it wrote before it died is there by now
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(answer, _CHUNK):
+                buffer += chunk
+        if len(buffer) >= _PREFIX and len(buffer) - _PREFIX >= int.from_bytes(buffer[:_PREFIX], "little"):
+            return bytes(buffer[_PREFIX:])
+        if died or heard or (until_ns is not None and monotonic_ns() >= until_ns):
+            return None
+
+
+def _has_ended(pid: int) -> bool:
+    """Without collecting it: the pid stays its own until everything below is killed."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end_everything(child: int, wake: int) -> list[int]:
+    poller = select.poll()
+    poller.register(wake, select.POLLIN)
+
+    def pause(wait_ms: int) -> None:  # or until a child has died
+        poller.poll(wait_ms)
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
+
+    below = kernel.descendants(os.getpid())
+    if not below:  # it has ended, or there is no /proc to find it in: `doctor` is asked just then
+        signal_process(child, signal.SIGKILL)
+    left = kill_below(kernel.collect_dead, pause)
+    for pid in below:  # a supervisor among them can no longer tidy up itself
+        if (cgroup := Cgroup.left_by(pid)) is not None:
+            cgroup.remove()
+    return left

@@ -1,0 +1,503 @@
+"""Event loops in threads of their own, where async handlers, guards and observers run.
+
+The caller's loop holds the clock, another loop does the work: a handler that blocks its loop blocks neither the
+answer nor the clock. Such a loop is retired with the handler still in it (a thread cannot be killed), what it
+had not yet picked up moves to a fresh one, and the next call never notices.
+
+Calls made by calls run one level deeper, on a loop of that level, so a child can never block its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Generic, TypeVar
+
+from ..process.clock import monotonic_ns
+
+# How long a posted piece of work may lie before its loop counts as blocked. A healthy loop takes microseconds;
+# a machine short of CPU takes some milliseconds.
+PICKUP_LIMIT_NS = 100_000_000
+# A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. Only
+# after so many has everybody who obeys had the chance to; what they take in a crowd is no part of anybody's grace.
+TURNS_TO_OBEY = 8
+# How many letters or cancellations a loop takes in one turn. The rest wait for what these set off: objects made and
+# freed in turn do not set off the garbage collector, and nobody's answer waits for everybody's cancellation.
+AT_A_TIME = 100
+# Letters that follow a wake-up this closely are a burst.
+BURST_NS = 1_000_000
+# How long work that nobody waits for may wait to be sent on together with more.
+LATER_S = 0.002
+# How long closing waits for a loop's thread. A blocked one is left behind; the thread is a daemon.
+JOIN_LIMIT_S = 0.5
+# How long closing waits for observers to be told what they have not been told yet.
+FINISH_LIMIT_S = 1.0
+
+
+class CrossLoopQueue:
+    """Hands callbacks to one event loop from any thread.
+
+    Waking a sleeping thread costs more than the rest of a call. In a burst, only the first letter wakes the loop at
+    once; those right behind it wait for the end of the sender's turn, and one wake-up delivers them all. Letters that
+    come one at a time are no burst, however closely they follow each other: whoever sends them waits for the answer.
+    """
+
+    __slots__ = ("_deferring", "_in_crowds", "_loop", "_posted", "_waking", "_woken_ns")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posted: deque[tuple[Any, ...]] = deque()
+        self._waking = False
+        self._deferring = False
+        self._in_crowds = False
+        self._woken_ns = 0
+
+    def post(self, *letter: Any) -> None:
+        """What to call, and with what. Nothing happens if the loop is closed: nobody will ever look."""
+        self._posted.append(letter)
+        if self._waking:
+            return
+        now_ns = monotonic_ns()
+        sender = asyncio._get_running_loop()
+        if sender is None or not self._in_crowds or now_ns - self._woken_ns >= BURST_NS:
+            self._wake(now_ns)
+        elif not self._deferring:
+            self._deferring = True
+            sender.call_soon(self._wake_now)
+
+    def post_later(self, *letter: Any) -> None:
+        """For what nobody waits for: within a few milliseconds, together with whatever else comes until then."""
+        self._posted.append(letter)
+        if self._waking or self._deferring:
+            return
+        sender = asyncio._get_running_loop()
+        if sender is None:
+            self._wake(monotonic_ns())
+        else:
+            self._deferring = True
+            sender.call_later(LATER_S, self._wake_now)
+
+    def deliver_deferred(self) -> None:
+        """On the loop itself: look for letters whose sender was blocked before it could wake us."""
+        self._deferring = False
+        self._deliver(len(self._posted))
+
+    def wake_for_deferred(self) -> bool:
+        """The same, from any thread. True while there are letters."""
+        if self._posted:
+            self._deferring = False
+            self.wake()
+        return bool(self._posted)
+
+    def wake(self) -> None:
+        """At once, whatever was put off: the loop that put it off may be ending."""
+        self._wake(monotonic_ns())
+
+    def _wake_now(self) -> None:
+        self._deferring = False
+        if self._posted and not self._waking:
+            self._wake(monotonic_ns())
+
+    def _wake(self, now_ns: int) -> None:
+        self._waking = True
+        self._woken_ns = now_ns
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self, most: int = AT_A_TIME) -> None:
+        # Cleared before looking: whoever posts from here on wakes us again, so nothing is left lying.
+        self._waking = False
+        posted = self._posted
+        self._in_crowds = len(posted) > 1
+        for _ in range(min(len(posted), most)):
+            try:
+                letter = posted.popleft()
+                letter[0](*letter[1:])
+            except Exception as error:  # one bad callback must not swallow the others' letters
+                self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
+        if posted and not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._deliver)
+
+
+T = TypeVar("T")
+
+
+class Waiter(Generic[T]):
+    """What one task waits for. The answer resumes it right where it comes in: a future would put it off to the next
+    turn of the loop, which costs a handle more, and where ten thousand are answered, ten thousand.
+
+    All of it happens on the task's own loop. To asyncio it is a future of somebody else's making.
+    """
+
+    __slots__ = ("_answer", "_asyncio_future_blocking", "_context", "_is_cancelled", "_is_done", "_loop", "_resume")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asyncio_future_blocking = False
+        self._is_done = False
+        self._is_cancelled = False
+        self._resume: Callable[[Waiter[T]], object] | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self  # type: ignore[return-value]  # an iterator is enough, and an object less than a generator
+
+    def __iter__(self) -> Waiter[T]:
+        return self
+
+    def __next__(self) -> Waiter[T]:
+        """What an awaiting coroutine does: the first time it is told to wait for us, the second time it has us."""
+        if self._is_done:
+            raise StopIteration(self.result())
+        self._asyncio_future_blocking = True
+        return self
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, resume: Callable[[Waiter[T]], object], *, context: contextvars.Context) -> None:
+        """The task does so when it begins to wait: there is one, and it was not done when asked."""
+        self._resume, self._context = resume, context
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def result(self) -> T:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        return self._answer
+
+    def set_result(self, answer: T) -> None:
+        if self._is_done:  # nobody waits any more
+            return
+        self._answer = answer
+        self._is_done = True
+        resume = self._resume
+        if resume is None:
+            return
+        if asyncio.current_task(self._loop) is None:
+            self._resume = None
+            self._context.run(resume, self)
+        else:  # in the middle of somebody else's step
+            self._resume_later()
+
+    def cancel(self, msg: object = None) -> bool:
+        if self._is_done:
+            return False
+        self._is_done = self._is_cancelled = True
+        self._resume_later()
+        return True
+
+    def _resume_later(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._loop.call_soon(resume, self, context=self._context)
+
+
+# Held for two lines of ours at a time. One for all: thousands of calls wait, and each lock would be an object more
+# for the garbage collector to walk over.
+_claiming = threading.Lock()
+
+
+class LoopTask:
+    """Work on its way to a loop: claimed and started once, cancelled on request. What it does is `run`."""
+
+    __slots__ = ("cancel_heard", "claimed", "context", "finished_ns", "host", "posted_ns", "task")
+
+    def __init__(self) -> None:
+        self.claimed = False
+        self.context = contextvars.copy_context()
+        self.task: asyncio.Task[None] | None = None
+        self.host: LoopThread | None = None
+        self.posted_ns = 0
+        self.finished_ns = 0
+        self.cancel_heard = False
+
+    def claim(self, host: LoopThread | None = None, task: asyncio.Task[None] | None = None) -> bool:
+        """True for exactly one of those who want to start it (or to call it off). Whoever finds it claimed by a loop
+        finds there as well whom to cancel."""
+        with _claiming:
+            if self.claimed:
+                return False
+            self.claimed, self.host, self.task = True, host, task
+            return True
+
+    async def run(self, host: LoopThread | None = None) -> None:
+        """Runs at its place: claims itself there, unless that was done before. May not raise; answers for itself."""
+        raise TypeError(f"{type(self).__name__} does not say what to run")
+
+
+def start_at_once(
+    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
+) -> asyncio.Task[None]:
+    """A task that has come to where it first waits: a short one costs no turn of the loop."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
+    if type(loop) is not asyncio.SelectorEventLoop or "call_soon" in vars(loop):
+        return loop.create_task(work, context=context)  # somebody's own loop: not before its next turn
+    caught: list[Any] = []
+    # What a new task asks of its loop is its first step. Other threads use call_soon_threadsafe and are not caught.
+    loop.call_soon = lambda *asked, **more: caught.append((asked, more))  # type: ignore[assignment, method-assign]
+    try:
+        task = asyncio.Task(work, loop=loop, context=context)
+    finally:
+        del loop.call_soon
+    *others, ((first_step,), _) = caught
+    for asked, more in others:  # of a destructor that the garbage collector came to meanwhile
+        loop.call_soon(*asked, **more)
+    outer = asyncio.current_task(loop)
+    if outer is not None:
+        asyncio.tasks._leave_task(loop, outer)
+    try:
+        context.run(first_step)
+    finally:
+        if outer is not None:
+            asyncio.tasks._enter_task(loop, outer)
+    return task
+
+
+class Delivery:
+    """A cancellation on its way to work of one loop, and how far it has come.
+
+    Whether a loop is blocked is told from what it does, not from how long that takes: one that throws ten thousand
+    cancellations needs a while for the last of them, but is seen somewhere else at each look.
+    """
+
+    __slots__ = ("_host", "_loop", "_passed", "_tickets", "came_round_at", "crowd", "is_heard")
+
+    def __init__(
+        self, tickets: Sequence[LoopTask], loop: asyncio.AbstractEventLoop, host: LoopThread | None = None
+    ) -> None:
+        self._tickets = deque(tickets)
+        self._loop = loop
+        self._host = host
+        self._passed = 0
+        self.crowd = len(tickets) if host is None else host.crowd
+        """How many pieces of work the loop may have to step through first."""
+        self.is_heard = False
+        self.came_round_at: float | None = None
+        """When all of them had had their turns to obey, in the loop's time."""
+
+    def deliver(self, turns: int = TURNS_TO_OBEY) -> None:
+        """On the loop itself."""
+        self.is_heard = True
+        self._move()
+        for _ in range(min(len(self._tickets), AT_A_TIME)):
+            loop_task = self._tickets.popleft()  # what has ended is not held until the last one is asked
+            loop_task.cancel_heard = True
+            if loop_task.task is not None:
+                try:
+                    loop_task.task.cancel()
+                except Exception as error:  # of an awaitable of somebody's; the others are cancelled all the same
+                    self._loop.call_exception_handler({"message": "shotclock cancellation", "exception": error})
+        if self._tickets:
+            self._loop.call_soon(self.deliver, turns)
+        else:
+            self._turn(turns)
+
+    def _turn(self, left: int) -> None:
+        self._move()
+        if left:
+            self._loop.call_soon(self._turn, left - 1)
+        else:
+            self.came_round_at = self._loop.time()
+
+    def _move(self) -> None:
+        self._passed += 1
+        if self._host is not None:
+            self._host.sign_ns = monotonic_ns()  # those behind this one wait for a loop that is busy, not blocked
+
+    def pulse(self) -> tuple[object, ...]:
+        """Where the loop is. The same at two looks means that it has not moved."""
+        sign_ns = None if self._host is None else self._host.sign_ns
+        return self._passed, sign_ns, asyncio.current_task(self._loop)
+
+
+class LoopThread:
+    """One loop in one daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._mailbox = CrossLoopQueue(self.loop)
+        self._unclaimed: deque[LoopTask] = deque()
+        self._lock = threading.Lock()
+        self._retired = False
+        self._running = 0
+        self.sign_ns = monotonic_ns()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, loop_task: LoopTask) -> None:
+        loop_task.posted_ns = monotonic_ns()
+        self._unclaimed.append(loop_task)
+        # The plain function: thousands may lie there, and a bound method for each would be an object more.
+        self._mailbox.post(LoopThread.start, self, loop_task, loop_task.context)
+
+    def post_later(self, then: Callable[[LoopThread], None]) -> None:
+        self._mailbox.post_later(then, self)
+
+    def cancel(self, tickets: Sequence[LoopTask]) -> Delivery:
+        delivery = Delivery(tickets, self.loop, self)
+        self._mailbox.post(delivery.deliver)
+        return delivery
+
+    def is_blocked(self, now_ns: int) -> bool:
+        """Whether something posted has been lying for longer than any healthy loop would let it."""
+        with self._lock:  # several threads submit; only here is the queue shortened
+            unclaimed = self._unclaimed
+            while unclaimed and unclaimed[0].claimed:
+                unclaimed.popleft()
+            waits = bool(unclaimed) and now_ns - unclaimed[0].posted_ns > PICKUP_LIMIT_NS
+        # One that has begun or ended anything of late is busy, not blocked.
+        return waits and now_ns - self.sign_ns > PICKUP_LIMIT_NS
+
+    @property
+    def crowd(self) -> int:
+        """How many pieces of work it has, begun or on their way."""
+        return self._running + len(self._unclaimed)
+
+    def retire(self) -> list[LoopTask]:
+        """Take no more work; end when what runs here has ended. Gives back what was never picked up."""
+        self._retired = True
+        with self._lock:
+            left = [loop_task for loop_task in self._unclaimed if not loop_task.claimed]
+            self._unclaimed.clear()
+        # Behind everything that was posted before, and behind the first step of each task made of it.
+        self._mailbox.post(self._stop_soon)
+        self._mailbox.wake()
+        return left
+
+    @property
+    def has_unclaimed(self) -> bool:
+        return bool(self._unclaimed)
+
+    def stop(self) -> None:
+        self._retired = True
+        self._mailbox.post(self._stop_now)
+        self._mailbox.wake()
+
+    def join(self, within_s: float) -> bool:
+        """False if the thread is stuck in somebody's code and is left behind."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(self.loop):  # abandoned, and answered for long ago: no complaint on stderr
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            self.loop.close()
+
+    def start(self, loop_task: LoopTask, context: contextvars.Context) -> None:
+        """On the loop itself."""
+        # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
+        if not loop_task.claimed:
+            start_at_once(loop_task.run(self), self.loop, context)
+
+    def begin(self, loop_task: LoopTask) -> bool:
+        """The first step of a ticket's task. False if it was called off, or moved and started elsewhere."""
+        self.sign_ns = monotonic_ns()
+        if not loop_task.claim(self, asyncio.current_task()):
+            return False
+        self._running += 1
+        return True
+
+    def end(self, now_ns: int) -> None:
+        """The last step of a task that has begun."""
+        self.sign_ns = now_ns
+        self._running -= 1
+        if self._retired:
+            self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        self.loop.call_soon(self._stop_if_idle)
+
+    def _stop_if_idle(self) -> None:
+        if not self._running:
+            self.loop.stop()
+
+    def _stop_now(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        # One turn for the cancellations to be thrown, one for what they schedule; then whatever is left stays.
+        self.loop.call_soon(self.loop.call_soon, self.loop.stop)
+
+
+class LoopThreads:
+    """A host per level of nesting, replaced as soon as it is blocked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._levels: dict[int, LoopThread] = {}
+        self._retired: list[LoopThread] = []
+
+    def submit(self, loop_task: LoopTask, level: int) -> LoopThread:
+        host = self._levels.get(level)
+        if host is None or host.is_blocked(monotonic_ns()):
+            host = self._replace(level, host)
+        host.submit(loop_task)
+        return host
+
+    def post_in_order(self, then: Callable[[LoopThread], None]) -> None:
+        """To the one host, however long it takes: for work that nobody waits for."""
+        host = self._levels.get(0) or self._replace(0, None)
+        host.post_later(then)
+
+    def relieve(self, host: LoopThread | None) -> None:
+        """Called when a loop did not react: whatever it has not picked up goes to a fresh one."""
+        for level, current in list(self._levels.items()):
+            if current is host:
+                self._replace(level, host)
+
+    def relieve_blocked(self) -> bool:
+        """Look after every loop. True while anything still waits to be picked up."""
+        now_ns = monotonic_ns()
+        for level, host in list(self._levels.items()):
+            if host.is_blocked(now_ns):
+                self._replace(level, host)
+        return any(host.has_unclaimed for host in list(self._levels.values()))
+
+    def _replace(self, level: int, old: LoopThread | None) -> LoopThread:
+        with self._lock:
+            current = self._levels.get(level)
+            if current is not None and current is not old:
+                return current
+            fresh = self._levels[level] = LoopThread(f"{self._name}-{level}")
+        if old is not None:
+            self._retired = [host for host in self._retired if not host.join(0)] + [old]
+            for loop_task in old.retire():
+                loop_task.context = (
+                    loop_task.context.copy()
+                )  # there may be a task in the other that has not found out yet
+                fresh.submit(loop_task)
+        return fresh
+
+    def finish(self) -> None:
+        """Let what is there run to its end, no longer than FINISH_LIMIT_S, then close."""
+        hosts = list(self._levels.values())
+        give_up_ns = monotonic_ns() + int(FINISH_LIMIT_S * 1e9)
+        for host in hosts:
+            host.retire()
+        for host in hosts:
+            host.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
+        self.close()
+
+    def close(self) -> None:
+        """Stop every loop; one that is stuck in somebody's code is left behind. Bounded by JOIN_LIMIT_S."""
+        hosts = [*self._levels.values(), *self._retired]
+        give_up_ns = monotonic_ns() + int(JOIN_LIMIT_S * 1e9)
+        for host in hosts:
+            host.stop()
+        for host in hosts:
+            host.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
+        self._levels.clear()
+        self._retired.clear()

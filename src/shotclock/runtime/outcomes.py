@@ -1,0 +1,178 @@
+"""What is said about functions: from what a handler or its process did to the outcome of the call."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from ..core.arguments import NotSerializable, to_valid_json
+from ..core.clocks import ClockKind, Clocks
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, Warning_, as_data, warning
+from ..core.errors import Failure, error_entry
+from ..core.records import changed
+from ..process import safe_unpickle
+from ..process.clock import monotonic_ns
+from ..process.command_task import CommandReport
+from .call import Admission, Outcome, admit, answer, invalid
+from .commands import count_processes, signal_name
+
+
+def left_behind(processes: list[dict[str, object]]) -> Warning_:
+    """That a function returned, what it had started lived on, and was stopped."""
+    names = ", ".join(f"{left['command']} ({left['pid']})" for left in processes[:5])
+    message = f"{count_processes(processes)} outlived the function, stopped now: {names}"
+    return warning("DESCENDANTS_STOPPED", message, processes=processes)
+
+
+NOTHING_RAN = error_entry("ARG_ERROR").exit_code
+
+
+def worker_outcome(kind: str, payload: Any) -> Outcome:
+    """What the worker said, as an outcome. The table of everything a function can do to its caller."""
+    match kind:
+        case "returned":
+            pickled, data, changes = payload
+            try:
+                value = safe_unpickle.opened(pickled)
+            except Exception as error:
+                if data is None:
+                    message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
+                    return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", message))
+                value = data
+            return returned_outcome(value, value if data is None else data, changes)
+        case "invalid":
+            return invalid(payload)
+        case "unimportable":
+            return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", payload, "validation"))
+        case "cancelled":
+            return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the function was cancelled where it ran"))
+        case "unserializable":
+            return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
+        case "failed":
+            try:
+                return handler_failure(safe_unpickle.opened(payload))
+            except Exception as error:
+                return raised_outcome(type(error).__name__, str(error), "")
+        case _:
+            name, text, lines, code, pickled = payload
+            outcome = raised_outcome(name, text, lines, code)
+            with contextlib.suppress(Exception):
+                outcome.value = safe_unpickle.opened(pickled) if pickled else None
+            return outcome
+
+
+def returned_outcome(value: object, plain: Any, changes: list[str]) -> Outcome:
+    warnings = (warning("RESULT_CHANGED", changes=changes),) if changes else ()
+    return Outcome(Ending.FINISHED, value=value, data=as_data(plain), warnings=warnings)
+
+
+def unopenable(name: str, error: Exception) -> Envelope:
+    """The answer to a call of a call, if its arguments are objects of a program that is not imported here."""
+    message = f"pass plain data, not objects: {error}"
+    problem = Problem("ARG_ERROR", message, "validation", errors=[{"field": "arguments", "message": message}])
+    return answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem))
+
+
+def failure_outcome(failure: Failure) -> Outcome:
+    """An expected failure where no handler runs, with the code that was chosen for it. Of one whose exit code promises
+    that nothing ran, the list of all that is wrong (`errors` in its context) is the answer's `error.errors`."""
+    outcome = _told(failure)
+    if failure.entry.exit_code == NOTHING_RAN:
+        assert isinstance(outcome.problem, Problem)
+        context = dict(outcome.problem.context or {})
+        errors = context.pop("errors", None)
+        outcome.ending = Ending.NOT_STARTED
+        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=context or None)
+    return outcome
+
+
+def _told(failure: Failure) -> Outcome:
+    problem = Problem(
+        failure.code,
+        str(failure),
+        context=_as_plain(failure.context) or None,
+        suggestion=failure.suggestion,
+        retry_after_ms=failure.retry_after_ms,
+        side_effects=failure.side_effects,
+        entry=failure.entry,
+    )
+    return Outcome(Ending.FINISHED, problem, as_data(_as_plain(failure.data)), value=failure)
+
+
+def handler_failure(failure: Failure) -> Outcome:
+    """As `failure_outcome`, of a handler that has begun: exit code 2 promises that nothing ran, which is over."""
+    outcome = _told(failure)
+    if failure.entry.exit_code == NOTHING_RAN:
+        assert isinstance(outcome.problem, Problem)
+        context = {**(outcome.problem.context or {}), "raised": failure.code}
+        suggestion = failure.suggestion or failure.entry.hint or None
+        outcome.problem = changed(
+            outcome.problem, code="ARGUMENT_REFUSED", entry=None, context=context, suggestion=suggestion
+        )
+    return outcome
+
+
+def _as_plain(said: Any) -> Any:
+    """An envelope that cannot be written would be no answer."""
+    try:
+        return to_valid_json(said)[0]
+    except NotSerializable:
+        return {name: repr(value) for name, value in said.items()} if isinstance(said, dict) else repr(said)
+
+
+def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR") -> Outcome:
+    problem = Problem(code, f"{name}: {text}" if text else name, context={"exception": name})
+    return Outcome(Ending.FINISHED, problem, traceback=lines)
+
+
+def crash_outcome(admission: Admission, report: CommandReport) -> Outcome:
+    """The worker ended without answering: by a clock, by our order, or by itself."""
+    survivors = report.survivors
+    bell = admission.bound.bell
+    if report.lost and (bell is None or monotonic_ns() < bell.at_ns):
+        problem = Problem("SUPERVISOR_LOST", "the worker's supervisor was killed")
+        return Outcome(Ending.KILLED, problem, survivors=survivors)
+    if report.lost or report.fired == ClockKind.TIMEOUT or report.stopped == ClockKind.TIMEOUT:
+        elapsed = (bell.at_ns if bell else monotonic_ns()) - admission.started_ns
+        elapsed_ns = max(elapsed, monotonic_ns() - admission.started_ns)
+        return Outcome(Ending.KILLED, timeout_problem(admission, elapsed_ns), survivors=survivors)
+    if report.unstartable is not None:
+        return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", "the machine would not start another process"))
+    if report.stopped is not None:
+        return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {report.stopped}"), survivors=survivors)
+    status = report.status
+    context: dict[str, object] = {"exit_code": status}
+    how = f"left with exit code {status}"
+    if status is not None and status < 0:
+        context = {"signal": signal_name(-status)}
+        how = f"was ended by {signal_name(-status)}"
+    if report.leaked:
+        context["stopped"] = report.leaked
+    message = f"the process running {admission.name} {how}"
+    return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
+
+
+def timeout_problem(admission: Admission, elapsed_ns: int) -> Problem:
+    fired = admission.fired(ClockKind.TIMEOUT, elapsed_ns)
+    return Problem("TIMEOUT", f"{admission.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
+
+
+class TimedOut:
+    """The same, said when somebody asks. One object: where ten thousand time out together, two for each would set off
+    the garbage collector between the deadline and the answers."""
+
+    __slots__ = ("_admission", "_elapsed_ns")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._elapsed_ns = monotonic_ns() - admission.started_ns
+
+    def __call__(self) -> Problem:
+        return timeout_problem(self._admission, self._elapsed_ns)
+
+
+def stalled_problem(admission: Admission) -> Problem:
+    fired = admission.fired(ClockKind.IDLE, monotonic_ns() - admission.started_ns)
+    return Problem("STALLED", f"{admission.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)

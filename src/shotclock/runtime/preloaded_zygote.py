@@ -1,0 +1,143 @@
+"""The preloaded zygote seen from the runtime: one process that has imported the users' modules, started when needed.
+
+Workers and host processes are forked from it. It may hang in an import or be killed; the next request starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..core.operation import Handler, HandlerReference
+from ..process import ipc
+from ..process.clock import monotonic_ns
+from ..process.worker_main import MAIN_ALIAS
+from ..process.zygote import PRELOADED, become_zygote_of
+
+# How long a fresh zygote may take to read what it is to import. One is forked in milliseconds.
+PREPARE_LIMIT_S = 10.0
+
+
+class Program(NamedTuple):
+    """How another process imports the program whose functions are called: by name, by file, or not (a REPL)."""
+
+    module: str | None = None
+    file: str | None = None
+    path: tuple[str, ...] | None = None
+    """Where it looks for modules; not said, where this process does."""
+    imports: tuple[str, ...] = ()
+    """Modules that are imported under their own names."""
+
+    @property
+    def place(self) -> str | None:
+        """The file or the modules that it is in."""
+        return self.file or self.module or ", ".join(self.imports) or None
+
+    @classmethod
+    def running_here(cls) -> Program:
+        main = sys.modules.get("__main__")
+        spec = getattr(main, "__spec__", None)
+        if spec is not None and spec.name:
+            return cls(spec.name)
+        file = getattr(main, "__file__", None)
+        return cls(None, os.path.abspath(file) if file else None)
+
+
+class Preloaded:
+    """Where forks with everything imported come from."""
+
+    def __init__(
+        self,
+        request_fork: Callable[[bytes, list[int]], None],
+        *,
+        program: Program | None = None,
+        modules: Sequence[str] = (),
+        handlers: Sequence[Handler] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._request_fork = request_fork
+        self._program = program
+        self._environment = environment
+        self._modules = list(modules)
+        self._handlers = [address_of(handler) for handler in handlers]
+        self._requests: socket.socket | None = None
+        self._control: socket.socket | None = None
+        self.started_ns = 0
+        self.pid: int | None = None
+        """Of a zygote that is our own child, for its parent to collect."""
+
+    @classmethod
+    def forked_here(cls) -> Preloaded | None:
+        """A fork of this very program, with all it has imported. None where it has threads: those cannot be forked.
+
+        What is buffered for the streams has to be flushed before, or every fork would write it once more."""
+        import threading
+
+        if threading.active_count() > 1:
+            return None
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                become_zygote_of(theirs)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        theirs.close()
+        ours.setblocking(False)
+        made = cls(_no_other)
+        made._requests, made.started_ns, made.pid = ours, monotonic_ns(), pid
+        return made
+
+    def send(self, note: bytes, fds: list[int]) -> None:
+        """Ask for a fork. One that was killed under us is replaced, once. Raises wire.Broken or OSError."""
+        if self._requests is None:
+            self.start()
+        assert self._requests is not None
+        try:
+            ipc.send_fds(self._requests, note, fds)
+        except ipc.Broken:
+            self.start()
+            ipc.send_fds(self._requests, note, fds)
+
+    def start(self) -> None:
+        """Ask the clean zygote for one that has imported what the forks need."""
+        self.close()
+        control, their_control = socket.socketpair()
+        requests, theirs = socket.socketpair()
+        with their_control, theirs:
+            self._request_fork(PRELOADED, [their_control.fileno(), theirs.fileno()])
+        self._control, self._requests = control, requests
+        self.started_ns = monotonic_ns()
+        program = Program.running_here() if self._program is None else self._program
+        path = list(sys.path if program.path is None else program.path)
+        modules = [*program.imports, *self._modules]
+        environment = dict(os.environ if self._environment is None else self._environment)
+        # Larger than what a socket holds, perhaps; it is read as soon as there is somebody.
+        requests.settimeout(PREPARE_LIMIT_S)
+        ipc.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file, environment))
+        requests.setblocking(False)
+
+    def close(self) -> None:
+        for sock in (self._control, self._requests):
+            if sock is not None:
+                sock.close()
+        self._control = self._requests = None
+
+
+def _no_other(note: bytes, fds: list[int]) -> None:
+    """Once the program has an event loop it cannot be forked any more."""
+    raise ipc.Broken("the process that forks workers was killed")
+
+
+def address_of(handler: Handler) -> tuple[str, str]:
+    """Where a fork finds a handler. The main program is imported there under another name."""
+    if isinstance(handler, HandlerReference):
+        module, name = handler.module, handler.qualname
+    else:
+        module, name = handler.__module__, handler.__qualname__
+    return MAIN_ALIAS if module == "__main__" else module, name

@@ -1,0 +1,683 @@
+"""The chokepoint: every call of every operation, from every surface, passes through `Runtime.call`.
+
+It never raises to its surface (but passes on a cancellation), never hangs it, and returns exactly one envelope:
+admit → guards → run where it can be stopped → answer → observers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol, Self
+
+from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
+from ..core.deadlines import Deadline
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, Warning_, warning
+from ..core.errors import Failure
+from ..core.operation import Guard, HandlerReference, Operation, hyphenated
+from ..process import ipc, kernel, spans, worker_main
+from ..process.clock import monotonic_ns
+from ..process.command_task import CommandReport, CommandTask
+from ..process.context import NULL_LISTENER, CallListener, Progress, ProgressListener, Scope
+from ..process.output_capture import DEFAULT_OUTPUT_LIMIT
+from . import commands, telemetry
+from .call import (
+    OURSELVES,
+    Admission,
+    Outcome,
+    admit,
+    answer,
+    inherited_deadline,
+    inherited_trace,
+    invalid,
+    no_time_left,
+)
+from .children import ChildProcesses
+from .handlers import raised
+from .host_call import HostCall
+from .interactive_process import Opened, open_command
+from .loop_call import DeadlineTimers, LoopCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
+from .loop_threads import LoopThreads
+from .observers import Observer, ObserverQueue
+from .preloaded_zygote import Preloaded, Program
+from .worker_pool import DEFAULT_MOST, DEFAULT_WARM
+from .worker_process import Task, unfindable
+
+MAX_DEPTH = 16
+DEFAULT_ORPHAN_LIMIT = 64
+# Between two looks at whether a loop still picks up its work, while anything waits to be picked up.
+PICKUP_CHECK_S = 0.12
+# How long a look at whether the machine is fit counts, so that thousands of calls need not look each for itself.
+FITNESS_NS = 50_000_000
+
+_ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
+
+
+class CallLimits(Protocol):
+    """Who lets only so many calls through at a time."""
+
+    def guards(self, name: str) -> bool: ...
+    async def enter(
+        self, name: str, arguments: Mapping[str, object], admission: Admission
+    ) -> Callable[[], None] | Outcome: ...
+
+
+class CallApprovals(Protocol):
+    """Who lets some calls from inside others through only after a person has said yes."""
+
+    def guards(self, name: str) -> bool: ...
+    async def approve(
+        self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
+    ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an operator wants to know about calls that did not end well."""
+
+    calls: int = 0
+    abandoned: int = 0
+    late: int = 0
+    observer_errors: int = 0
+
+
+class Runtime:
+    """Holds the workers, loops and zygotes of one event loop. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        *,
+        operations: Iterable[Operation] = (),
+        clocks: Clocks | None = None,
+        guards: Iterable[Guard] = (),
+        observers: Iterable[Observer] = (),
+        workers: int = DEFAULT_WARM,
+        most_workers: int = DEFAULT_MOST,
+        preload: Iterable[str] = (),
+        orphan_limit: int = DEFAULT_ORPHAN_LIMIT,
+        share_loop: bool = False,
+        host_process: bool = False,
+        program: Program | None = None,
+        preloaded: Preloaded | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`share_loop` runs async handlers on the caller's own loop, where they may use what lives there (and
+        cost no switch of threads). A handler that blocks it then delays its caller's answer as well: only for
+        handlers known not to, or where another process holds the clock. `host_process` runs them in a process of
+        their own, where they can be killed and nothing of theirs can block this one. `program` is what the workers
+        import to find their functions; not said, it is the program that runs here. `preloaded` forks them, if there is
+        one already. `environment` is all that workers and hosts see of it; not said, it is our own."""
+        if worker_main.inside_worker:
+            raise RuntimeError(
+                "a runtime was started while a worker imported this program: put the start of the program "
+                'under `if __name__ == "__main__":`'
+            )
+        self._operations = {operation.name: operation for operation in operations}
+        self._clocks = (clocks or Clocks()).over(Clocks(DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS))
+        self._guards = tuple(guards)
+        self._audiences = [
+            ObserverQueue(observer, f"shotclock-observer-{position}", self._observer_failed)
+            for position, observer in enumerate(observers)
+        ]
+        self._orphan_limit = orphan_limit
+        self._share_loop = share_loop
+        self._children = ChildProcesses(
+            self,
+            self._operations.values,
+            workers=workers,
+            most_workers=most_workers,
+            preload=tuple(preload),
+            hosts_all=host_process,
+            program=program,
+            preloaded=preloaded,
+            environment=environment,
+        )
+        self._hosts = LoopThreads("shotclock-loop")
+        self._loop_carriers = [LoopCarrier(self._hosts, depth) for depth in range(MAX_DEPTH)]
+        self._threads = ThreadCarrier()
+        self._timers_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DeadlineTimers] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._last_bells: DeadlineTimers | None = None
+        self._orphans: dict[LoopCall | HostCall, int] = {}
+        self._defaults: dict[Operation, Clocks] = {}
+        self._last_clocks = (self._clocks, self._clocks, self._clocks)
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._pickup_check: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._on_further_call, self._on_call_inside = self.call, self._call_inside  # once, instead of for each call
+        self.limits: CallLimits | None = None
+        self.approvals: CallApprovals | None = None
+        self.tool = OURSELVES
+        """Who answers. An app's desk puts the app here."""
+        self.counts = Counts()
+        self._fit_until_ns = 0
+        self.last_observer_error: BaseException | None = None
+        inherited = inherited_deadline(os.environ, monotonic_ns())
+        self.inherited, self._inherited_notes = inherited.deadline, inherited.warnings
+        self.trace = inherited_trace()
+        telemetry.begin_if_wanted()
+
+    async def __aenter__(self) -> Self:
+        self._home = self._children.home = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def operation(self, name: str) -> Operation:
+        return self._operations[name]
+
+    def register(self, operation: Operation) -> Operation:
+        self._operations[operation.name] = operation
+        return operation
+
+    def _found(self, name: str) -> Operation | None:
+        """By its name, or by another spelling of it, with hyphens for underscores."""
+        known = self._operations.get(name)
+        if known is None and self._operations:
+            meant = hyphenated(name)
+            known = next((each for each in self._operations.values() if hyphenated(each.name) == meant), None)
+        return known
+
+    @property
+    def orphans(self) -> list[dict[str, object]]:
+        """Abandoned work that still runs: its name and for how long."""
+        return self._orphan_list(len(self._orphans))
+
+    @property
+    def worker_count(self) -> int:
+        """Worker processes that are up or on their way."""
+        return self._children.worker_count
+
+    def _orphan_list(self, most: int) -> list[dict[str, object]]:
+        now = monotonic_ns()
+        return [
+            {"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000}
+            for call in islice(self._orphans, most)
+        ]
+
+    async def warm_up(self, within_s: float = 30.0) -> bool:
+        """Start the workers now instead of at the first call, and wait for them. False if they are not all up."""
+        warm: bool = await self._at_home(partial(self._children.warm_up, within_s))
+        return warm
+
+    # --- the chokepoint -----------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        operation: Operation | str,
+        arguments: Mapping[str, object] | None = None,
+        clocks: Clocks | None = None,
+        *,
+        on_progress: Progress | None = None,
+        listener: CallListener | None = None,
+        admission: Admission | None = None,
+    ) -> Envelope:
+        """Call an operation. Always one envelope, on time; what may survive is said in it.
+
+        `admission` is what `admit` gave for this call, whose clocks have been running since."""
+        if listener is None:
+            listener = NULL_LISTENER if on_progress is None else ProgressListener(on_progress)
+        scope = current_scope.get()
+        depth = 0 if scope is None else scope.depth + 1
+        known = self._found(operation) if isinstance(operation, str) else operation
+        if admission is None:
+            admission = self._admit(str(operation) if known is None else known.name, known, clocks, scope)
+        tell: Callable[[Envelope], None] | None = None
+        try:
+            outcome = self._refusal(known, admission, depth)
+            # Only what was registered: looking at the arguments of a call takes nobody's place, and asks nobody.
+            guarded = known is not None and self._operations.get(known.name) is known
+            gate = self.approvals
+            if depth and guarded and outcome is None and gate is not None and gate.guards(admission.name):
+                parent = self.inherited if scope is None else scope.deadline
+                passed = await gate.approve(admission, arguments or {}, parent)
+                if isinstance(passed, Outcome):
+                    outcome = passed
+                else:  # the work's own clock starts when somebody has said yes
+                    arguments, tell = passed
+                    began_ns = admission.began_ns
+                    admission = self._admit(admission.name, known, clocks, scope, began_ns=began_ns)
+            if outcome is None:
+                assert known is not None
+                if guarded and self.limits and self.limits.guards(known.name):
+                    outcome = await self._execute_in_turn(known, arguments or {}, admission, depth, listener)
+                else:
+                    outcome = await self._execute(known, arguments or {}, admission, depth, listener)
+        except asyncio.CancelledError as cancelled:
+            ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
+            # What became of the work goes along with the cancellation, where it is known.
+            outcome = getattr(cancelled, "outcome", None) or Outcome(ending)
+            outcome.problem = Problem("CANCELLED", "cancelled by the caller")
+            left = answer(admission, outcome)
+            self._tell_observers(left)
+            cancelled.envelope = left  # type: ignore[attr-defined]
+            if tell is not None:
+                tell(left)
+            raise
+        except Exception as error:  # ours: the surface still gets its envelope
+            outcome = raised(error)
+        envelope = answer(admission, outcome)
+        self._tell_observers(envelope)
+        if tell is not None:
+            tell(envelope)
+        return envelope
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        clocks: Clocks | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        base_env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+        name: str = "command",
+    ) -> Envelope:
+        """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`.
+
+        A cancellation is passed on once the command is gone, with the answer in its `envelope`.
+        `env` is laid over `base_env`, which is our own environment if not given.
+        """
+        admission = self._admit(name, None, clocks, current_scope.get())
+        folder = None if cwd is None else os.fspath(cwd)
+        task: CommandTask | None = None
+        try:
+            outcome = self._refuse_all()
+            problems = commands.problems_with(argv, env or {}, folder)
+            if problems:
+                outcome = invalid(problems)
+            elif outcome is None and admission.no_time_left:
+                outcome = no_time_left(admission)
+            elif outcome is None:
+                task = commands.assign(
+                    admission, argv, env=env, base_env=base_env, cwd=folder, output_limit=output_limit
+                )
+                report = await self._at_home(partial(self._children.commands.run, task))
+                outcome = commands.judge(admission, task, report)
+        except asyncio.CancelledError as cancelled:
+            outcome = Outcome(Ending.KILLED, Problem("CANCELLED", "cancelled by the caller"))
+            report = getattr(cancelled, "report", None)
+            if isinstance(report, CommandReport) and task is not None and report.stopped is not None:
+                outcome = commands.judge(admission, task, report)  # what it had said until then is kept
+            left = answer(admission, outcome)
+            self._tell_observers(left)
+            cancelled.envelope = left  # type: ignore[attr-defined]
+            raise
+        except (OSError, ipc.Broken) as error:
+            outcome = Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no supervisor could be started: {error}"))
+        except Exception as error:
+            outcome = raised(error)
+        assert outcome is not None
+        envelope = answer(admission, outcome)
+        self._tell_observers(envelope)
+        return envelope
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self,
+        admission: Admission,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        base_env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> AsyncIterator[Opened]:
+        """A command to talk with, for work that the caller has admitted itself: stopped at that deadline, gone with
+        all it started when this is left. Raises Failure if it cannot be begun; that it is not there is in its report.
+
+        Silence and the soft clock are the caller's to notice, who reads what it says.
+        """
+        folder = None if cwd is None else os.fspath(cwd)
+        if (closed := self._refuse_all()) is not None:
+            assert isinstance(closed.problem, Problem)
+            raise Failure(closed.problem.code, closed.problem.message)
+        if problems := commands.problems_with(argv, env or {}, folder):
+            message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+            raise Failure("ARG_ERROR", message, context={"errors": problems})
+        if asyncio.get_running_loop() is not self._home:
+            raise RuntimeError("commands are talked with on the loop that entered the runtime")
+        task = commands.assign(admission, argv, env=env, base_env=base_env, cwd=folder)
+        task.soft_ns, task.idle_ms = None, 0
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                opened = await stack.enter_async_context(open_command(self._children.commands, task))
+            except (OSError, ipc.Broken) as error:
+                raise Failure("SPAWN_FAILED", f"no supervisor could be started: {error}") from error
+            yield opened
+
+    def admit(
+        self, operation: Operation | str, clocks: Clocks | None, *, parent: Deadline | None = None, began_ns: int = 0
+    ) -> Admission:
+        """Start the clocks of a call that something else is done for before it is dispatched. `parent` is a deadline
+        that came with it, beside those of the call that this one is made in and of this process."""
+        known = self._found(operation) if isinstance(operation, str) else operation
+        return self._admit(
+            str(operation) if known is None else known.name, known, clocks, current_scope.get(), parent, began_ns
+        )
+
+    def _admit(
+        self,
+        name: str,
+        known: Operation | None,
+        clocks: Clocks | None,
+        scope: Scope | None,
+        parent: Deadline | None = None,
+        began_ns: int = 0,
+    ) -> Admission:
+        self.counts.calls += 1
+        deadline, owner = (self.inherited, "caller") if scope is None else (scope.deadline, scope.name)
+        if parent is not None and (deadline is None or parent.at_ns < deadline.at_ns):
+            deadline, owner = parent, "caller"
+        defaults = self._clocks
+        if known is not None:
+            merged = self._defaults.get(known)
+            if merged is None:
+                merged = self._defaults[known] = known.clocks.over(self._clocks)
+            defaults = merged
+        if clocks is None:
+            clocks = defaults
+        else:
+            said, over, merged = self._last_clocks  # most callers use the same ones again and again
+            if said is not clocks or over is not defaults:
+                merged = clocks.over(defaults)
+                self._last_clocks = clocks, defaults, merged
+            clocks = defaults = merged
+        return admit(
+            name,
+            clocks,
+            defaults=defaults,
+            parent=deadline,
+            parent_owner=owner,
+            caller=scope.span.trace if scope is not None else spans.active() or self.trace,
+            mutates=known.mutates if known is not None else True,
+            idempotent=known.idempotent if known is not None else False,
+            notes=self._inherited_warnings() if self._inherited_notes else (),
+            tool=self.tool,
+            began_ns=began_ns,
+        )
+
+    def _inherited_warnings(self) -> tuple[Warning_, ...]:
+        return tuple(warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes)
+
+    def _refusal(self, known: Operation | None, admission: Admission, depth: int) -> Outcome | None:
+        """Reasons not to start that need no code of anybody else's."""
+        if known is None:
+            message = f"there is no operation {admission.name!r}"
+            import difflib
+
+            close = difflib.get_close_matches(admission.name, self._operations, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else None
+            return Outcome(Ending.NOT_STARTED, Problem("UNKNOWN_OPERATION", message, "validation", suggestion=hint))
+        if depth >= MAX_DEPTH:
+            message = f"{admission.name} would be call number {depth + 1} in a row of calls calling calls"
+            return Outcome(Ending.NOT_STARTED, Problem("DEPTH_EXCEEDED", message, "validation"))
+        if admission.no_time_left:
+            return no_time_left(admission)
+        if len(self._orphans) >= self._orphan_limit and (known.place != "process" or known.guards or self._guards):
+            message = f"{len(self._orphans)} abandoned calls are still running, which is the limit"
+            context: dict[str, object] = {"orphans": self._orphan_list(20)}
+            return Outcome(Ending.NOT_STARTED, Problem("ORPHANS_EXHAUSTED", message, "validation", context=context))
+        return self._refuse_all()
+
+    def _refuse_all(self) -> Outcome | None:
+        """Return why no call can be taken now, whatever it asks for."""
+        if self._closed or self._home is None:
+            why = "the runtime is closed" if self._closed else "the runtime was not entered: use `async with`"
+            return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", why, "validation"))
+        now_ns = monotonic_ns()
+        if now_ns >= self._fit_until_ns:
+            if (unfit := kernel.find_unfitness()) is not None:
+                return Outcome(Ending.NOT_STARTED, Problem("MACHINE_UNFIT", unfit, "validation"))
+            self._fit_until_ns = now_ns + FITNESS_NS
+        return None
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    async def _execute_in_turn(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        depth: int,
+        listener: CallListener,
+    ) -> Outcome:
+        assert self.limits is not None
+        leave = await self.limits.enter(operation.name, arguments, admission)
+        if isinstance(leave, Outcome):
+            return leave
+        try:
+            return await self._execute(operation, arguments, admission, depth, listener)
+        finally:
+            leave()
+
+    def _execute(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        depth: int,
+        listener: CallListener,
+    ) -> Awaitable[Outcome]:
+        guards = self._guards + operation.guards if self._guards else operation.guards
+        if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
+            return self._in_worker(operation, arguments, admission, depth, listener)
+        scope = Scope(admission.bound.bell, depth, admission.name, admission)
+        if operation.place != "loop" or self._children.needs_host(operation):
+            return self._execute_elsewhere(operation, arguments, admission, scope, guards, listener)
+        if not self._share_loop:
+            self._watch_pickups()
+        return LoopCall(
+            self,
+            self._timers(),
+            self._loop_carrier(depth),
+            admission,
+            operation,
+            arguments,
+            scope,
+            guards=guards,
+            listener=listener,
+            on_further_call=self._on_further_call,
+        ).wait()
+
+    async def _execute_elsewhere(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        scope: Scope,
+        guards: tuple[Guard, ...],
+        listener: CallListener,
+    ) -> Outcome:
+        """In a worker, a host or a thread. Guards are the application's own, maybe async: they run on a loop first."""
+        if guards:
+            self._watch_pickups()
+            asking = LoopCall(
+                self,
+                self._timers(),
+                self._loop_carrier(scope.depth),
+                admission,
+                operation,
+                arguments,
+                scope,
+                guards=guards,
+                guards_only=True,
+            )
+            outcome = await asking.wait()
+            if outcome.problem is not None:
+                return outcome
+        if operation.place == "thread" and isinstance(operation.handler, HandlerReference):
+            message = f"{admission.name} is only known by its name here and cannot run in a thread of this process"
+            problem = Problem("HANDLER_NOT_IMPORTABLE", message, "validation", suggestion=_ISOLATE)
+            return Outcome(Ending.NOT_STARTED, problem)
+        if operation.place == "thread":
+            return await LoopCall(
+                self,
+                self._timers(),
+                self._threads,
+                admission,
+                operation,
+                arguments,
+                scope,
+                listener=listener,
+                on_further_call=partial(self._call_from_thread, admission, scope.depth),
+            ).wait()
+        run = self._in_worker if operation.place == "process" else self._in_host
+        elsewhere: Outcome = await self._at_home(partial(run, operation, arguments, admission, scope.depth, listener))
+        return elsewhere
+
+    def _call_from_thread(
+        self, admission: Admission, depth: int, other: Any, arguments: Mapping[str, object], clocks: Clocks
+    ) -> Envelope:
+        assert self._home is not None
+        # Bounded by the child's own deadline, which is inside its caller's.
+        calling: Envelope = asyncio.run_coroutine_threadsafe(
+            self._call_inside(admission, depth, other, arguments, clocks), self._home
+        ).result()
+        return calling
+
+    def _loop_carrier(self, depth: int) -> LoopCarrier | SharedLoopCarrier:
+        if self._share_loop:
+            return self._timers().shared_loop
+        return self._loop_carriers[depth]
+
+    def _in_worker(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        depth: int,
+        listener: CallListener,
+    ) -> Coroutine[Any, Any, Outcome]:
+        if (trouble := unfindable(operation.handler)) is not None:
+            return _not_importable(trouble)
+        task = Task(admission, operation.handler, arguments, depth, listener, self._on_call_inside)
+        return self._children.pool(operation).run(task)
+
+    async def _call_inside(
+        self, admission: Admission, depth: int, name: str, arguments: Mapping[str, object], clocks: Clocks
+    ) -> Envelope:
+        """A call made inside of another that did not come with its context: it came from another process or thread."""
+        token = current_scope.set(Scope(admission.bound.bell, depth, admission.name, admission))
+        try:
+            return await self.call(name, arguments, clocks)
+        finally:
+            current_scope.reset(token)
+
+    async def _in_host(
+        self,
+        operation: Operation,
+        arguments: Mapping[str, object],
+        admission: Admission,
+        depth: int,
+        listener: CallListener,
+    ) -> Outcome:
+        if (trouble := unfindable(operation.handler)) is not None:
+            return await _not_importable(trouble)
+        try:
+            host_call = HostCall(
+                admission,
+                operation.handler,
+                arguments,
+                depth,
+                listener,
+                self._on_call_inside,
+            )
+        except Exception as error:
+            return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
+        return await self._children.hosts(operation).run(host_call)
+
+    async def _at_home(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Workers and commands are begun and waited for on the loop that entered the runtime."""
+        assert self._home is not None
+        if asyncio.get_running_loop() is self._home:
+            return await begin()
+
+        async def begun() -> Any:
+            return await begin()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(begun(), self._home))
+
+    def _timers(self) -> DeadlineTimers:
+        loop = asyncio.get_running_loop()
+        timers = self._last_bells
+        if timers is None or timers.loop is not loop:
+            timers = self._timers_of.get(loop)
+            if timers is None:
+                timers = self._timers_of[loop] = DeadlineTimers(loop)
+            self._last_bells = timers
+        return timers
+
+    # --- what cannot be stopped ---------------------------------------------------------------------------
+
+    def abandoned(self, call: LoopCall | HostCall) -> None:
+        self.counts.abandoned += 1
+        self._orphans[call] = monotonic_ns()
+
+    def came_late(self, call: LoopCall | HostCall) -> None:
+        """Abandoned work ended after all. Nobody waits for its result any more; it only stops counting."""
+        self.counts.late += 1
+        self._orphans.pop(call, None)
+
+    def was_killed(self, call: HostCall) -> None:
+        """Abandoned work is gone with its process."""
+        self._orphans.pop(call, None)
+
+    def _watch_pickups(self) -> None:
+        """Look after the loops for a while. From home: one that is to be looked after may block the moment after."""
+        if self._pickup_check is not None or self._home is None or self._closed:
+            return
+        if asyncio._get_running_loop() is self._home:
+            self._pickup_check = self._home.call_later(PICKUP_CHECK_S, self._check_pickups)
+        else:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._home.call_soon_threadsafe(self._watch_pickups)
+
+    def _check_pickups(self) -> None:
+        self._pickup_check = None
+        waiting = self._hosts.relieve_blocked()
+        for loop, timers in list(self._timers_of.items()):
+            if loop.is_closed():
+                self._timers_of.pop(loop, None)
+            else:  # other loops' letters may only be opened there: they resume tasks
+                waiting = timers.queue.wake_for_deferred() or waiting
+        if waiting and not self._closed:
+            self._watch_pickups()
+
+    # --- observers ----------------------------------------------------------------------------------------
+
+    def _tell_observers(self, envelope: Envelope) -> None:
+        for observer_queue in self._audiences:
+            observer_queue.tell(envelope)
+
+    def _observer_failed(self, error: BaseException) -> None:
+        self.counts.observer_errors += 1
+        self.last_observer_error = error
+
+    async def close(self) -> None:
+        """Stop everything that can be stopped, and wait, bounded, until it is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pickup_check is not None:
+            self._pickup_check.cancel()
+        await self._children.close()
+        if self._home is not None and (timers := self._timers_of.get(self._home)) is not None:
+            timers.close()
+        await asyncio.to_thread(self._hosts.close)
+        for observer_queue in self._audiences:
+            await asyncio.to_thread(observer_queue.finish)
+        if spans.recorder is not None:
+            await asyncio.to_thread(telemetry.hand_over)
+
+
+async def _not_importable(trouble: str) -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))

@@ -1,0 +1,205 @@
+"""Spans of what has ended, for OpenTelemetry: made by a thread of ours, with the ids that children were told.
+
+    answer ── tell ── queue ── our thread ── the program's provider, or one of our own ── collector
+
+Nothing here delays or breaks a call. OpenTelemetry itself is imported by the thread, when the first span has ended. A
+collector that is away costs the end of the process a moment, bounded by FLUSH_LIMIT_S, and a note.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
+
+from ..core.clocks import ClockKind
+from ..core.effects import Ending, side_effects_of
+from ..core.envelope import Problem
+from ..process import spans
+from ..process.spans import Attribute, Span
+from .call import Admission, Outcome
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .otel import Writer
+
+# What has ended and is not recorded yet. Only a provider that hangs lets it come this far; the rest is left out.
+BACKLOG = 10_000
+# How long the end of a process waits for its last spans: importing the exporter and one request take a tenth of it, a
+# collector that is away or hangs runs it out. It stays below the 3 s that exit hooks have.
+FLUSH_LIMIT_S = 2.0
+# How long a runtime that closes waits until a provider of the program's own has been given what ended in it.
+HANDOVER_LIMIT_S = 1.0
+
+
+def begin_if_wanted() -> None:
+    """Record from here on, where that is configured and the extra is installed. Costs a look at the environment."""
+    if spans.recorder is None and spans.are_wanted() and _is_installed():
+        spans.recorder = Recorder()
+
+
+def hand_over() -> None:
+    """Wait, bounded, until everything that has ended is with its provider."""
+    if isinstance(spans.recorder, Recorder):
+        spans.recorder.hand_over()
+
+
+def finish() -> str | None:
+    """At the end of a process: send what is left, no longer than FLUSH_LIMIT_S. What went wrong, if something did."""
+    return spans.recorder.finish() if isinstance(spans.recorder, Recorder) else None
+
+
+def _is_installed() -> bool:
+    try:
+        return spans.has_own_provider() or all(
+            importlib.util.find_spec(name) is not None
+            for name in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+        )
+    except ImportError:
+        return False
+
+
+class Recorder(spans.SpanRecorder):
+    """One for a process. Its thread starts with the first span: what forks before that is not surprised by it."""
+
+    def __init__(self) -> None:
+        self._ended: SimpleQueue[Callable[[], Span] | threading.Event | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._left_out = 0
+        self._trouble = ""
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=_forget)
+
+    def tell(self, ended: Callable[[], Span]) -> None:
+        if self._ended.qsize() >= BACKLOG:
+            self._left_out += 1
+            return
+        self._ended.put(ended)
+        if self._thread is None:
+            self._start()
+
+    def call_ended(self, admission: Admission, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
+        # Only what is small: output may wait in the queue for long, and there may be much of it.
+        said = outcome.data if isinstance(outcome.data, dict) else {}
+        self.tell(partial(_call_span, admission, outcome.ending, outcome.problem, _facts(said), now_ns, wall_ns))
+
+    def hand_over(self) -> None:
+        if self._thread is not None:
+            handed_over = threading.Event()
+            self._ended.put(handed_over)
+            handed_over.wait(HANDOVER_LIMIT_S)
+
+    def finish(self) -> str | None:
+        if self._thread is None:
+            return None
+        self._ended.put(None)
+        self._thread.join(FLUSH_LIMIT_S)
+        if self._thread.is_alive() and not self._trouble:
+            self._trouble = f"the collector has not answered within {FLUSH_LIMIT_S:g} s"
+        if self._left_out and not self._trouble:
+            self._trouble = f"{self._left_out} came faster than they could be recorded"
+        return f"spans are missing: {self._trouble}" if self._trouble else None
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._record, name="shotclock-spans", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # no more threads, or the interpreter is leaving
+                    self._trouble = str(error)
+
+    def _record(self) -> None:
+        writer: Writer | None = None
+        try:
+            from .otel import Writer
+
+            writer = Writer(self._failed, most=BACKLOG)
+        except Exception as error:
+            self._trouble = f"{type(error).__name__}: {error}"
+        while (ended := self._ended.get()) is not None:  # without a bound: it ends with the process
+            if isinstance(ended, threading.Event):
+                ended.set()
+            elif writer is not None:
+                try:
+                    writer.write(ended())
+                except Exception as error:
+                    self._trouble = f"{type(error).__name__}: {error}"
+        if writer is not None:
+            writer.flush()
+
+    def _failed(self, why: str) -> None:
+        self._trouble = self._trouble or why
+
+
+def _forget() -> None:
+    """A forked process has our queue and not our thread."""
+    spans.recorder = None
+
+
+# --- what is said about a call ----------------------------------------------------------------------------
+
+
+def _facts(data: Mapping[str, object]) -> dict[str, Attribute]:
+    names = {"exit_code": "process.exit.code", "run_id": "shotclock.run.id", "job_id": "shotclock.job.id"}
+    return {known: fact for name, known in names.items() if isinstance(fact := data.get(name), str | int)}
+
+
+def _call_span(
+    admission: Admission,
+    ending: Ending,
+    problem: Problem | Callable[[], Problem] | None,
+    facts: Mapping[str, Attribute],
+    now_ns: int,
+    wall_ns: int,
+) -> Span:
+    if callable(problem):
+        problem = problem()
+    effects = problem.side_effects if problem is not None else None
+    effects = effects or side_effects_of(ending=ending, ok=problem is None, mutates=admission.mutates)
+    kind, name = _named(admission.name, facts)
+    attributes: dict[str, Attribute] = {
+        "shotclock.kind": kind,
+        "shotclock.request.id": admission.request_id,
+        "shotclock.ending": ending.value,
+        "shotclock.side_effects": effects.value,
+        "shotclock.exit_code": 0,
+        **clock_attributes(
+            timeout_ms=admission.bound.limit_ms,
+            soft_ms=admission.clocks.soft_ms,
+            idle_ms=admission.clocks.idle_ms,
+            queue_ms=admission.clocks.queue_ms,
+            grace_ms=admission.clocks.grace_ms,
+        ),
+        **facts,
+    }
+    code, message = None, ""
+    if problem is not None:
+        entry = problem.registered
+        # Not the message: it may quote what the work said, which may be secret.
+        code, message = problem.code, entry.summary
+        attributes["shotclock.exit_code"] = entry.exit_code if problem.exit_code is None else problem.exit_code
+        if problem.fired is not None:
+            for detail, said in problem.fired.as_context().items():
+                attributes[f"shotclock.clock.{detail}"] = said if isinstance(said, int) else str(said)
+            if problem.fired.kind is ClockKind.BUDGET:
+                attributes["shotclock.budget_ms"] = problem.fired.limit_ms
+    started_ns = wall_ns - (now_ns - admission.started_ns)
+    return Span(name, admission.trace, admission.caller.span_id, started_ns, wall_ns, attributes, code, message)
+
+
+def _named(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
+    """Its kind and its name. What is called `step X` is one try of it; the step itself has a span above."""
+    if name.startswith("run ") and "shotclock.run.id" in facts:
+        return "run", name
+    return "call", f"try {name.removeprefix('step ')}" if name.startswith("step ") else name
+
+
+def clock_attributes(**limits_ms: int | None) -> dict[str, Attribute]:
+    """Those that run. None and zero are clocks that do not."""
+    return {f"shotclock.{name}": limit_ms for name, limit_ms in limits_ms.items() if limit_ms}

@@ -1,0 +1,147 @@
+"""The person at the client: asked by the client itself, where the server allows it and its answer may count.
+
+A client of the 2026 revision gets `input_required` and repeats the call with the answer; an older one is asked while
+the call waits. Either way it is one more way to decide the proposal: whoever is first, there or in the inbox, decides.
+
+Nothing proves that a person answered: the client that asks is the one that relays the answer. So it is off unless the
+App or `serve` says `elicitation`; nothing destructive is ever asked there, nor anything too long to be shown whole; and
+the trail names the client. Of those clients only two are asked: one that started this server as its own child (it runs
+as the same user, who may use the inbox anyway), and one that shows an operator's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mcp.server.context import ServerRequestContext
+from mcp_types import ClientCapabilities, ElicitationCapability
+
+from ..core.errors import Failure
+from ..core.proposal import Decision, Kind, Proposal, ProposalStatus
+from ..core.texts import one_line, visible
+from ..inbox.access import Principal, Role
+from ..inbox.inbox import Inbox
+
+# What a client can be expected to show of what would be done: more is for the inbox. Of the reasons it is a beginning.
+SHOWN_LENGTH = 4_000
+WHY_LENGTH = 1_000
+NAME_LENGTH = 100
+# A client that is asked while a call waits may take as long as the call does; this is for one that never answers.
+LONGEST_ASK_S = 3_600.0
+_ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
+
+
+def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Principal | None:
+    """Who decides if this client is asked; None where it cannot be, or where its answer would not count."""
+    if not ctx.session.check_client_capability(_ELICITS):
+        return None
+    client = ctx.session.client_params
+    name = "without a name" if client is None else one_line(client.client_info.name, NAME_LENGTH)
+    via = f"MCP client {name} (elicitation)"
+    if ctx.request is None:
+        return replace(Principal.local(), via=via)
+    return replace(caller, via=via) if caller.role is Role.OPERATOR else None
+
+
+def may_answer(proposal: Proposal, decider: Principal) -> bool:
+    """Whether this is for the person at the client: theirs to decide, not destructive, and to be shown whole."""
+    policy = proposal.ask.policy
+    is_theirs = not policy.deciders or decider.name in policy.deciders
+    return is_theirs and not policy.destructive and len(_done(proposal)) <= SHOWN_LENGTH
+
+
+def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+    """What the client is to show, and what it is to ask for.
+
+    What would be done comes before the reasons, which could be long enough to push it out of sight.
+    """
+    ask = proposal.ask
+    said = [_done(proposal)]
+    if ask.justification:
+        said.append(_beginning(f"The agent says: {ask.justification}", WHY_LENGTH, proposal.id))
+    message = "\n\n".join(said)
+    properties: dict[str, Any] = {}
+    if ask.kind is Kind.QUESTION:
+        properties["answer"] = {"type": "string", "title": "Answer"}
+        if ask.choices:
+            properties["answer"]["enum"] = list(ask.choices)
+        required = ["answer"]
+    else:
+        properties["decision"] = {"type": "string", "title": "Decision", "enum": ["approve", "reject"]}
+        required = ["decision"]
+    properties["notes"] = {"type": "string", "title": "Notes"}
+    return message, {"type": "object", "properties": properties, "required": required}
+
+
+def _done(proposal: Proposal) -> str:
+    """All of what would be done, as it is shown everywhere; with a file, its whole new text."""
+    file = proposal.ask.file
+    return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
+
+
+def _beginning(text: str, limit: int, id: str) -> str:
+    """Of somebody else's text, for a client that may be a terminal."""
+    if len(text) <= limit:
+        return visible(text)
+    return f"{visible(text[:limit])}\n… only the beginning is shown here; all of it: shotclock inbox show {id}"
+
+
+def input_required(proposal: Proposal) -> dict[str, Any]:
+    message, schema = form_for(proposal)
+    params = {"mode": "form", "message": message, "requestedSchema": schema}
+    return {
+        "resultType": "input_required",
+        "inputRequests": {proposal.id: {"method": "elicitation/create", "params": params}},
+    }
+
+
+async def take_answers(responses: object, inbox: Inbox, caller: Principal, decider: Principal) -> set[str]:
+    """Decide what the client was asked and has answered: the proposals it is not asked about again."""
+    answered: set[str] = set()
+    for proposal_id, response in responses.items() if isinstance(responses, Mapping) else ():
+        if not isinstance(proposal_id, str) or not isinstance(response, Mapping):
+            continue
+        answered.add(proposal_id)
+        proposal = await inbox.get(proposal_id)
+        if proposal is not None and proposal.asked_by == caller.name and may_answer(proposal, decider):
+            await _decide(proposal, response, inbox, decider)
+    return answered
+
+
+async def ask_while_waiting(
+    ctx: ServerRequestContext[Any, Any], proposal: Proposal, inbox: Inbox, decider: Principal
+) -> None:
+    """Ask an older client. What goes wrong with that leaves the question to the inbox."""
+    message, schema = form_for(proposal)
+    try:
+        async with asyncio.timeout(LONGEST_ASK_S):
+            result = await ctx.session.elicit_form(message, schema, ctx.request_id)
+        await _decide(proposal, {"action": result.action, "content": result.content}, inbox, decider)
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # no way back to the client, or it refused to ask
+        return
+
+
+async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox, decider: Principal) -> None:
+    content = response.get("content")
+    said: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
+    notes = str(said.get("notes") or "")
+    action = response.get("action")
+    if action == "decline" or (action == "accept" and said.get("decision") == "reject"):
+        decision = Decision(ProposalStatus.REJECTED, notes)
+    elif action == "accept" and proposal.ask.kind is Kind.QUESTION and "answer" in said:
+        decision = Decision(ProposalStatus.APPROVED, notes, answer=said["answer"])
+    elif action == "accept" and said.get("decision") == "approve":
+        decision = Decision(ProposalStatus.APPROVED, notes)
+    else:  # put off
+        return
+    try:
+        await inbox.decide(proposal.id, decision, decider, action_hash=proposal.action_hash)
+    except Failure:
+        # Somebody else was first, it has expired, or the store is busy. Whichever it was, the answer to the call says
+        # how the proposal stands.
+        return

@@ -1,0 +1,179 @@
+"""The tools with which an agent asks a person: propose, look how it stands, take it back.
+
+Waiting for the person is bounded by the response budget, and holds nothing but a future. Every answer has one shape:
+`data.status` says what became of it, and a proposal that nobody has decided yet is no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_types import Tool, ToolAnnotations
+
+from ..core.clocks import Clocks
+from ..core.deadlines import NS_PER_MS, Deadline
+from ..core.durations import DurationError, parse_duration_ms
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
+from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposedFile
+from ..dispatch.dispatcher import Dispatcher
+from ..inbox.access import Principal
+from ..inbox.outcomes import outcome_of, refused
+from ..inbox.wait_budget import response_budget_ms
+from ..process.clock import monotonic_ns
+from ..runtime.call import Admission, Outcome, admit, answer
+
+PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
+NAMES = frozenset((PROPOSE, CHECK, WITHDRAW))
+
+_WAIT = {
+    "type": "integer",
+    "minimum": 0,
+    "description": "How long to wait for the operator, in milliseconds. No longer than the response budget, which is "
+    "also how long it is where nothing is said.",
+}
+_ID = {"type": "string", "description": "The proposal_id of an earlier answer."}
+_TEXT: dict[str, Any] = {"type": "string"}
+_PROPERTIES: dict[str, dict[str, Any]] = {
+    PROPOSE: {
+        "title": {**_TEXT, "description": "What is proposed, in one line."},
+        "justification": {**_TEXT, "description": "Why the operator should agree."},
+        "path": {**_TEXT, "description": "With a proposed file: what it is called."},
+        "proposed": {**_TEXT, "description": "With a proposed file: the whole text that it is to have."},
+        "current": {**_TEXT, "description": "With a proposed file: the text that it has now, for the comparison."},
+        "choices": {"type": "array", "items": _TEXT, "description": "With a question: the possible answers."},
+        "ttl": {**_TEXT, "description": "How long it stays open, as in 30m or 24h."},
+        "wait_ms": _WAIT,
+    },
+    CHECK: {"proposal_id": _ID, "wait_ms": _WAIT},
+    WITHDRAW: {"proposal_id": _ID},
+}
+_REQUIRED = {PROPOSE: ["title", "justification"], CHECK: ["proposal_id"], WITHDRAW: ["proposal_id"]}
+_DESCRIPTIONS = {
+    PROPOSE: (
+        "Ask the operator for a decision: on a proposed file (path and proposed), or on a question. Answers with "
+        "data.status: approved, modified, rejected or expired; or pending, which is no error: the proposal stays "
+        "queued, and the identical call or `check-proposal` picks the decision up later."
+    ),
+    CHECK: "How a proposal stands, waiting up to wait_ms for the operator. data.status pending is no error.",
+    WITHDRAW: "Take back a proposal of yours that nobody has decided yet.",
+}
+
+
+def proposal_tools(names: list[str], output_schema: dict[str, Any]) -> dict[str, Tool]:
+    return {
+        name: Tool(
+            name=name,
+            description=_DESCRIPTIONS[name],
+            input_schema={
+                "type": "object",
+                "properties": _PROPERTIES[name],
+                "required": _REQUIRED[name],
+                "additionalProperties": False,
+            },
+            output_schema=output_schema,
+            annotations=ToolAnnotations(read_only_hint=name == CHECK, destructive_hint=False, idempotent_hint=True),
+        )
+        for name in names
+    }
+
+
+def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    """All of them at once. What the texts say is looked at where the proposal is made."""
+    properties = _PROPERTIES[name]
+    mistakes = [{"field": each, "message": "is needed"} for each in _REQUIRED[name] if each not in arguments]
+    for field, value in arguments.items():
+        if field not in properties:
+            mistakes.append({"field": field[:100], "message": f"is none of its arguments: {', '.join(properties)}"})
+        elif field == "wait_ms":
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                mistakes.append({"field": field, "message": "must be a whole number of milliseconds, 0 or more"})
+        elif field == "choices":
+            if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
+                mistakes.append({"field": field, "message": "must be a list of texts"})
+        elif not isinstance(value, str):
+            mistakes.append({"field": field, "message": "must be a text"})
+        elif field == "justification" and not value.strip():
+            mistakes.append({"field": field, "message": "must say why the operator should agree"})
+        elif field == "ttl":
+            try:
+                parse_duration_ms(value)
+            except DurationError as error:
+                mistakes.append({"field": field, "message": str(error)})
+    if ("path" in arguments) != ("proposed" in arguments):
+        mistakes.append({"field": "path", "message": "a proposed file needs both `path` and `proposed`"})
+    if "path" in arguments and "choices" in arguments:
+        mistakes.append({"field": "choices", "message": "a proposed file is approved, modified or rejected"})
+    return mistakes
+
+
+class Proposing:
+    """Answers the tools. Raises Failure when it is made where the environment says nonsense about the budget."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.budget_ms = response_budget_ms()
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        by: Principal,
+        *,
+        key: str | None,
+        wait_ms: int,
+        parent: Deadline | None,
+    ) -> Envelope:
+        """`arguments` were looked at by `mistakes_in`. Always one envelope, and within the budget."""
+        wait_ms = min(wait_ms, self.budget_ms)
+        admission = admit(
+            name,
+            Clocks(timeout_ms=0),
+            parent=parent,
+            mutates=name != CHECK,
+            idempotent=True,
+            tool=self._dispatcher.tool,
+        )
+        try:
+            proposal = await self._carried_out(name, arguments, by, key, wait_ms)
+        except Failure as failure:
+            return answer(admission, refused(failure))
+        return _answered(admission, name, proposal, wait_ms)
+
+    async def _carried_out(
+        self, name: str, arguments: Mapping[str, Any], by: Principal, key: str | None, wait_ms: int
+    ) -> Proposal:
+        inbox = self._dispatcher.inbox()
+        if name == PROPOSE:
+            proposal = await inbox.propose(_ask(arguments), by, key=key)
+        else:
+            found = await inbox.get(arguments["proposal_id"])
+            if found is None or not by.may_see(found):  # which of the two is nobody's business
+                raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {arguments['proposal_id'][:40]!r} of yours")
+            if name == WITHDRAW:
+                return await inbox.withdraw(found.id, by)
+            proposal = found
+        return await inbox.wait(proposal.id, wait_ms) if proposal.is_open else proposal
+
+
+def _ask(arguments: Mapping[str, Any]) -> ProposalRequest:
+    policy = Policy(ttl_ms=parse_duration_ms(arguments["ttl"])) if "ttl" in arguments else Policy()
+    title, justification = arguments["title"], arguments["justification"]
+    if "path" in arguments:
+        file = ProposedFile(arguments["path"], arguments["proposed"], arguments.get("current"))
+        return ProposalRequest(Kind.FILE, title, justification, file=file, policy=policy)
+    choices = tuple(arguments.get("choices", ()))
+    return ProposalRequest(Kind.QUESTION, title, justification, choices=choices, policy=policy)
+
+
+def _answered(admission: Admission, name: str, proposal: Proposal, wait_ms: int) -> Envelope:
+    waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+    outcome = outcome_of(proposal, waited_ms, wait_ms)
+    if name == WITHDRAW and isinstance(outcome.problem, Problem) and outcome.problem.code == "PROPOSAL_WITHDRAWN":
+        outcome = Outcome(Ending.FINISHED, data=outcome.data)
+    envelope = answer(admission, outcome)
+    if proposal.is_open:
+        envelope.meta["budget_ms"] = wait_ms
+    return envelope

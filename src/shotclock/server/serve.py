@@ -1,0 +1,379 @@
+"""An App on the wire, from start to end: a runtime, what the App offers, the SDK's server, and who tells it to stop.
+
+The client leaves (end of stdin): everything is stopped, and that was it. SIGTERM or SIGINT: everything is stopped,
+those who wait are told, and the second signal does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
+from ..core.clocks import Clocks
+from ..core.durations import DurationError, format_duration, parse_duration_ms
+from ..core.errors import Failure
+from ..core.walltime import WallTime
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.targets import learn, parse_target
+from ..inbox.inbox import Inbox
+from ..process.clock import wall_ns
+from ..process.safe_unpickle import users_code_kept_out
+from ..runtime.preloaded_zygote import Program
+from ..runtime.runtime import Runtime
+from ..runtime.worker_pool import DEFAULT_WARM
+from ..store.store import Store
+from .addresses import bound_socket, check_reach, parse_address
+from .descriptors import claimed_descriptors, share_descriptors
+from .nonblocking_stderr import Complaints, relayed_stderr, unblocking_stderr
+
+if TYPE_CHECKING:
+    from .http import HttpServer
+    from .mcp_server import McpServer
+
+# Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
+MOST_WORKERS = 256
+# How long the first workers may take to come up before clients are served; those who call meanwhile only wait longer.
+WARM_UP_S = 10.0
+# Once everything is stopped, how long the last answers may take to reach clients that still read.
+LAST_ANSWERS_S = 1.0
+# After the transport was told to end. Each of its own waits is shorter.
+TRANSPORT_ENDS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to serve. `address` None is stdin and stdout; `operation_timeout_ms` None is what the app says."""
+
+    address: tuple[str, int] | None = None
+    operation_timeout_ms: int | None = None
+    require_token: bool = False
+    """Also from those who are on this machine."""
+    elicitation: bool = False
+    """Whether clients may ask their own person for approvals, also where the app does not say so."""
+
+
+class ServedApp(Protocol):
+    """What is asked of an App that serves itself."""
+
+    clocks: Clocks
+    workers: int | None
+
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def program(self) -> Program: ...
+
+
+def options_of(
+    *,
+    http: str | None = None,
+    operation_timeout: object = None,
+    operation_timeout_ms: object = None,
+    require_token: bool = False,
+    elicitation: bool = False,
+) -> tuple[Options, list[dict[str, str]]]:
+    """The options as people write them, and every mistake in them."""
+    mistakes: list[dict[str, str]] = []
+    address = limit_ms = None
+    if http is not None:
+        try:
+            address = parse_address(http)
+            check_reach(address, _has_tokens, require_token=require_token)
+        except ValueError as error:
+            mistakes.append({"field": "http", "message": str(error)})
+    elif require_token:
+        mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
+    if operation_timeout is not None and operation_timeout_ms is not None:
+        message = "say it once, as a duration or in milliseconds"
+        mistakes.append({"field": "operation_timeout", "message": message})
+    elif operation_timeout is not None:
+        try:
+            limit_ms = parse_duration_ms(operation_timeout)
+        except DurationError as error:
+            mistakes.append({"field": "operation_timeout", "message": str(error)})
+    elif operation_timeout_ms is not None:
+        written = str(operation_timeout_ms)
+        if written.isascii() and written.isdecimal() and len(written) < 12:
+            limit_ms = int(written)
+        else:
+            mistakes.append({"field": "operation_timeout_ms", "message": f"{written!r} is no number of milliseconds"})
+    return Options(address, limit_ms, require_token, elicitation), mistakes
+
+
+def _has_tokens() -> bool:
+    now = WallTime.of_ns(wall_ns())
+    with Store.open() as store:
+        return any(token.is_living(now) for token in store.tokens.list())
+
+
+def serve_target(text: str, options: Options) -> int:
+    """Serve an App that this process never imports, until the client leaves or a signal comes: the exit code.
+
+    Raises Failure if it cannot be served. Nothing survives this.
+    """
+    target = parse_target(text)
+    runtime = Runtime(
+        program=target.program,
+        host_process=True,
+        most_workers=share_descriptors(MOST_WORKERS)[0],
+    )
+    return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
+
+
+def serve_inbox(options: Options) -> int:
+    """Serve the operators' page alone, until a signal comes: the exit code.
+
+    Raises Failure if it cannot be served. What agents proposed stays queued.
+    """
+    return asyncio.run(_serve_inbox(options))
+
+
+async def _serve_inbox(options: Options) -> int:
+    from .http import HttpServer
+
+    assert options.address is not None
+    with contextlib.ExitStack() as stack:
+        complaints = stack.enter_context(unblocking_stderr())
+        sock = stack.enter_context(contextlib.closing(bound_socket(options.address)))
+        signals = stack.enter_context(Signals())
+        store = stack.enter_context(Store.open())
+        inbox = Inbox(store)
+        try:
+            http = HttpServer(
+                None,
+                sock,
+                lambda: {"name": "inbox"},
+                store=lambda: store,
+                inbox=lambda: inbox,
+                require_token=options.require_token,
+                most_connections=share_descriptors(0)[1],
+                say=complaints.say,
+            )
+            serving = asyncio.ensure_future(http.run_until_left())
+            told = asyncio.ensure_future(signals.heard.wait())
+            # Unbounded on purpose: a server serves until somebody stops it.
+            await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            await _leave(http, serving)
+        finally:
+            await inbox.close()
+    return signals.exit_code
+
+
+def serve_app(
+    app: ServedApp,
+    *,
+    http: str | None = None,
+    operation_timeout: object = None,
+    operation_timeout_ms: object = None,
+    require_token: bool = False,
+    elicitation: bool = False,
+) -> None:
+    """Serve an App from the program that made it. Its functions run elsewhere all the same.
+
+    Raises Failure if it cannot be served, and SystemExit if a signal ended it.
+    """
+    options, mistakes = options_of(
+        http=http,
+        operation_timeout=operation_timeout,
+        operation_timeout_ms=operation_timeout_ms,
+        require_token=require_token,
+        elicitation=elicitation,
+    )
+    if mistakes:
+        message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+        raise Failure("ARG_ERROR", message, context={"errors": mistakes})
+    runtime = Runtime(
+        program=app.program,
+        clocks=app.clocks,
+        workers=app.workers or DEFAULT_WARM,
+        host_process=True,
+        most_workers=share_descriptors(MOST_WORKERS)[0],
+    )
+
+    async def known() -> Catalogue:
+        return app.catalogue()
+
+    code = asyncio.run(_Serving(runtime, app.program, options, known).run())
+    if code:
+        sys.exit(code)
+
+
+def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[str]:
+    """That the backstop rings before a tool's own clock does, which would then never be heard."""
+    longest_ms, name = max(
+        (
+            (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
+            for spec in catalogue.commands
+            if spec.on_mcp
+        ),
+        default=(0, ""),
+    )
+    if not operation_timeout_ms or operation_timeout_ms > longest_ms:
+        return []
+    return [
+        f"the operation timeout of {format_duration(operation_timeout_ms)} is not longer than the "
+        f"{format_duration(longest_ms)} that {name!r} may take: it will answer first, and with less to say"
+    ]
+
+
+def thread_warnings(catalogue: Catalogue) -> list[str]:
+    """A thread of this process would be one that runs the app's code."""
+    return [
+        f"{spec.name!r} asks for a thread, which a server does not give it: isolate it in a 'process', or make it async"
+        for spec in catalogue.commands
+        if spec.on_mcp and spec.isolation == "thread"
+    ]
+
+
+class _Serving:
+    """One run of a server, from learning what to serve to the last process gone."""
+
+    def __init__(
+        self, runtime: Runtime, program: Program, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]
+    ) -> None:
+        self._runtime = runtime
+        self._program = program
+        self._options = options
+        self._catalogue = catalogue
+        self._signals = Signals()
+
+    async def run(self) -> int:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(users_code_kept_out())
+            complaints = stack.enter_context(relayed_stderr())
+            if self._options.address is None:
+                wire = stack.enter_context(claimed_descriptors())
+                sock = None
+            else:
+                sock = stack.enter_context(contextlib.closing(bound_socket(self._options.address)))
+            stack.enter_context(self._signals)
+            async with self._runtime:
+                learning = asyncio.ensure_future(self._catalogue())
+                await asyncio.sleep(0)  # by then it is under way, in other processes
+                # The SDK takes a second to import, in which the app is imported elsewhere. A signal waits that long.
+                from .mcp_server import McpServer
+
+                catalogue = await self._unless_told(learning)
+                if catalogue is None:
+                    return self._signals.exit_code
+                catalogue = replace(catalogue, elicitation=catalogue.elicitation or self._options.elicitation)
+                dispatcher = Dispatcher(catalogue, self._runtime, program=self._program)
+                async with dispatcher:
+                    for spec in catalogue.commands:
+                        self._runtime.register(spec.operation())
+                    await self._unless_told(self._runtime.warm_up(WARM_UP_S))
+                    server = McpServer(dispatcher, self._options.operation_timeout_ms)
+                    limit_ms = server.operation_timeout_ms
+                    for line in backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue):
+                        complaints.say(line)
+                    if sock is not None:
+                        await self._serve_http(server, sock, complaints)
+                    else:
+                        await self._serve_stdio(server, *wire)
+        return self._signals.exit_code
+
+    async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
+        from .stdio import Wire
+
+        wire = Wire(wire_in, wire_out)
+        try:
+            serving = asyncio.ensure_future(
+                server.sdk.run(wire.reading, wire.writing, server.sdk.create_initialization_options())
+            )
+            await self._until_told(server, serving)
+            if not serving.done():
+                await _bounded(wire.until_written(), LAST_ANSWERS_S)
+                serving.cancel()
+                await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+            _complain_about(serving)
+        finally:
+            wire.close()
+
+    async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: Complaints) -> None:
+        from .http import HttpServer, mcp_url
+
+        dispatcher = server.dispatcher
+        complaints.say(f"serving {dispatcher.catalogue.name} on {mcp_url(sock)}")
+        http = HttpServer(
+            server.sdk,
+            sock,
+            server.health,
+            store=dispatcher.store,
+            inbox=dispatcher.inbox,
+            require_token=self._options.require_token,
+            most_connections=share_descriptors(MOST_WORKERS)[1],
+            say=complaints.say,
+        )
+        serving = asyncio.ensure_future(http.run_until_left())
+        await self._until_told(server, serving)
+        await _leave(http, serving)
+
+    async def _until_told(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
+        told = asyncio.ensure_future(self._signals.heard.wait())
+        # Unbounded on purpose: a server serves until its client leaves or somebody stops it.
+        await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not serving.done():
+            server.middleware.stop(self._signals.name)
+            await self._runtime.close()  # first: whoever waits is answered that it was stopped
+            await _bounded(server.middleware.until_idle(), LAST_ANSWERS_S)
+
+    async def _unless_told(self, work: Awaitable[Any]) -> Any:
+        """What came of the work; None if a signal came first."""
+        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.heard.wait())
+        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if self._signals.heard.is_set():
+            task.cancel()
+            return None
+        return task.result()
+
+
+class Signals:
+    """Hears SIGTERM and SIGINT while it is entered, on the running loop. The second one does not wait."""
+
+    def __init__(self) -> None:
+        self.heard = asyncio.Event()
+        self.name = ""
+        self.exit_code = 0
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _hear(self, number: int) -> None:
+        if self.heard.is_set():
+            os._exit(128 + number)  # everything we started dies with us
+        self.name, self.exit_code = signal.Signals(number).name, 128 + number
+        self.heard.set()
+
+
+async def _leave(http: HttpServer, serving: asyncio.Future[Any]) -> None:
+    http.leave()
+    await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+    serving.cancel()
+    _complain_about(serving)
+
+
+async def _bounded(work: Awaitable[Any], limit_s: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(work, limit_s)
+
+
+def _complain_about(serving: asyncio.Future[Any]) -> None:
+    """A transport that ended by a bug of ours or the SDK's says so; the exit is clean otherwise."""
+    if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
+        sys.excepthook(type(error), error, error.__traceback__)

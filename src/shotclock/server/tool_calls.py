@@ -1,0 +1,490 @@
+"""One `tools/call`: read what is asked, have it done at the desk under the server's own backstop, show the envelope.
+
+    client ── tools/call ── Gate ── desk ── runtime ── worker | host process
+                             │
+                             └ backstop: answers when it rings, whatever becomes of the rest
+
+The gate stands before the SDK's own checks, because bad arguments are answered with an envelope like everything else,
+and behind it the SDK would read a result again that we have just made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from ..core.catalogue import DEFAULT_BUDGET_MS
+from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS, Bound, Deadline
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, stopped_by, warning
+from ..core.errors import Failure, error_entry
+from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
+from ..dispatch.dispatcher import Dispatcher
+from ..inbox.access import Principal
+from ..process.clock import monotonic_ns
+from ..process.context import Scope
+from ..runtime.call import Admission, Outcome, admit, answer, inherited_trace, invalid, new_request_id, new_trace
+from ..runtime.handlers import raised
+from ..runtime.loop_call import current_scope
+from .elicitation import ask_while_waiting, decider_at, input_required, may_answer, take_answers
+from .progress import ProgressReports
+from .proposal_tools import CHECK, PROPOSE, WITHDRAW, Proposing, mistakes_in
+from .request_meta import LONGEST_MS, NOTHING_SAID, REMAINING, RequestMeta, read_terms
+from .tools import JOB_ACTIONS, JOB_TOOL, JUSTIFICATION, takes_justification
+from .web.auth import principal_of
+
+# Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
+STOPPED_WITHIN_S = 0.5
+# The SDK's readers give up on JSON nested deeper than about 200; an answer they drop is an answer that never came.
+MOST_NESTED = 100
+# As JSON. It is put into its message twice, and while that is done nobody else is served; no model reads that much.
+LONGEST_RESULT = 8 * 1024 * 1024
+MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_NO_BRACKET = re.compile(r"[^\[\]{}]+")
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """What an operator wants to know about the calls of this server."""
+
+    calls: int = 0
+    in_flight: int = 0
+    cancelled: int = 0
+    backstop: int = 0
+    late: int = 0
+    """Results that came after the backstop had answered, and were thrown away."""
+
+
+class ToolCallMiddleware:
+    """Takes in every `tools/call` of every connection. Middleware of the SDK's server."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        tools: Mapping[str, Tool],
+        *,
+        operation_timeout_ms: int,
+        server_info: dict[str, Any],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._tools = tools
+        self._specs = {spec.name: spec for spec in dispatcher.catalogue.commands}
+        self._limit_ms = operation_timeout_ms
+        self._server_info = server_info
+        # Those that are ours, and not a command's of the same name.
+        self._ours = {
+            name for name in (JOB_TOOL, PROPOSE, CHECK, WITHDRAW) if name in tools and name not in self._specs
+        }
+        self._proposing = Proposing(dispatcher) if self._ours - {JOB_TOOL} else None
+        self._left: set[asyncio.Task[Envelope]] = set()
+        self._stopped_by: str | None = None
+        # One for each call that may wait for a person or a job: a future that all of them share would be looked through
+        # by each that ends.
+        self._stops: set[asyncio.Future[str]] = set()
+        self._idle: asyncio.Event | None = None
+        self.counts = CallCounts()
+
+    def stop(self, signal_name: str) -> None:
+        """Answer those who wait for what is not done here: a person, or a job. What they wait for goes on.
+
+        Calls that run here are stopped, and answered, by the runtime.
+        """
+        self._stopped_by = signal_name
+        for stop in self._stops:
+            if not stop.done():
+                stop.set_result(signal_name)
+
+    async def until_idle(self) -> None:
+        if self.counts.in_flight:
+            self._idle = asyncio.Event()
+            await self._idle.wait()  # bounded by whoever asks
+
+    async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        if ctx.method != "tools/call" or ctx.request_id is None:
+            return await call_next(ctx)
+        params = ctx.params or {}
+        name, meta = params.get("name"), params.get("_meta")
+        if not isinstance(name, str) or not isinstance(meta, dict | None):
+            raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
+        if name not in self._tools and (spec := self._dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
+            name = spec.name  # spelt otherwise, as on the command line
+        # The request's own task: everything that is done for it stands below whoever sent it.
+        current_scope.set(Scope(self._dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
+        self.counts.calls += 1
+        self.counts.in_flight += 1
+        request_meta = read_terms(meta)
+        progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
+        caller = principal_of(ctx.request)
+        try:
+            may_ask = self._dispatcher.catalogue.elicitation and self._may_ask(name)
+            decider = decider_at(ctx, caller) if may_ask else None
+            if decider is None:
+                envelope = await self._envelope(name, params.get("arguments"), request_meta, progress, caller)
+            else:
+                answered = await self._asked(ctx, name, params, request_meta, progress, caller, decider)
+                if not isinstance(answered, Envelope):
+                    return answered
+                envelope = answered
+            if progress is not None:
+                await progress.finish()
+        except asyncio.CancelledError:
+            self.counts.cancelled += 1
+            raise
+        finally:
+            self.counts.in_flight -= 1
+            if self._idle is not None and not self.counts.in_flight:
+                self._idle.set()
+            if progress is not None:
+                progress.abandon()
+        if request_meta.unreadable is not None:
+            envelope.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
+        server_info = self._server_info if ctx.protocol_version in MODERN else None
+        try:
+            return shown(envelope, server_info)
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = Problem("RESULT_NOT_SERIALIZABLE", f"the answer cannot be put into JSON: {error}")
+            return shown(self._refused(name, problem, Ending.FINISHED), server_info)
+
+    def _may_ask(self, name: str) -> bool:
+        """Whether a person may have to decide something about this call."""
+        spec = self._specs.get(name)
+        return spec.approval is not None if spec is not None else name == PROPOSE and name in self._ours
+
+    async def _asked(
+        self,
+        ctx: ServerRequestContext[Any, Any],
+        name: str,
+        params: Mapping[str, Any],
+        request_meta: RequestMeta,
+        progress: ProgressReports | None,
+        caller: Principal,
+        decider: Principal,
+    ) -> Envelope | dict[str, Any]:
+        """A call of a client that can ask its own person. A mapping is what it has to ask before it calls again."""
+        arguments = params.get("arguments")
+        is_modern = ctx.protocol_version in MODERN
+        try:
+            inbox = self._dispatcher.inbox()
+            responses = params.get("inputResponses")
+            answered = await take_answers(responses, inbox, caller, decider) if is_modern else set()
+            at_once = {**arguments, "wait_ms": 0} if name == PROPOSE and isinstance(arguments, dict) else arguments
+            envelope = await self._envelope(name, at_once, request_meta._replace(budget_ms=0), progress, caller)
+            if envelope.code != "INCOMPLETE":
+                return envelope
+            data = envelope.data if isinstance(envelope.data, dict) else {}
+            proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
+        except Failure as failure:  # the store cannot be used
+            return answer(self._admit(name), raised(failure))
+        if proposal is None or proposal.id in answered or not may_answer(proposal, decider):
+            return await self._envelope(name, arguments, request_meta, progress, caller)
+        if is_modern:
+            return {**input_required(proposal), "_meta": {SERVER_INFO_META_KEY: self._server_info}}
+        asking = asyncio.ensure_future(ask_while_waiting(ctx, proposal, inbox, decider))
+        try:
+            return await self._envelope(name, arguments, request_meta, progress, caller)
+        finally:
+            asking.cancel()
+
+    def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
+        """Where the request says its sender stands in a trace, else the server's own starter, else the beginning."""
+        for carrier in (meta, getattr(request, "headers", None)):
+            if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
+                return trace
+        ours = self._dispatcher.runtime.trace
+        return ours if ours.span_id else new_trace()
+
+    async def _envelope(
+        self,
+        name: str,
+        arguments: object,
+        request_meta: RequestMeta,
+        progress: ProgressReports | None,
+        caller: Principal,
+    ) -> Envelope:
+        mistakes = list(request_meta.mistakes)
+        if arguments is None:
+            arguments = {}
+        elif not isinstance(arguments, dict):
+            mistakes.append({"field": "arguments", "message": "must be an object"})
+        if name not in self._tools:
+            close = difflib.get_close_matches(name, self._tools, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
+            problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
+            return self._refused(name[:100], problem)
+        if name in self._ours and isinstance(arguments, dict):
+            mistakes += _job_mistakes(arguments) if name == JOB_TOOL else mistakes_in(name, arguments)
+        spec, justification = self._specs.get(name), ""
+        if spec is not None and spec.approval is not None and isinstance(arguments, dict):
+            justification = arguments.get(JUSTIFICATION, "")
+            if not isinstance(justification, str):
+                mistakes.append({"field": JUSTIFICATION, "message": "must be a text"})
+            if takes_justification(spec):
+                arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
+        if mistakes or not isinstance(arguments, dict):
+            return answer(self._admit(name, request_meta), invalid(mistakes))
+        started_ns = monotonic_ns()
+        parent = None if request_meta.remaining_ms is None else Deadline.after_ms(started_ns, request_meta.remaining_ms)
+        stop: asyncio.Future[str] | None = None
+        if name in self._ours and name != JOB_TOOL:
+            assert self._proposing is not None
+            waits_ms = self._budget_ms(arguments.get("wait_ms", self._proposing.budget_ms), request_meta)
+            work = self._proposing.call(
+                name, arguments, caller, key=request_meta.idempotency_key, wait_ms=waits_ms, parent=parent
+            )
+        elif name in self._ours:
+            waits = arguments["action"] == "wait"
+            wait_ms = self._budget_ms(arguments.get("wait_ms"), request_meta) if waits else None
+            work = self._dispatcher.job(
+                arguments["action"],
+                arguments.get("job_id"),
+                wait_ms,
+                parent=parent,
+                on_progress=None if progress is None else progress.heard,
+                caller=caller,
+            )
+        else:
+            assert spec is not None
+            outlives = spec.interruption is not None
+            waits = outlives or spec.approval is not None
+            budget_ms = self._budget_ms(request_meta.budget_ms, request_meta) if waits else None
+            stop = asyncio.get_running_loop().create_future() if waits else None
+            if not outlives and request_meta.budget_ms is None and budget_ms is not None:
+                budget_ms = self._budget_ms(LONGEST_MS, request_meta)  # the response budget says how long, within these
+            work = self._dispatcher.call(
+                name,
+                arguments,
+                None if request_meta.timeout_ms is None else Clocks(timeout_ms=request_meta.timeout_ms),
+                budget_ms=budget_ms,
+                idempotency_key=request_meta.idempotency_key,
+                parent=parent,
+                on_progress=None if progress is None else progress.heard,
+                stop=stop,
+                caller=caller,
+                justification=justification,
+                again=f"call the tool {name} again with the same arguments",
+            )
+        return _in_tools(await self._backed(name, work, started_ns, stop))
+
+    def _budget_ms(self, asked_ms: int | None, request_meta: RequestMeta) -> int:
+        """How long the caller of something that may outlive it waits: as it asked, and in time before the backstop and
+        its own deadline, which would end the work instead of letting it go on."""
+        limits = [DEFAULT_BUDGET_MS if asked_ms is None else asked_ms]
+        for others_ms in (self._limit_ms or None, request_meta.remaining_ms):
+            if others_ms is not None:
+                limits.append(others_ms * 8 // 10)
+        return min(limits)
+
+    # --- the backstop -------------------------------------------------------------------------------------
+
+    async def _backed(
+        self, name: str, work: Coroutine[Any, Any, Envelope], started_ns: int, stop: asyncio.Future[str] | None
+    ) -> Envelope:
+        """The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
+        backstop waits for it. `stop` is what the work itself listens to; one of our own tools is cancelled instead."""
+        left: list[Envelope] = []
+        task = asyncio.get_running_loop().create_task(_keeping_what_is_left(work, left))
+        limit_s = self._limit_ms / 1000 or None
+        if stop is None and name in self._ours:
+            stop = asyncio.get_running_loop().create_future()
+            stop.add_done_callback(lambda _: task.cancel())
+        if stop is not None:
+            self._stops.add(stop)
+            if self._stopped_by is not None:
+                stop.set_result(self._stopped_by)
+        try:
+            await asyncio.wait((task,), timeout=limit_s)
+        except asyncio.CancelledError:
+            self._leave(task)
+            raise
+        finally:
+            if stop is not None:
+                self._stops.discard(stop)
+        if task.done():
+            return self._result_of(name, task)
+        self.counts.backstop += 1
+        self._leave(task, late=True)
+        await asyncio.wait((task,), timeout=STOPPED_WITHIN_S)
+        return self._operation_timeout(name, started_ns, left[0] if left else None, gone=task.done())
+
+    def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
+        """Nobody waits for this any more: it is stopped, and whatever it still says is thrown away."""
+
+        def ended(task: asyncio.Task[Envelope]) -> None:
+            self._left.discard(task)
+            if not task.cancelled() and task.exception() is None and late:
+                self.counts.late += 1
+
+        self._left.add(task)  # the loop itself only holds tasks weakly
+        task.add_done_callback(ended)
+        task.cancel()
+
+    def _result_of(self, name: str, task: asyncio.Task[Envelope]) -> Envelope:
+        if task.cancelled() and self._stopped_by is not None:
+            return self._refused(name, stopped_by(self._stopped_by))
+        if task.cancelled():
+            return self._refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
+        error = task.exception()
+        if error is None:
+            return task.result()
+        return answer(self._admit(name), raised(error if isinstance(error, Exception) else RuntimeError(repr(error))))
+
+    # --- refusing -----------------------------------------------------------------------------------------
+
+    def _admit(self, name: str, request_meta: RequestMeta = NOTHING_SAID) -> Admission:
+        """For an answer that no call of the tool makes: with its clocks all the same."""
+        spec, catalogue = self._specs.get(name), self._dispatcher.catalogue
+        return admit(
+            name,
+            Clocks(timeout_ms=request_meta.timeout_ms),
+            defaults=catalogue.clocks if spec is None else spec.clocks,
+            caller=_caller(),
+            tool=self._dispatcher.tool,
+        )
+
+    def _refused(self, name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
+        return answer(self._admit(name), Outcome(ending, problem))
+
+    def _operation_timeout(self, name: str, started_ns: int, left: Envelope | None, *, gone: bool) -> Envelope:
+        """`left` is what the runtime said about the work that was stopped for this."""
+        spec, limit_ms = self._specs.get(name), self._limit_ms
+        elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+        bell = Deadline.after_ms(started_ns, limit_ms)
+        admission = Admission(
+            name,
+            Clocks(timeout_ms=limit_ms),
+            Bound(bell, 0, limit_ms, "server"),
+            started_ns,
+            new_request_id(),
+            _caller() or inherited_trace(),
+            spec is None or spec.mutates,
+            spec is not None and spec.idempotent,
+            tool=self._dispatcher.tool,
+        )
+        problem = Problem(
+            "OPERATION_TIMEOUT",
+            f"{name} did not end within the server's {format_duration(limit_ms)}",
+            fired=Fired(ClockKind.OPERATION, "server", limit_ms, elapsed_ms),
+            context={"timeout_ms": limit_ms},
+        )
+        ending = Ending.ABANDONED
+        if gone:
+            ending = Ending.KILLED if spec is not None and spec.operation().place == "process" else Ending.CANCELLED
+        outcome = Outcome(ending, problem)
+        if left is not None:
+            meta: dict[str, Any] = left.meta
+            outcome.ending = Ending(meta["ending"])
+            outcome.warnings, outcome.survivors = tuple(left.warnings), meta["survivors"]
+        return answer(admission, outcome)
+
+
+async def _keeping_what_is_left(work: Coroutine[Any, Any, Envelope], left: list[Envelope]) -> Envelope:
+    """The work; where it is cancelled, the answer that goes along with that is kept."""
+    try:
+        return await work
+    except asyncio.CancelledError as cancelled:
+        if isinstance(envelope := getattr(cancelled, "envelope", None), Envelope):
+            left.append(envelope)
+        raise
+
+
+def _caller() -> TraceContext | None:
+    scope = current_scope.get()
+    return None if scope is None else scope.span.trace
+
+
+def _in_tools(envelope: Envelope) -> Envelope:
+    """How to go on with what waits for a person, for a client that has tools and perhaps no shell."""
+    data = envelope.data
+    if envelope.code == "INCOMPLETE" and isinstance(data, dict) and data.get("status") == "pending":
+        with_id = f"with proposal_id {data['proposal_id']}"
+        data["cancel_command"] = f"call the tool {WITHDRAW} {with_id}"
+        if str(data.get("continue_command")).startswith("shotclock "):
+            data["continue_command"] = f"call the tool {CHECK} {with_id}"
+    return envelope
+
+
+def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    mistakes = []
+    if arguments.get("action") not in JOB_ACTIONS:
+        mistakes.append({"field": "action", "message": f"must be one of {', '.join(JOB_ACTIONS)}"})
+    elif arguments["action"] != "list" and not isinstance(arguments.get("job_id"), str):
+        mistakes.append({"field": "job_id", "message": "must name the job"})
+    wait_ms = arguments.get("wait_ms", 0)
+    if not isinstance(wait_ms, int) or isinstance(wait_ms, bool) or wait_ms < 0:
+        mistakes.append({"field": "wait_ms", "message": "must be a whole number of milliseconds, 0 or more"})
+    for name in arguments.keys() - {"action", "job_id", "wait_ms"}:
+        mistakes.append({"field": name[:100], "message": "is none of its arguments"})
+    return mistakes
+
+
+# --- showing ----------------------------------------------------------------------------------------------
+
+
+def shown(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
+    """The envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
+    text, plain = envelope.to_json(), envelope.to_dict()
+    if len(text) > LONGEST_RESULT:
+        before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
+        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{before}"
+        envelope = _replaced(envelope, "RESULT_TOO_LARGE", message)
+        text, plain = envelope.to_json(), envelope.to_dict()
+    if _is_too_deep(text):
+        message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
+        envelope = _replaced(envelope, "RESULT_NOT_SERIALIZABLE", message)
+        text, plain = envelope.to_json(), envelope.to_dict()
+    result: dict[str, Any] = {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": plain,
+        "isError": not envelope.ok and not _is_pending(envelope),
+    }
+    meta: dict[str, Any] = {}
+    if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
+        meta[REMAINING] = remaining_ms
+    if server_info is not None:
+        result["resultType"] = "complete"
+        meta[SERVER_INFO_META_KEY] = server_info
+    if meta:
+        result["_meta"] = meta
+    return result
+
+
+def _is_pending(envelope: Envelope) -> bool:
+    """Not finished is not failed: the work goes on, or a person has not answered yet. Nor is it a failure of the tool
+    that the person said no."""
+    return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
+
+
+def _is_too_deep(text: str) -> bool:
+    if text.count("{") + text.count("[") <= MOST_NESTED:
+        return False
+    # Level by level from the inside, each at the speed of C: this must not hold up the loop for a long answer.
+    brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
+    for _ in range(MOST_NESTED):
+        brackets = brackets.replace("{}", "").replace("[]", "")
+        if not brackets:
+            return False
+    return True
+
+
+def _replaced(envelope: Envelope, code: str, message: str) -> Envelope:
+    """The same call, with an error in the place of what cannot be shown."""
+    error: dict[str, object] = {
+        "code": code,
+        "message": message,
+        "retryable": False,
+        "phase": "execution",
+        "suggestion": error_entry(code).hint,
+    }
+    return Envelope(None, error, envelope.warnings, {**envelope.meta, "exit_code": 1})

@@ -1,0 +1,366 @@
+"""The addresses of the page and its API. What they do is the inbox's; here it is read, asked and shown.
+
+GET    /api/inbox?status=pending|ended|all&limit=&before=    POST   /api/inbox                  propose
+GET    /api/inbox/events                                     POST   /api/inbox/ID/decision
+GET    /api/inbox/ID                                         POST   /api/inbox/ID/check         would it be taken?
+GET    /api/inbox/ID/result?wait_ms=                         POST   /api/inbox/ID/extend
+POST   /api/inbox/session                                    POST   /api/inbox/ID/withdraw
+DELETE /api/inbox/session
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from ...core.errors import Failure
+from ...core.proposal import Decision, Proposal, ProposalStatus, problems_with_decision
+from ...core.walltime import WallTime
+from ...inbox.access import Principal, Role
+from ...inbox.inbox import Inbox
+from ...inbox.outcomes import told_of
+from ...inbox.wait_budget import response_budget_ms
+from ...process.clock import wall_ns
+from .auth import AuthMiddleware, principal_of
+from .events import Streams
+from .proposal_json import compared_with, form, modified_text, summary, whole
+from .requests import ask_of, decision_of, mistake, number_of, object_of
+from .responses import enveloped, refusal
+from .sessions import LASTS_MS
+
+# How long a body may take to arrive. A client that sends it byte by byte would run this out.
+BODY_WITHIN_S = 15.0
+MOST_LISTED = 500
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Pages:
+    """The page's own files, read once."""
+
+    def __init__(self) -> None:
+        folder = resources.files(__package__) / "page"
+        self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(TYPES))}
+        self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:20]}"' for name, content in self._files.items()}
+
+    def answer(self, name: str, request: Request) -> Response:
+        content = self._files.get(name)
+        if content is None:
+            failure = Failure("FILE_NOT_FOUND", f"the page has no {name[:100]!r}")
+            return refusal("page", failure)
+        headers = {"ETag": self._tags[name], "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == self._tags[name]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
+
+
+class Operators:
+    """The routes of one server. `served` is its name; `inbox` opens it when it is first needed."""
+
+    def __init__(self, served: str, inbox: Callable[[], Inbox]) -> None:
+        self._served = served
+        self._inbox = inbox
+        self._pages = Pages()
+        self._streams = Streams(inbox)
+        self._budget_ms = response_budget_ms()
+        self._waits: set[asyncio.Future[Proposal]] = set()
+        self.auth_middleware: AuthMiddleware | None = None
+        """Set by whoever puts the door before us."""
+
+    def end_waits(self) -> None:
+        """Let go of those who read events, and answer those who wait for a decision: the server is about to leave."""
+        self._streams.end()
+        for waiting in self._waits:
+            waiting.cancel()
+
+    def routes(self) -> list[Route]:
+        api = "/api/inbox"
+        return [
+            Route("/", self._page, methods=["GET"]),
+            Route("/inbox", self._page, methods=["GET"]),
+            Route("/page/{name}", self._file, methods=["GET"]),
+            Route(api, self._either(self._list, self._propose), methods=["GET", "POST"]),
+            Route(f"{api}/session", self._session, methods=["POST", "DELETE"]),
+            Route(f"{api}/events", self._streams, methods=["GET"]),
+            Route(f"{api}/{{id}}", self._get, methods=["GET"]),
+            Route(f"{api}/{{id}}/result", self._result, methods=["GET"]),
+            Route(f"{api}/{{id}}/decision", self._decide, methods=["POST"]),
+            Route(f"{api}/{{id}}/check", self._check, methods=["POST"]),
+            Route(f"{api}/{{id}}/extend", self._extend, methods=["POST"]),
+            Route(f"{api}/{{id}}/withdraw", self._withdraw, methods=["POST"]),
+            Route("/api/{rest:path}", self._nowhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+        ]
+
+    async def _nowhere(self, request: Request) -> Response:
+        failure = Failure("UNKNOWN_OPERATION", f"{request.method} {request.url.path[:100]} is nothing of this API")
+        return refusal("api", failure)
+
+    @staticmethod
+    def _either(get: Endpoint, post: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return await (post if request.method == "POST" else get)(request)
+
+        return endpoint
+
+    # --- the page -------------------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        key = request.query_params.get("key")
+        auth_middleware = self.auth_middleware
+        if key is None or key == "used" or auth_middleware is None or request.method != "GET":
+            return self._pages.answer("index.html", request)
+        if (
+            auth_middleware.link is None
+            or not auth_middleware.is_direct(request.headers)
+            or not auth_middleware.link.use(key)
+        ):
+            return RedirectResponse("/?key=used", 303, {"Cache-Control": "no-store"})
+        cookie = auth_middleware.sessions.begin(Principal.local().name, _now())
+        # The other half goes to the page in the fragment, which neither servers nor other pages get to see.
+        answer = RedirectResponse(
+            f"/#proof={auth_middleware.sessions.proof(cookie)}", 303, {"Cache-Control": "no-store"}
+        )
+        self._give(answer, request, cookie)
+        return answer
+
+    async def _file(self, request: Request) -> Response:
+        return self._pages.answer(request.path_params["name"], request)
+
+    def _give(self, answer: Response, request: Request, cookie: str) -> None:
+        assert self.auth_middleware is not None
+        answer.set_cookie(
+            self.auth_middleware.cookie_name,
+            cookie,
+            max_age=LASTS_MS // 1000 if cookie else 0,
+            path="/",
+            secure=request.headers.get("x-forwarded-proto") == "https",
+            httponly=True,
+            samesite="strict",
+        )
+
+    async def _session(self, request: Request) -> Response:
+        auth_middleware = self.auth_middleware
+        assert auth_middleware is not None
+        if request.method == "DELETE":
+
+            async def sign_out() -> dict[str, Any]:
+                await auth_middleware.end_session(request.headers)
+                return {"signed_in": False}
+
+            answer = await enveloped("inbox session", sign_out())
+            if answer.status_code == 200:
+                self._give(answer, request, "")
+            return answer
+        cookie = ""
+
+        async def work() -> dict[str, Any]:
+            nonlocal cookie
+            token = (await _body(request)).get("token")
+            address = request.client.host if request.client else "?"
+            principal, id, expires_at = await auth_middleware.known(token if isinstance(token, str) else "", address)
+            if principal.role is not Role.OPERATOR:
+                raise Failure("NOT_ALLOWED", f"{principal.name} is an agent: this page is for operators")
+            cookie = auth_middleware.sessions.begin(principal.name, _now(), token_id=id, until=expires_at)
+            return {"principal": _principal(principal), "proof": auth_middleware.sessions.proof(cookie)}
+
+        answer = await enveloped("inbox session", work())
+        if cookie:
+            self._give(answer, request, cookie)
+        return answer
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    async def _list(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            wanted = request.query_params.get("status", "all")
+            if wanted not in ("pending", "ended", "all"):
+                raise mistake("status", "must be pending, ended or all")
+            limit = number_of(request.query_params.get("limit", "200"), "limit", 1, MOST_LISTED)
+            said = request.query_params.get("before")
+            before = None if said is None else number_of(said, "before", 0, 2**62)
+            found = await self._inbox().list(
+                status=ProposalStatus.PENDING if wanted == "pending" else None,
+                ended=wanted == "ended",
+                asked_by=None if principal.role is Role.OPERATOR else principal.name,
+                limit=limit,
+                before_seq=before,
+            )
+            seen = await self._inbox().list(limit=1)
+            return {
+                "served": self._served,
+                "principal": _principal(principal),
+                "sign_in": ["link", "token"]
+                if self.auth_middleware is not None and self.auth_middleware.link is not None
+                else ["token"],
+                "now": _now().iso(),
+                "seq": seen[0].seq if seen else 0,
+                "proposals": [summary(proposal, principal) for proposal in found],
+            }
+
+        return await enveloped("inbox list", work())
+
+    async def _get(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            proposal = await self._seen(request)
+            return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
+
+        return await enveloped("inbox show", work())
+
+    async def _seen(self, request: Request) -> Proposal:
+        """What is not to be seen is not there."""
+        id = request.path_params["id"]
+        proposal = await self._inbox().get(id)
+        if proposal is None or not principal_of(request).may_see(proposal):
+            raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id[:100]!r}")
+        return proposal
+
+    async def _result(self, request: Request) -> Response:
+        """For whoever asked: the one shape, after at most the wait."""
+        try:
+            wait_ms = self._wait_ms(request.query_params.get("wait_ms", "0"))
+        except Failure as failure:
+            return refusal("inbox check", failure)
+
+        async def work() -> dict[str, Any]:
+            proposal = await self._seen(request)
+            return told_of(await self._decided(proposal, wait_ms))
+
+        return await enveloped("inbox check", work(), wait_ms=wait_ms)
+
+    async def _decided(self, proposal: Proposal, wait_ms: int) -> Proposal:
+        """The proposal once it is decided, or as it was where the wait, or the server, ends before that."""
+        if not proposal.is_open:
+            return proposal
+        waiting = asyncio.ensure_future(self._inbox().wait(proposal.id, wait_ms))
+        self._waits.add(waiting)
+        try:
+            await asyncio.wait((waiting,))  # bounded by the wait
+        finally:
+            self._waits.discard(waiting)
+            waiting.cancel()
+        return proposal if waiting.cancelled() else waiting.result()
+
+    def _wait_ms(self, said: object) -> int:
+        return min(self._budget_ms, number_of(said, "wait_ms", 0, 2**53))
+
+    # --- asking and deciding --------------------------------------------------------------------------------
+
+    async def _propose(self, request: Request) -> Response:
+        principal = principal_of(request)
+        try:
+            said = await _body(request)
+            wait_ms = self._wait_ms(said.pop("wait_ms", 0))
+            key = said.pop("idempotency_key", None)
+            if not isinstance(key, str | None):
+                raise mistake("idempotency_key", "must be text")
+        except Failure as failure:
+            return refusal("inbox propose", failure)
+
+        async def work() -> dict[str, Any]:
+            proposal = await self._inbox().propose(ask_of(said), principal, key=key)
+            return told_of(await self._decided(proposal, wait_ms))
+
+        return await enveloped("inbox propose", work(), mutates=True, idempotent=True, wait_ms=wait_ms)
+
+    async def _decide(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            principal.must_be_operator()
+            said = await _body(request)
+            action_hash, confirmation = said.pop("action_hash", None), said.pop("confirmation", None)
+            if not isinstance(action_hash, str):
+                raise mistake("action_hash", "required: that of the proposal you looked at")
+            if not isinstance(confirmation, str | None):
+                raise mistake("confirmation", "must be text")
+            proposal = await self._inbox().decide(
+                request.path_params["id"],
+                decision_of(said),
+                replace(principal, via="HTTP"),
+                action_hash=action_hash,
+                confirmation=confirmation,
+            )
+            return {"proposal": whole(proposal, principal)}
+
+        return await enveloped("inbox decide", work(), mutates=True)
+
+    async def _check(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            principal.must_be_operator()
+            said = await _body(request)
+            said.pop("action_hash", None)
+            said.pop("confirmation", None)
+            decision: Decision = decision_of(said)
+            proposal = await self._seen(request)
+            errors = problems_with_decision(proposal, decision)
+            is_deep = any(error["field"] == "arguments" for error in errors)  # or otherwise nothing to be shown
+            return {
+                "errors": errors,
+                "modified": None if is_deep else modified_text(proposal.ask, decision),
+                "form": [] if is_deep else form(proposal.ask, decision.arguments or {}),
+            }
+
+        return await enveloped("inbox check decision", work())
+
+    async def _extend(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            principal.must_be_operator()
+            by_ms = number_of((await _body(request)).get("by_ms"), "by_ms", 1, 2**53)
+            proposal = await self._inbox().extend(request.path_params["id"], by_ms, principal)
+            return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
+
+        return await enveloped("inbox extend", work(), mutates=True)
+
+    async def _withdraw(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            await _body(request)
+            proposal = await self._seen(request)
+            return told_of(await self._inbox().withdraw(proposal.id, principal))
+
+        return await enveloped("inbox withdraw", work(), mutates=True)
+
+
+def _principal(principal: Principal) -> dict[str, str]:
+    return {"name": principal.name, "role": principal.role.value}
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object in it, in time. A page of another kind cannot send this type without being asked (CORS)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        content = await asyncio.wait_for(request.body(), BODY_WITHIN_S)
+    except TimeoutError:
+        raise Failure("ARG_ERROR", f"the body did not arrive within {BODY_WITHIN_S:g} s") from None
+    if not content:
+        return {}
+    if kind != "application/json":
+        raise mistake("content-type", "must be application/json")
+    return object_of(content)
+
+
+def _now() -> WallTime:
+    return WallTime.of_ns(wall_ns())

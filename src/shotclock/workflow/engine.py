@@ -1,0 +1,735 @@
+"""A workflow from its file to its one envelope: every step recorded, and resumed where it was cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets as tokens
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.deadlines import NS_PER_MS
+from ..core.durations import format_duration
+from ..core.effects import Ending
+from ..core.envelope import Envelope, Problem, stopped_by, warning
+from ..core.errors import Failure
+from ..core.proposal import Proposal, result_of
+from ..core.records import changed
+from ..core.trace import TraceContext
+from ..core.values import Read, as_plain, read_json
+from ..core.walltime import WallTime
+from ..inbox.access import Principal
+from ..inbox.inbox import Inbox
+from ..process import kernel
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.context import Scope
+from ..process.identity import is_alive, this_process
+from ..providers.command import CommandProvider
+from ..providers.function import FunctionProvider
+from ..providers.git import GitProvider
+from ..providers.http import HttpProvider
+from ..providers.human import Aside, HumanProvider
+from ..providers.mcp import McpProvider
+from ..providers.provider import ForeignProposal, Provider
+from ..providers.workflow import Inner, WorkflowProvider
+from ..runtime.call import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
+from ..runtime.handlers import raised
+from ..runtime.loop_call import current_scope
+from ..runtime.preloaded_zygote import Program
+from ..runtime.runtime import Runtime
+from ..store.failures import StoreBusy
+from ..store.retention import prune_by_the_way
+from ..store.runs import NewRun, Run, RunTaken, StepRecord
+from ..store.store import Store
+from .loader import load_file
+from .nested_file import identity, inner_workflow
+from .parallel_slots import ParallelSlots
+from .person_wait import PersonWait
+from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
+from .scheduler import Deadlines, OnChange, Scheduler
+from .schema import AnyStep, WorkflowFile
+from .secrets import (
+    Redaction,
+    is_same,
+    literal_secrets,
+    looks_secret,
+    unset_message,
+    unset_names,
+    visible,
+    without_secrets,
+)
+from .state import Reason, Status, StepState, effects_of, lists_of
+from .step_approval import key_of
+from .step_executor import StepFailed, Steps
+from .step_spans import tell_of_skipped, traced
+from .template_references import env_texts
+
+# Beside a workflow that was written down without its secrets.
+HIDES = "x-secrets-hidden"
+# Of a value that is refused.
+SHOWN_LIMIT = 200
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    workflow: WorkflowFile
+    file: str
+    folder: Path
+    run_id: str = field(default_factory=lambda: tokens.token_hex(8))
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    """The caller's own limit, where it is shorter than the file's."""
+
+    @property
+    def name(self) -> str:
+        return self.workflow.name or Path(self.file).stem
+
+
+def providers(inbox: Callable[[], Inbox], aside: Aside = contextlib.nullcontext) -> dict[str, Provider]:
+    """What runs the steps of a run and of all that are inside it. `workflow` is each run's own, see _Around."""
+    return {
+        "command": CommandProvider(),
+        "tool": CommandProvider("tool"),
+        "function": FunctionProvider(inbox),
+        "http_client": HttpProvider(),
+        "git-checkout": GitProvider(),
+        "human-input": HumanProvider(inbox, aside=aside),
+        "mcp": McpProvider(inbox),
+    }
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run gives to those inside it."""
+
+    run_id: str
+    files: tuple[str, ...]
+    """Those that run each other, down to this one."""
+    runtime: Runtime
+    providers: Mapping[str, Provider]
+    store: Store
+    environment: Mapping[str, str]
+    on_change: OnChange | None
+    inbox: Callable[[], Inbox]
+    attention: PersonWait
+    places: ParallelSlots
+    begun: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    async def run(self, inner: Inner) -> Envelope:
+        """A run of its own, PARENT.STEP, with a number where a step begins more than one: that of its item, and behind
+        those of all items where it is begun again. By the item, so that a run that goes on finds each one's own. One
+        that a process which died has left behind is taken up. Raises Failure if the file cannot be run."""
+        unattended = not os.isatty(0)
+        workflow = await asyncio.to_thread(inner_workflow, inner.file, self.files, unattended=unattended)
+        environment = {**self.environment, **inner.env}
+        while True:
+            index, count = inner.item
+            before = self.begun.get((inner.step_id, index), 0)
+            self.begun[inner.step_id, index] = before + 1
+            number = before * count + index + 1
+            run_id = f"{self.run_id}.{inner.step_id}" + (f".{number}" if number > 1 else "")
+            request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
+            known = await asyncio.to_thread(self.store.runs.get, run_id)
+            told = self._told(run_id.removeprefix(f"{self.run_id}."))
+            company = _RunPeople(inner.stop, told, environment, contextlib.nullcontext, self, None)
+            try:
+                if known is None:
+                    return await _started(request, self.store, company)
+                if known.ended_at is None and known.file == request.file and not is_alive(known.holder):
+                    return await _resumed(run_id, self.store, company)
+            except Failure as failure:
+                if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
+                    raise
+
+    def _told(self, name: str) -> OnChange | None:
+        """Who watches this run is told of those inside it, by names that begin with the step's."""
+        on_change = self.on_change
+        return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
+
+
+@dataclass(frozen=True)
+class _RunPeople:
+    """Who is there while it runs: who may stop it, who is told, who draws, and the run around it."""
+
+    stop: asyncio.Future[str] | None
+    on_change: OnChange | None
+    environment: Mapping[str, str] | None
+    aside: Aside
+    around: RunContext | None
+    budget_ms: int | None
+
+
+async def start(
+    request: RunRequest,
+    store: Store,
+    *,
+    stop: asyncio.Future[str] | None = None,
+    on_change: OnChange | None = None,
+    environment: Mapping[str, str] | None = None,
+    aside: Aside = contextlib.nullcontext,
+    budget_ms: int | None = None,
+) -> Envelope:
+    """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun.
+
+    `aside` is entered while a person is asked something at the terminal, for whoever draws on it. `budget_ms` is how
+    long the caller waits once there is nothing left to do without a person; None is for as long as it takes.
+    """
+    return await _started(request, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
+
+
+async def _started(request: RunRequest, store: Store, company: _RunPeople) -> Envelope:
+    limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
+    admission = _admit(request, min(limits) if limits else 0)
+    inputs = checked_inputs(request.workflow, request.inputs)
+    environment = os.environ if company.environment is None else company.environment
+    _refuse_unset(request.workflow, environment)
+    # In the store its time is counted from where its clock was started, so that it has there what it has here.
+    began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - admission.started_ns))
+    new = NewRun(
+        request.run_id,
+        request.name,
+        request.file,
+        _kept(request.workflow, environment),
+        inputs,
+        admission.trace_id,
+        None if admission.bound.bell is None else began_at + admission.bound.limit_ms,
+    )
+    try:
+        await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
+    except RunTaken:
+        raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
+    return await _carry_out(request, inputs, admission, store, {}, company, _Begun(began_at, admission.started_ns))
+
+
+async def resume(
+    run_id: str,
+    store: Store,
+    *,
+    stop: asyncio.Future[str] | None = None,
+    on_change: OnChange | None = None,
+    environment: Mapping[str, str] | None = None,
+    aside: Aside = contextlib.nullcontext,
+    budget_ms: int | None = None,
+) -> Envelope:
+    """Go on with a run that is parked or whose process died, with the deadline it had. One that has ended answers as it
+    did."""
+    return await _resumed(run_id, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
+
+
+async def _resumed(run_id: str, store: Store, company: _RunPeople) -> Envelope:
+    run = await asyncio.to_thread(_taken_up, run_id, store)
+    if run.envelope is not None:
+        return _told(run)
+    workflow, states = await asyncio.to_thread(recorded, run, store)
+    workflow = await asyncio.to_thread(_with_secrets, run, workflow)
+    _refuse_unset(workflow, os.environ if company.environment is None else company.environment)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
+    admission = _admit(request, left_ms, TraceContext(run.trace_id))
+    known = await asyncio.to_thread(lambda: _cut_off(workflow, states, store, run))
+    return await _carry_out(request, run.inputs, admission, store, known, company, _Begun.by(run))
+
+
+def _taken_up(run_id: str, store: Store) -> Run:
+    try:
+        run = store.runs.take_up(run_id, this_process(), is_alive)
+    except RunTaken as taken:
+        message = f"run {run_id!r} is under way in process {taken.run.holder.pid}"
+        raise Failure("RUN_TAKEN", message) from None
+    if run is None:
+        raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
+    return run
+
+
+def _told(run: Run) -> Envelope:
+    """How it ended, as it was answered then."""
+    told = run.envelope
+    assert told is not None
+    return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """When a run began, perhaps in another process."""
+
+    at: WallTime
+    at_ns: int
+    budget_ms: int | None = None
+    """How long it had, where this process only goes on with it."""
+
+    @classmethod
+    def by(cls, run: Run) -> _Begun:
+        budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
+        return cls(run.created_at, monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS, budget_ms)
+
+
+def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
+    """A run as it was written down. Raises Failure if another version did, in a way that is not known here."""
+    try:
+        states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
+        written = {key: value for key, value in run.workflow.items() if key != HIDES}
+        return WorkflowFile.model_validate(written), states
+    except (ValueError, KeyError, TypeError):
+        message = f"run {run.id!r} was written down by another version of shotclock, which cannot be gone on with here"
+        raise Failure("STORE_UNUSABLE", message, suggestion="go on with it by the version that began it") from None
+
+
+def _kept(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The workflow as it is written down: without secrets, and saying so where there were some."""
+    written = workflow.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    redaction = Redaction({**environment, **literal_secrets(written)})
+    kept = without_secrets(written, redaction)
+    return kept if kept == written else {**kept, HIDES: True}
+
+
+def _with_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
+    """What was hidden, read again from the file. Raises Failure if that is gone, or says something else by now."""
+    if HIDES not in run.workflow:
+        return kept
+    why = f"run {run.id!r} was written down without the secrets that stand in {run.file}"
+    try:
+        loaded = load_file(Path(run.file))
+    except OSError as error:
+        message = f"{why}, which cannot be read: {error.strerror}"
+        raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then go on with the run") from None
+    written = None if loaded.workflow is None else loaded.workflow.model_dump(
+        mode="json", by_alias=True, exclude_unset=True
+    )  # fmt: skip
+    expected = {key: value for key, value in run.workflow.items() if key != HIDES}
+    if loaded.workflow is None or not is_same(expected, written):
+        hint = "put the file back as it was, or begin a new run"
+        raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
+    return loaded.workflow
+
+
+def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
+    """Raises Failure that names every variable which `env` needs and nobody has set."""
+    errors = [
+        {"field": ".".join(path), "message": unset_message(name)}
+        for path, text in env_texts(workflow)
+        for name in unset_names(text, environment)
+    ]
+    if errors:
+        message = "; ".join(dict.fromkeys(error["message"] for error in errors))
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
+
+
+def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run) -> dict[str, StepState]:
+    """What is known of each step. One that was in the middle is done again only where that does no harm."""
+    known = {}
+    for step_id, state in states.items():
+        if state.status is Status.RUNNING:
+            step = workflow.steps[step_id]
+            # A question is asked again under its key; a run inside this one knows by itself how far it was.
+            harmless = (
+                step.idempotent or retry_of(workflow, step) is not None or step.type in ("human-input", "workflow")
+            )
+            if harmless or (not step.for_each and _only_waited(store, run, step, state)):
+                state = state.put_off()
+                if not harmless or step.type not in ("human-input", "workflow"):
+                    state.proposal_id = None
+            else:
+                state.status = Status.INTERRUPTED
+                message = "its process died while it ran, and nothing says that it may run twice"
+                state.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
+        elif state.status is Status.SKIPPED:
+            state = state.fresh()
+        known[step_id] = state
+    return known
+
+
+def _only_waited(store: Store, run: Run, step: AnyStep, state: StepState) -> bool:
+    """Whether it is certain that a step waited for its approval, or its command's, and had not begun."""
+    asker, key = Principal.local().name, key_of(run.id, state)
+    if step.approval and not store.proposals.was_used(asker, key):
+        return True
+    return step.type == "function" and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
+
+
+def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Admission:
+    """Inside the run that it is a step of, or else inside the time that came with the environment."""
+    scope = current_scope.get()
+    return admit(
+        f"run {request.name}",
+        Clocks(timeout_ms=timeout_ms),
+        parent=inherited_deadline(os.environ, monotonic_ns()).deadline if scope is None else scope.deadline,
+        parent_owner="caller" if scope is None else scope.name,
+        caller=trace or (inherited_trace() if scope is None else scope.span.trace),
+    )
+
+
+async def _carry_out(
+    request: RunRequest,
+    inputs: Mapping[str, Any],
+    admission: Admission,
+    store: Store,
+    known: Mapping[str, StepState],
+    company: _RunPeople,
+    begun: _Begun,
+) -> Envelope:
+    around = company.around
+    # Every step is below us, and could read there what it does not get.
+    kernel.hide_variables(looks_secret)
+    everything = dict(os.environ if company.environment is None else company.environment)
+    redaction = Redaction(everything)
+    base_env = visible(everything)
+    files = (*(() if around is None else around.files), identity(request.file))
+    scope = {"inputs": dict(inputs), "env": base_env, "run": {"id": request.run_id, "name": request.name}}
+
+    async def record(states: Iterable[StepState]) -> None:
+        records = [StepRecord(state.id, state.status.value, state.recorded()) for state in states]
+        try:
+            # A tenth of a millisecond; handing it to a thread would take twice that.
+            store.runs.record(request.run_id, records, _now(), may_wait=False)
+        except StoreBusy:
+            await asyncio.to_thread(store.runs.record, request.run_id, records, _now())
+
+    token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission))
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if around is None:
+                runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
+                opened = _Opened(store)
+                stack.push_async_callback(opened.close)
+                inbox: Callable[[], Inbox] = opened
+                attention = PersonWait(company.budget_ms)
+                kinds = providers(inbox, company.aside)
+                for provider in kinds.values():
+                    stack.push_async_callback(provider.close)
+            else:
+                runtime, kinds = around.runtime, dict(around.providers)
+                inbox, attention = around.inbox, around.attention
+            places = ParallelSlots(request.workflow.max_parallelism, None if around is None else around.places)
+            inside = RunContext(
+                request.run_id, files, runtime, kinds, store, everything, company.on_change, inbox, attention, places
+            )
+            kinds["workflow"] = WorkflowProvider(inside.run)
+            had_ms = begun.budget_ms or admission.bound.limit_ms
+            kept_ms = kept_for_clean_up_ms(request.workflow, had_ms)
+            deadlines = Deadlines(admission.bound.bell, kept_ms, clean_up_steps(request.workflow))
+            steps = Steps(
+                request.workflow,
+                runtime,
+                kinds,
+                environment=everything,
+                base_env=base_env,
+                redaction=redaction,
+                folder=request.folder,
+                deadlines=deadlines,
+                run_id=request.run_id,
+                run_began_at=begun.at,
+                attention=attention,
+                inbox=inbox,
+                places=places,
+            )
+            running = Scheduler(
+                request.workflow,
+                execute=traced(steps.execute, deadlines.of),
+                record=record,
+                scope=scope,
+                on_change=company.on_change,
+                on_skip=tell_of_skipped,
+                known=known,
+                began_ns=begun.at_ns,
+                places=places,
+                deadlines=deadlines,
+            )
+            ended_by: str | Exception | None
+            outputs: dict[str, Any] = {}
+            try:
+                ended_by = await _until_done(running, company.stop, attention, is_outermost=around is None)
+                if ended_by is None and not running.is_parked:
+                    outputs = await _outputs(request.workflow, steps, running)
+            except Exception as error:  # the store could not be used any more, or a bug
+                ended_by = error
+            if around is None and not running.is_parked and attention.left:
+                await _take_back(attention.left, inbox())
+    finally:
+        current_scope.reset(token)
+    if running.is_parked:
+        envelope = answer(admission, _parked(request, running, attention, redaction))
+        try:
+            await asyncio.to_thread(store.runs.park, request.run_id, this_process(), _now())
+        except Failure as failure:
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        return envelope
+    outcome = _outcome(request, admission, running, outputs, ended_by, begun)
+    outcome.warnings = tuple(redaction.value(note) for note in running.notes)
+    outcome.side_effects = effects_of(running.states.values())
+    envelope = answer(admission, outcome)
+    try:
+        try:
+            await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+        except ValueError as error:  # all of it together is too long for one value
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
+            await asyncio.to_thread(store.runs.end, request.run_id, _without_outputs(envelope), _now())
+    except Failure as failure:
+        envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
+    if around is None:
+        await asyncio.to_thread(prune_by_the_way, store, os.environ, _now(), is_alive)
+    return envelope
+
+
+def _without_outputs(envelope: Envelope) -> dict[str, object]:
+    """The envelope as it is kept where it is too long: what each step said is kept with the step."""
+    data: Any = envelope.data
+    kept = {
+        name: {key: value for key, value in step.items() if key != "output"} for name, step in data["steps"].items()
+    }
+    return {**envelope.to_dict(), "data": {**data, "steps": kept, "outputs": {}}}
+
+
+class _Opened:
+    """The inbox, once somebody is to be asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._inbox: Inbox | None = None
+
+    def __call__(self) -> Inbox:
+        if self._inbox is None:
+            self._inbox = Inbox(self._store)
+        return self._inbox
+
+    async def close(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.close()
+
+
+async def _until_done(
+    running: Scheduler, stop: asyncio.Future[str] | None, attention: PersonWait, *, is_outermost: bool
+) -> str | None:
+    """The name of the signal that ended it early, if one did. The outermost run parks itself and those inside it."""
+    working = asyncio.ensure_future(running.run())
+    try:
+        waits: list[asyncio.Future[Any]] = [working]
+        waits += [attention.parked] if is_outermost else []
+        waits += [] if stop is None else [stop]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the clocks of the steps
+        if working.done():
+            working.result()
+            return None
+    finally:
+        if not working.done():
+            if attention.parked.done():
+                running.park()
+            else:
+                running.stop()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+    return stop.result() if stop is not None and stop.done() and not running.is_parked else None
+
+
+async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
+    """Nobody waits for these answers any more, so nobody should be asked for them."""
+    for proposal in asked:
+        try:
+            await inbox.withdraw(proposal.id, Principal.local())
+        except Failure as failure:
+            if failure.code.startswith("STORE_"):
+                return  # what could not be written now could not be for the next one; the others were decided
+
+
+def _shown(asked: Proposal | ForeignProposal) -> dict[str, Any]:
+    return dict(asked.shown) if isinstance(asked, ForeignProposal) else result_of(asked)
+
+
+def _parked(request: RunRequest, running: Scheduler, attention: PersonWait, redaction: Redaction) -> Outcome:
+    """Not over: it lies in the store, and its questions in the inbox."""
+    states, budget_ms = running.states, attention.budget_ms or 0
+    asked = list(attention.asked.values())
+    ids = ", ".join(proposal.id for proposal in asked)
+    data: dict[str, object] = {
+        "run_id": request.run_id,
+        "name": request.name,
+        **_lists(states),
+        "waiting": redaction.value([_shown(proposal) for proposal in asked]),
+        "status": "parked",
+        "state": "paused",
+        "job_id": request.run_id,
+        "progress": _progress(states),
+        "continue_command": f"shotclock run --resume {request.run_id}",
+        "cancel_command": f"shotclock job cancel {request.run_id}",
+    }
+    message = f"run {request.run_id} waits for a person ({ids}); it goes on with data.continue_command"
+    fired = Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
+    effects = effects_of(states.values())
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data, side_effects=effects)
+
+
+def _progress(states: Mapping[str, StepState]) -> dict[str, object]:
+    done = sum(state.status.is_final for state in states.values())
+    return {"done": done, "total": len(states), "unit": "steps"}
+
+
+async def cancel(run_id: str, store: Store) -> Envelope:
+    """End a run that no process has, for good: its questions are withdrawn, and going on with it answers CANCELLED.
+
+    Raises Failure if there is none, or a process has it (RUN_TAKEN). One that has ended stays as it is.
+    """
+    return await asyncio.to_thread(_cancelled, run_id, store)
+
+
+def _cancelled(run_id: str, store: Store) -> Envelope:
+    run = _taken_up(run_id, store)
+    if run.envelope is not None:
+        return _told(run)
+    workflow, states = recorded(run, store)
+    known = _cut_off(workflow, states, store, run)
+    for step_id, step in workflow.steps.items():
+        if step.type == "workflow":
+            for inner in store.runs.inside(run_id, step_id):
+                _cancelled(inner, store)
+        state = known.setdefault(step_id, StepState(step_id, step.type))
+        if not state.status.is_final:
+            state.status, state.reason = Status.SKIPPED, Reason.RUN_ENDED
+    asker = Principal.local().name
+    for proposal_id in store.proposals.open_of_run(asker, run_id):
+        with contextlib.suppress(Failure):  # decided or expired just now
+            store.proposals.withdraw(proposal_id, asker, _now())
+    records = [StepRecord(state.id, state.status.value, state.recorded()) for state in known.values()]
+    store.runs.record(run_id, records, _now())
+    admission = admit(f"run {run.name}", Clocks(timeout_ms=0), caller=TraceContext(run.trace_id))
+    data = {"run_id": run_id, "name": run.name, **_lists(known), "partial": True}
+    problem = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
+    outcome = Outcome(Ending.CANCELLED, problem, data, side_effects=effects_of(known.values()))
+    store.runs.end(run_id, answer(admission, outcome).to_dict(), _now())
+    ended = store.runs.get(run_id)
+    assert ended is not None
+    return _told(ended)
+
+
+def _lists(states: Mapping[str, StepState]) -> dict[str, object]:
+    return {"steps": {name: state.shown() for name, state in states.items()}, **lists_of(states)}
+
+
+async def _outputs(workflow: WorkflowFile, steps: Steps, running: Scheduler) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, template in workflow.outputs.items():
+        try:
+            made[name] = await steps.rendered(template, running.scope_for(name))
+        except StepFailed as failed:
+            made[name] = None
+            running.notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
+    return made
+
+
+def _outcome(
+    request: RunRequest,
+    admission: Admission,
+    running: Scheduler,
+    outputs: dict[str, Any],
+    ended_by: str | Exception | None,
+    begun: _Begun,
+) -> Outcome:
+    """`ended_by` is the signal or the error that ended it before its steps did."""
+    states = running.states
+    bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
+    data: dict[str, object] = {
+        "run_id": request.run_id,
+        "name": request.name,
+        **_lists(states),
+    }
+    if outputs:
+        data["outputs"] = outputs
+    if isinstance(ended_by, str):
+        return Outcome(Ending.KILLED, stopped_by(ended_by), {**data, "partial": True})
+    if ended_by is not None:
+        return Outcome(Ending.KILLED, raised(ended_by).problem, {**data, "partial": True})
+    if not bad:
+        return Outcome(Ending.FINISHED, data=data)
+    if any(states[name].is_cut_short for name in bad):
+        fired = _run_fired(admission, begun)
+        whose = "" if fired.owner == admission.name else f" that {_named(fired.owner)} left it"
+        message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
+        return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
+    names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
+
+
+def _run_fired(admission: Admission, begun: _Begun) -> Fired:
+    """The clock of the run, with the limit that was set: what a parent kept back of it is nobody's limit."""
+    if begun.budget_ms is not None:
+        elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS
+        return Fired(ClockKind.TIMEOUT, admission.name, begun.budget_ms, elapsed_ms, admission.bound.source)
+    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    source = fired.source
+    if source is None or source is admission.bound.bell:
+        return fired
+    scope = current_scope.get()
+    set_ms = scope.limit_ms if scope is not None and scope.deadline is source else 0
+    return changed(fired, limit_ms=set_ms or source.remaining_ms(admission.started_ns))
+
+
+def _named(owner: str) -> str:
+    return "its caller" if owner == "caller" else owner
+
+
+def checked_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """With defaults, as their types want them. Raises Failure that lists everything wrong."""
+    errors = [
+        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_listed(workflow)}"}
+        for name in given
+        if name not in workflow.inputs
+    ]
+    checked = {}
+    for name, declared in workflow.inputs.items():
+        if name not in given:
+            if declared.required and declared.default is None:
+                errors.append({"field": f"inputs.{name}", "message": "is required"})
+            checked[name] = declared.default
+            continue
+        try:
+            checked[name] = _as_declared(given[name], declared.type)
+        except ValueError as error:
+            errors.append({"field": f"inputs.{name}", "message": str(error)})
+    if errors:
+        message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
+    return checked
+
+
+def _as_declared(value: Any, kind: str) -> Any:
+    """Text that was given for something else is read as JSON. Raise ValueError with what is wrong."""
+    read = Read(value)
+    if kind not in ("string", "any") and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            read = read_json(value)
+    if not read.kept:
+        read = as_plain(read.value)
+    if read.kept:
+        raise ValueError(f"{_cut(read.kept[0])} is no number that can be held exactly; give it as text")
+    if not _fits(read.value, kind):
+        raise ValueError(f"{_cut(repr(read.value))} is no {kind}")
+    return read.value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
+
+
+def _listed(workflow: WorkflowFile) -> str:
+    return f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "any": (object,),
+}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
+
+
+def _now() -> WallTime:
+    return WallTime.of_ns(wall_ns())

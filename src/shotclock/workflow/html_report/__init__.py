@@ -1,0 +1,273 @@
+"""A report as one page that needs nothing else: no server, no network, no script to be read.
+
+Everything is in the markup, escaped, and scripts only add filters, search and keys. Steps, messages and outputs are
+other people's text, so the page also forbids itself every script and style but its own two.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from ...core.durations import format_duration
+from ...core.graph import needs
+from ...core.texts import visible
+from ..report import (
+    MARKS,
+    WORDS,
+    Report,
+    ReportedStep,
+    as_read,
+    brief,
+    clock_in_words,
+    owner_in_words,
+    shortened,
+    stderr_of,
+)
+from ..state import Status
+
+# What the outputs of all steps together may take of the page, in characters, and the least that each is given.
+OUTPUTS_SHOWN = 4_000_000
+LEAST_OUTPUT = 500
+# Names in one list. A step that a thousand others wait for is not explained by a thousand links.
+NAMES_SHOWN = 40
+# Of each output of the run, in characters; the steps that made them show more.
+OUTPUT_OF_RUN = 1_000
+# An output that is no longer than this is open as soon as its step is.
+OPEN_OUTPUT = 2_000
+# From here on rows are one line each.
+COMPACT_FROM = 60
+# A deadline further off than this many times the run's duration would squeeze everything else to the left.
+DEADLINE_IN_SIGHT = 1.7
+TICKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Where a step is on the timeline, in per cent of it."""
+
+    x: str
+    width: str
+    budget: str
+    rang: str | None
+    """Where its clock rang, and how wide the rest is: the grace it took to stop it."""
+    grace: str
+    label: str
+    label_x: str
+    anchor: str
+    """start and end as in SVG; on is at the end of the bar, inside of it."""
+    spoken: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    number: int
+    step: ReportedStep
+    mark: str
+    bar: Bar | None
+    used_percent: int | None
+    took: str
+    budget: str
+    after: tuple[tuple[tuple[str, int | None], ...], ...]
+    behind: tuple[tuple[str, int], ...]
+    more_behind: int
+    neighbours: str
+    """Numbers of the rows it depends on, for the script."""
+    cause: int | None
+    clock: str
+    output: str
+    stderr: str
+    is_critical: bool
+
+
+def to_html(report: Report) -> str:
+    end_ms = _end_of_timeline(report)
+    numbers = {step.id: number for number, step in enumerate(report.steps)}
+    behind: dict[str, list[str]] = {}
+    for step in report.steps:
+        for name in needs(step.depends_on):
+            behind.setdefault(name, []).append(step.id)
+    output_limit = max(LEAST_OUTPUT, min(20_000, OUTPUTS_SHOWN // max(1, len(report.steps))))
+    critical = set(report.critical_path)
+    rows = [_row(step, numbers, behind, end_ms, output_limit, step.id in critical) for step in report.steps]
+    style, script = _asset("page.css"), _asset("page.js")
+    used = None if not report.budget_ms else min(100, round(100 * report.duration_ms / report.budget_ms))
+    is_near = report.budget_ms is not None and report.budget_ms <= end_ms
+    path = list(report.critical_path)
+    durations = {step.id: step.duration_ms or 0 for step in report.steps}
+    return _template().render(
+        report=report,
+        rows=rows,
+        mark=MARKS[report.status],
+        word=WORDS[report.status],
+        counts=[(status.value, WORDS[status], MARKS[status], count) for status, count in report.counts.items()],
+        took=brief(report.duration_ms),
+        budget="" if report.budget_ms is None else brief(report.budget_ms),
+        used=used,
+        ticks=_ticks(end_ms, report.budget_ms if is_near else None),
+        deadline=_percent(report.budget_ms or 0, end_ms) if is_near else None,
+        path=[(name, numbers[name], brief(durations[name])) for name in _ends_of(path)],
+        path_left_out=max(0, len(path) - 2 * PATH_END),
+        compact=len(rows) >= COMPACT_FROM,
+        outputs=_outputs(report),
+        open_output=OPEN_OUTPUT,
+        words=WORDS,
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _outputs(report: Report) -> list[tuple[str, str]]:
+    if not isinstance(report.outputs, dict):
+        return []
+    values = {name: value for name, value in report.outputs.items() if value is not None}
+    return [(name, shortened(as_read(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
+
+
+# Names at either end of the longest way that are spelt out.
+PATH_END = 6
+
+
+def _ends_of(path: list[str]) -> list[str]:
+    return path if len(path) <= 2 * PATH_END else path[:PATH_END] + path[-PATH_END:]
+
+
+def _row(
+    step: ReportedStep,
+    numbers: dict[str, int],
+    behind: dict[str, list[str]],
+    end_ms: int,
+    output_limit: int,
+    is_critical: bool,
+) -> Row:
+    followers = behind.get(step.id, [])
+    neighbours = sorted(numbers[name] for name in needs(step.depends_on) if name in numbers)
+    used = None
+    if step.duration_ms is not None and step.started_ms is not None and step.budget_ms:
+        used = min(100, round(100 * step.duration_ms / step.budget_ms))
+    return Row(
+        number=numbers[step.id],
+        step=step,
+        mark=MARKS[step.status],
+        bar=_bar(step, end_ms),
+        used_percent=used,
+        took="" if step.duration_ms is None else brief(step.duration_ms),
+        budget="" if step.budget_ms is None else brief(step.budget_ms),
+        after=tuple(tuple((name, numbers.get(name)) for name in group) for group in step.depends_on[:NAMES_SHOWN]),
+        behind=tuple((name, numbers[name]) for name in followers[:NAMES_SHOWN]),
+        more_behind=max(0, len(followers) - NAMES_SHOWN),
+        neighbours=" ".join(map(str, neighbours[:NAMES_SHOWN])),
+        cause=numbers.get(step.cause or ""),
+        clock="" if step.clock is None else clock_in_words(step),
+        output=step.output_text(output_limit),
+        stderr=stderr_of(step.error),
+        is_critical=is_critical,
+    )
+
+
+def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
+    if step.at_ms is None:
+        return None
+    start = 100 * step.at_ms / end_ms
+    width = 100 * (step.duration_ms or 0) / end_ms if step.started_ms is not None else 0.0
+    width = max(0.0, min(width, 100 - start))
+    budget = 0.0
+    if step.started_ms is not None and step.budget_ms is not None:
+        budget = max(0.0, min(100 * step.budget_ms / end_ms, 100 - start))
+    rang, grace = None, 0.0
+    if step.clock is not None and step.attempts == 1 and step.started_ms is not None and step.duration_ms is not None:
+        over_ms = max(0, step.duration_ms - step.clock.elapsed_ms)
+        grace = min(width, 100 * over_ms / end_ms)
+        rang = f"{start + width - grace:.3f}%"
+    label = _label(step)
+    # Behind the bar while there is room, else before it; where the bar takes all the room, on it, up to its mark.
+    label_at, anchor = start + width, "start"
+    if start + width > 72:
+        label_at, anchor = (start, "end") if start > 30 else (start + width - grace, "on")
+    return Bar(
+        f"{start:.3f}%",
+        f"{width:.3f}%",
+        f"{budget:.3f}%",
+        rang,
+        f"{grace:.3f}%",
+        label,
+        f"{label_at:.3f}%",
+        anchor,
+        _spoken(step),
+    )
+
+
+def _label(step: ReportedStep) -> str:
+    """A few words on the bar itself: tries, and whose clock ended it."""
+    said = []
+    if step.attempts > 1 and not step.is_per_item:
+        said.append(f"↻ {step.attempts} tries")
+    if step.clock is not None:
+        verb = {"killed": "killed by", "cancelled": "cancelled by", "abandoned": "given up by"}
+        said.append(f"◷ {verb.get(step.ending or '', 'stopped by')} {owner_in_words(step)[:50]}")
+    elif step.status is Status.FAILED and step.error is not None:
+        said.append(f"✗ {step.error.get('code', 'failed')}")
+    elif step.status is Status.SKIPPED and step.started_ms is None:
+        said.append("skipped")
+    return "  ".join(said)
+
+
+def _spoken(step: ReportedStep) -> str:
+    if step.started_ms is None:
+        return WORDS[step.status]
+    until = "" if step.ended_ms is None else f" to +{format_duration(step.ended_ms)}"
+    of = "" if step.budget_ms is None else f", budget {format_duration(step.budget_ms)}"
+    return f"+{format_duration(step.started_ms)}{until}{of}"
+
+
+# --- the timeline -----------------------------------------------------------------------------------------
+
+
+def _end_of_timeline(report: Report) -> int:
+    last = max((step.ended_ms or 0 for step in report.steps), default=0)
+    end = max(report.duration_ms, last, 1)
+    if report.budget_ms is not None and end <= report.budget_ms <= end * DEADLINE_IN_SIGHT:
+        end = report.budget_ms
+    return max(1, round(end * 1.02))
+
+
+def _ticks(end_ms: int, deadline_ms: int | None) -> list[tuple[str, str]]:
+    """None where the word "deadline" would stand on top of it."""
+    steps = [base * 10**power for power in range(0, 4) for base in (1, 2, 5)]
+    steps += [unit * count for unit in (60_000, 3_600_000) for count in (0.25, 0.5, 1, 2, 5, 10, 15, 30)]
+    steps += [86_400_000 * 2**power for power in range(0, 14)]
+    size = int(next((step for step in sorted(steps) if end_ms / step <= TICKS), end_ms))
+    taken = range(0) if deadline_ms is None else range(round(deadline_ms - end_ms * 0.2), deadline_ms + 1)
+    marks = [at for at in range(0, end_ms, max(1, size)) if at not in taken and at < end_ms * 0.96]
+    return [(_percent(at, end_ms), format_duration(at) if at else "0") for at in marks]
+
+
+def _percent(ms: int, end_ms: int) -> str:
+    return f"{100 * ms / end_ms:.3f}%"
+
+
+# --- the page's own parts ---------------------------------------------------------------------------------
+
+
+@lru_cache
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["seen"] = lambda text: visible(str(text).replace("\r\n", "\n"))
+    environment.filters["duration"] = lambda ms: format_duration(int(ms))
+    return environment.from_string(_asset("page.html.j2"))
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,303 @@
+"""YAML text as plain values, and the place of every key. Everything that is wrong with it at once.
+
+Built from ruamel's events, not from its trees: those turn dates into objects, drop tags, forget where merged keys
+stood, and stop at the first key that is there twice. Read as YAML 1.2 (core schema): `yes`, `no`, `on` and `off` are
+text, `010` is ten, a date is text. Merge keys (`<<`), which 1.2 left out, are read, because people use them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+# Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
+# the largest file there may be has half as many characters.
+NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
+# What people write is far flatter; every reader after us recurses.
+DEPTH_LIMIT = 100
+# Longer than any number a workflow needs, and short of where Python refuses to read it.
+DIGITS_LIMIT = 400
+# Of what the file says, in a message.
+SHOWN_LIMIT = 60
+
+_NULL = {"", "~", "null", "Null", "NULL"}
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+", re.ASCII)
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
+_FLOAT = re.compile(
+    r"[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)", re.ASCII
+)
+_YAML_TAG = "tag:yaml.org,2002:"
+_MERGE = "<<"
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """Where in the file something stands. Lines and columns count from 1, in characters."""
+
+    line: int = 1
+    column: int = 1
+
+
+TOP = SourcePosition()
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    rule: str
+    message: str
+    place: SourcePosition = TOP
+    suggestion: str | None = None
+
+
+@dataclass(slots=True)
+class Spot:
+    """Of a key or an item, and of what is inside it."""
+
+    place: SourcePosition = TOP
+    inside: dict[str | int, Spot] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tree:
+    value: Any
+    spots: Spot
+    flaws: tuple[Flaw, ...] = ()
+    is_whole: bool = True
+    """Whether it was read to the end; if not, `value` is None."""
+
+
+def read_tree(text: str) -> Tree:
+    reading = _Reading()
+    try:
+        value, spot = reading.document(text)
+        return Tree(value, spot, tuple(reading.flaws))
+    except _Unreadable as unreadable:
+        flaw = unreadable.flaw
+    except ReaderError as error:
+        what = f"is no YAML: the character #x{error.character:04x} may not stand in it"
+        flaw = Flaw("file/syntax", what, _place_at(text, error.position))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = TOP if mark is None else SourcePosition(mark.line + 1, mark.column + 1)
+        said = " ".join(str(part) for part in (error.context, error.problem) if part)
+        flaw = Flaw("file/syntax", f"is no YAML: {said.partition(chr(10))[0][:200]}", place)
+    except (YAMLError, ValueError, RecursionError) as error:
+        flaw = Flaw("file/syntax", f"is no YAML: {str(error).partition(chr(10))[0][:200]}")
+    return Tree(None, Spot(), (*reading.flaws, flaw), is_whole=False)
+
+
+def shown(text: object) -> str:
+    """Something the file says, quoted, never longer than a line and without anything a terminal would obey."""
+    whole = text if isinstance(text, str) else str(text)
+    return repr(whole) if len(whole) <= SHOWN_LIMIT else f"{whole[:SHOWN_LIMIT]!r}…"
+
+
+class _Unreadable(Exception):
+    def __init__(self, flaw: Flaw) -> None:
+        super().__init__(flaw.message)
+        self.flaw = flaw
+
+
+@dataclass(slots=True)
+class _Anchored:
+    value: Any
+    spot: Spot
+    size: int
+    length: int
+    """Of all texts in it together."""
+    text: str | None
+    """As it was written, if it can be a key."""
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.flaws: list[Flaw] = []
+        self._anchors: dict[str, _Anchored | None] = {}  # None while what it names is still being read
+        self._count = self._length = 0
+        self._events: Iterator[Any] = iter(())
+
+    def document(self, text: str) -> tuple[Any, Spot]:
+        self._events = YAML(typ="safe", pure=True).parse(text)
+        value, spot = None, Spot()
+        for event in self._events:
+            if isinstance(event, DocumentStartEvent):
+                value, spot = self._node(next(self._events), 0)
+                break
+        for event in self._events:
+            if isinstance(event, DocumentStartEvent):
+                raise _Unreadable(Flaw("file/documents", "holds more than one document", _place_of(event)))
+            if isinstance(event, StreamEndEvent):
+                break
+        return value, spot
+
+    def _node(self, event: Any, depth: int) -> tuple[Any, Spot]:
+        if isinstance(event, AliasEvent):
+            meant = self._meant(event)
+            self._grow(event, meant.size, meant.length)
+            return meant.value, Spot(_place_of(event), meant.spot.inside)
+        if depth > DEPTH_LIMIT:
+            raise _Unreadable(Flaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
+        count, length = self._count, self._length
+        self._grow(event, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
+        name, text = event.anchor, None
+        if name is not None:
+            self._anchors[name] = None
+        if isinstance(event, ScalarEvent):
+            value, spot, text = self._scalar(event), Spot(_place_of(event)), event.value
+        elif isinstance(event, SequenceStartEvent):
+            value, spot = self._sequence(event, depth)
+        else:
+            value, spot = self._mapping(event, depth)
+        if name is not None:
+            self._anchors[name] = _Anchored(value, spot, self._count - count, self._length - length, text)
+        return value, spot
+
+    def _meant(self, event: Any) -> _Anchored:
+        if event.anchor not in self._anchors:
+            what = f"the alias {shown('*' + event.anchor)} names nothing above it"
+            raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
+        meant = self._anchors[event.anchor]
+        if meant is None:
+            what = f"the alias {shown('*' + event.anchor)} stands inside what it names"
+            raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
+        return meant
+
+    def _grow(self, event: Any, size: int, length: int) -> None:
+        self._count += size
+        self._length += length
+        if self._count > NODE_LIMIT or self._length > TEXT_LIMIT:
+            most = f"{NODE_LIMIT} values" if self._count > NODE_LIMIT else f"{TEXT_LIMIT} characters"
+            raise _Unreadable(Flaw("file/size", f"unfolds into more than {most}", _place_of(event)))
+
+    def _sequence(self, event: Any, depth: int) -> tuple[list[Any], Spot]:
+        self._check_tag(event, "seq")
+        items: list[Any] = []
+        spot = Spot(_place_of(event))
+        for inner in self._events:
+            if isinstance(inner, SequenceEndEvent):
+                break
+            spot_of_item = Spot(_place_of(inner))
+            value, below = self._node(inner, depth + 1)
+            spot_of_item.inside = below.inside
+            spot.inside[len(items)] = spot_of_item
+            items.append(value)
+        return items, spot
+
+    def _mapping(self, event: Any, depth: int) -> tuple[dict[str, Any], Spot]:
+        self._check_tag(event, "map")
+        own: dict[str, Any] = {}
+        spot = Spot(_place_of(event))
+        merged: list[tuple[Any, Spot]] = []
+        for inner in self._events:
+            if isinstance(inner, MappingEndEvent):
+                break
+            place = _place_of(inner)
+            is_merge = isinstance(inner, ScalarEvent) and inner.value == _MERGE and inner.implicit[0]
+            key = self._key(inner, depth)
+            value, below = self._node(next(self._events), depth + 1)
+            if is_merge:
+                merged += self._to_merge(value, below, place)
+            elif key in own:
+                first = spot.inside[key].place
+                what = f"the key {shown(key)} is there twice, first in line {first.line}"
+                self.flaws.append(Flaw("file/duplicate-key", what, place, "remove or rename one of them"))
+            elif key is not None:
+                own[key], spot.inside[key] = value, Spot(place, below.inside)
+        for value, below in merged:
+            for key, item in value.items():
+                if key not in own:
+                    own[key], spot.inside[key] = item, below.inside[key]
+        return own, spot
+
+    def _to_merge(self, value: Any, spot: Spot, place: SourcePosition) -> list[tuple[Any, Spot]]:
+        if isinstance(value, dict):
+            return [(value, spot)]
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            return [(item, spot.inside[number]) for number, item in enumerate(value)]
+        self.flaws.append(Flaw("file/merge", "`<<` takes a mapping, or a list of mappings", place))
+        return []
+
+    def _key(self, event: Any, depth: int) -> str | None:
+        """As it is written: `1:` and `"1":` are the same key, as they are in JSON."""
+        if isinstance(event, AliasEvent):
+            text = self._meant(event).text
+        elif isinstance(event, ScalarEvent):
+            self._node(event, depth + 1)
+            text = None if event.implicit[0] and event.value in _NULL else event.value
+        else:
+            self._node(event, depth + 1)
+            text = None
+        if text is None:
+            self.flaws.append(Flaw("file/key", "a key must be text", _place_of(event), "put it in quotes"))
+        return text
+
+    def _scalar(self, event: Any) -> Any:
+        tag, text = event.tag, event.value
+        if tag in (None, "!"):
+            return self._resolved(event, text) if event.implicit[0] else text
+        name = str(tag).removeprefix(_YAML_TAG)
+        if name == "str":
+            return text
+        if name in ("int", "float", "bool", "null"):
+            value = self._resolved(event, text)
+            if isinstance(value, int) and not isinstance(value, bool) and name == "float":
+                return float(value)
+            if (type(value).__name__, name) in (("int", "int"), ("float", "float"), ("bool", "bool")):
+                return value
+            if value is None and name == "null":
+                return value
+            self.flaws.append(Flaw("file/tag", f"{shown(text)} is no {name}", _place_of(event)))
+            return None
+        self._check_tag(event, "str")
+        return text
+
+    def _resolved(self, event: Any, text: str) -> Any:
+        if text in _NULL:
+            return None
+        if text in _BOOL:
+            return _BOOL[text]
+        if text[0] not in "+-.0123456789":
+            return text
+        if _BASED.fullmatch(text) or _INT.fullmatch(text):
+            if len(text) > DIGITS_LIMIT:
+                self.flaws.append(Flaw("file/number", f"a number of {len(text)} digits", _place_of(event)))
+                return 0
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        if _FLOAT.fullmatch(text):
+            number = math.inf if text[-1] in "fFnN" else float(text)
+            if math.isfinite(number):
+                return number
+            self.flaws.append(Flaw("file/number", f"{shown(text)} is no number to reckon with", _place_of(event)))
+            return 0
+        return text
+
+    def _check_tag(self, event: Any, expected: str) -> None:
+        if event.tag not in (None, "!", _YAML_TAG + expected):
+            what = str(event.tag).replace(_YAML_TAG, "!!")
+            self.flaws.append(Flaw("file/tag", f"the tag {shown(what)} means nothing here", _place_of(event)))
+
+
+def _place_of(event: Any) -> SourcePosition:
+    return SourcePosition(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+def _place_at(text: str, position: int) -> SourcePosition:
+    before = text[:position].replace("\r\n", "\n").replace("\r", "\n")
+    return SourcePosition(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
