@@ -14,7 +14,6 @@ The composition root: it stands above every surface and hands each of them a cat
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
@@ -22,13 +21,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
-from string import Formatter
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
 
-import docstring_parser
-
-from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, signature_of, to_jsonable
+from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, plain_schema, signature_of, to_jsonable
 from .core.catalogue import ApprovedFile, Catalogue, CommandSpec, Interruption
 from .core.clocks import Clocks
 from .core.durations import parse_duration_ms
@@ -158,6 +154,8 @@ class App:
         The function itself stays as it was and can be called directly, off the clock. See docs/reference/app.md.
         """
         for option in declared.keys() - Declared.__annotations__.keys():
+            import difflib
+
             close = difflib.get_close_matches(option, Declared.__annotations__, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(Declared.__annotations__)}"
             raise TypeError(f"@app.command has no option {option!r}; {hint}")
@@ -419,6 +417,10 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
 
 
 def _check_placeholders(name: str, template: str, known: set[str]) -> None:
+    if "{" not in template and "}" not in template:
+        return
+    from string import Formatter
+
     try:
         fields = [(field, spec, conversion) for _, field, spec, conversion in Formatter().parse(template)]
     except ValueError as error:
@@ -439,6 +441,10 @@ class _Documentation(NamedTuple):
 def _documentation(function: Callable[..., Any]) -> _Documentation:
     """The docstring, with what it says about parameters taken out: that belongs to them."""
     written = inspect.getdoc(function) or ""
+    if "\n" not in written and ":" not in written:  # there are no parameters in it to look for
+        return _Documentation(written.strip(), written.strip(), {})
+    import docstring_parser
+
     parsed = docstring_parser.parse(written)
     texts = [text for text in (parsed.short_description, parsed.long_description) if text]
     parameters = {param.arg_name: " ".join((param.description or "").split()) for param in parsed.params}
@@ -567,11 +573,13 @@ def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
     """Of what it returns, where the annotation says it and pydantic knows how."""
     import typing
 
-    from pydantic import TypeAdapter
-
     annotation = typing.get_type_hints(function, include_extras=True).get("return")
     if annotation is None or annotation is Any:
         return None
+    if (schema := plain_schema(annotation)) is not None:
+        return schema
+    from pydantic import TypeAdapter
+
     try:
         return TypeAdapter(annotation).json_schema(mode="serialization")
     except Exception:  # a return type that has no schema is still a return type

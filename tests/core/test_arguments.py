@@ -2,6 +2,7 @@
 
 import json
 import math
+import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -13,7 +14,7 @@ from uuid import UUID
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 from shotclock.core.arguments import NotSerializable, signature_of, to_jsonable, to_valid_json
 from shotclock.core.effects import Ending
@@ -329,3 +330,72 @@ def test_an_envelope_is_written_so_that_every_reader_takes_it(data: str, message
     read = strictly_read(envelope.to_json())
     assert read == envelope.to_dict(), "and what is shown elsewhere is the same"
     assert (read["warnings"] == []) is (len(whole) == 2 or data == whole_text(data))
+
+
+# --- plain types, which are checked without pydantic ----------------------------------------------
+
+
+def plain_one(n: int, name: str, *, ratio: float = 0.5, deep: bool = False) -> int: ...
+def plain_two(unit: Literal["s", "ms"], only: Literal["a"] = "a", n: int | None = None) -> list[int]: ...
+def plain_three(names: list[str], sizes: list[list[int]], *, rates: list[float | None], from_: str = "x") -> str: ...
+def plain_none() -> None: ...
+def not_quite(n: int = True, note: str = None, ratio: float = 1) -> bool: ...  # noqa: RUF013
+def wide(n: int, **more: str) -> float: ...
+
+
+PLAIN = [plain_one, plain_two, plain_three, plain_none, not_quite, wide]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.sampled_from(["s", "ms", "a", "3", "1.5"]),
+)
+ANYTHING = st.one_of(
+    SCALARS, st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=2)), max_size=3), st.binary(max_size=2)
+)
+
+
+def same(a: object, b: object) -> bool:
+    """Equal and of the same types, inside as well; not-a-number is itself."""
+    return repr(a) == repr(b) and type(a) is type(b)
+
+
+@pytest.mark.parametrize("function", PLAIN, ids=lambda function: function.__name__)
+def test_the_schema_of_plain_types_is_the_one_that_pydantic_writes(function: Any):
+    from shotclock.core.arguments import Signature, plain_schema
+
+    signature = Signature(function)
+    assert signature._model is None, "pydantic was not asked"
+    theirs = signature.build_model().model_json_schema(by_alias=True)
+    theirs.pop("title")
+    assert signature.json_schema() == {"properties": {}, **theirs}
+    returned = typing.get_type_hints(function)["return"]
+    assert plain_schema(returned) == TypeAdapter(returned).json_schema(mode="serialization")
+
+
+@given(st.data())
+def test_plain_arguments_are_taken_as_pydantic_takes_them(data: st.DataObject):
+    from shotclock.core.arguments import Signature
+
+    signature = Signature(data.draw(st.sampled_from(PLAIN)))
+    names = st.sampled_from([*signature._fields, "other"])
+    arguments = data.draw(st.dictionaries(names, ANYTHING, max_size=5))
+    accepted = signature._accept_plain(arguments)
+    if accepted is not None:
+        signature._is_plain = False
+        theirs, problems = signature.check(arguments)
+        assert not problems and same(accepted, theirs)
+
+
+def test_a_plain_call_is_taken_without_pydantic():
+    from shotclock.core.arguments import Signature
+
+    signature = Signature(plain_one)
+    assert signature.check({"n": 2, "name": "x", "ratio": 1}) == (
+        {"n": 2, "name": "x", "ratio": 1.0, "deep": False},
+        [],
+    )
+    assert signature._model is None
+    assert fields(signature.check({"n": "two"})[1]) == {"n", "name"}

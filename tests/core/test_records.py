@@ -1,13 +1,15 @@
 """Records: what `dataclasses` would have given, without its price at start-up."""
 
 import copy
+import dataclasses
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.records import as_dict, changed, fields_of, made, record, value
+from shotclock.core.records import as_dict, changed, dataclass, fields_of, made, record, value
 
 
 @value
@@ -165,3 +167,75 @@ def test_the_fields_of_a_record_are_known_in_order(point: Point):
     assert fields_of(Point) == fields_of(point) == ("x", "y", "tags")
     assert as_dict(point) == {"x": point.x, "y": point.y, "tags": point.tags}
     assert Point(**as_dict(point)) == point
+
+
+# --- dataclasses ----------------------------------------------------------------------------------------------
+
+
+def _declared(dataclass: Any) -> list[type]:
+    @dataclass
+    class Plain:
+        x: int
+        y: list[int] = dataclasses.field(default_factory=list)
+        z: int = dataclasses.field(default=3, repr=False)
+
+    @dataclass(frozen=True, slots=True)
+    class Frozen:
+        x: int
+        y: tuple[int, ...] = ()
+        z: int = dataclasses.field(init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "z", self.x + 1)
+
+    @dataclass(frozen=True, slots=True, order=True)
+    class Ordered:
+        x: int
+        y: int = 0
+        z: int = 0
+
+    @dataclass(slots=True, eq=False)
+    class Same:
+        x: int
+        y: int = 0
+        z: int = 0
+
+    @dataclass(frozen=True)
+    class Single:
+        x: int
+        y: int = dataclasses.field(default=0, init=False)
+        z: int = dataclasses.field(default=0, init=False)
+
+    return [Plain, Frozen, Ordered, Same, Single]
+
+
+OURS, THEIRS = _declared(dataclass), _declared(dataclasses.dataclass)
+
+
+@pytest.mark.parametrize("place", range(len(OURS)), ids=[kind.__name__ for kind in OURS])
+def test_a_dataclass_of_ours_does_what_one_of_pythons_does(place: int) -> None:
+    seen: list[list[object]] = []
+    for kind in (OURS[place], THEIRS[place]):
+        one, same, other = kind(1), kind(1), kind(2)
+        by_name = {field.name: (field.init, field.default) for field in dataclasses.fields(kind)}
+        changed_one = dataclasses.replace(one, x=5)
+        notes: list[object] = [repr(one).partition(".")[2], one == same, one == other, one != other, by_name]
+        notes += [dataclasses.asdict(one), changed_one.x, repr(copy.deepcopy(one)) == repr(one), kind.__match_args__]
+        notes += [kind.__hash__ is None, hasattr(one, "__dict__"), kind.__name__, kind.__qualname__.rpartition(".")[2]]
+        for attempt in ("hash(one) == hash(same)", "one < other", "setattr(one, 'x', 3)", "kind()", "kind(1, 2, 3, 4)"):
+            try:
+                notes.append(eval(attempt, {"one": one, "same": same, "other": other, "kind": kind}))
+            except Exception as error:
+                notes.append(type(error))
+        seen.append(notes)
+    assert seen[0] == seen[1]
+
+
+def test_a_frozen_dataclass_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(FrozenPoint(1, (2,)))) == FrozenPoint(1, (2,))
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPoint:
+    x: int
+    y: tuple[int, ...] = ()

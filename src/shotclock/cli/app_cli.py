@@ -15,7 +15,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +28,7 @@ from ..core.envelope import Envelope, Problem, stopped_by
 from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
 from ..core.operation import hyphenated
-from ..core.records import changed
+from ..core.records import changed, dataclass
 from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, pause, process_began_ns
 from ..process.foreground import fill_standard_descriptors

@@ -16,7 +16,6 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +25,7 @@ from ..core.envelope import Problem, stopped_by
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
 from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
+from ..core.records import dataclass
 from ..core.texts import visible
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns

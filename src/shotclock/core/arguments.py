@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -22,21 +23,23 @@ class NotSerializable(Exception):
 
 
 class Signature:
-    """What a function takes. Build it once per function with `signature_of`."""
+    """What a function takes. Build it once per function with `signature_of`.
+
+    Arguments of plain types that are what they should be are passed on as they are; pydantic, whose import takes longer
+    than most programs do, is only asked where a type is not plain or a value needs a conversion or an explanation.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        from pydantic import ConfigDict, Field, ValidationError, create_model
-
         parameters = inspect.signature(function).parameters
         try:
             hints = typing.get_type_hints(function, include_extras=True)
         except NameError as error:
             raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
         self.wants_context = CONTEXT_NAME in parameters
-        self._names: dict[str, str] = {}
+        self._title = f"Arguments of {function.__qualname__}"
+        self._fields: dict[str, tuple[Any, Any]] = {}
         self._takes_more = False
-        fields: dict[str, Any] = {}
-        for position, parameter in enumerate(parameters.values()):
+        for parameter in parameters.values():
             if parameter.name == CONTEXT_NAME:
                 continue
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -45,30 +48,58 @@ class Signature:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 raise TypeError(f"{function.__qualname__}: arguments are passed by name, {parameter} cannot be")
             default = ... if parameter.default is parameter.empty else parameter.default
+            self._fields[parameter.name] = (hints.get(parameter.name, Any), default)
+        plain = {name: _plain_type(hint) for name, (hint, _) in self._fields.items()}
+        are_plain = all(_is_plain_default(default) for _, default in self._fields.values())
+        self._plain = {name: kind for name, kind in plain.items() if kind is not None} if are_plain else {}
+        self._is_plain = len(self._plain) == len(self._fields)
+        self._model: Any = None
+        if not self._is_plain:
+            self.build_model()
+
+    def build_model(self) -> Any:
+        """Return the model that pydantic checks with; the first time it is built. Raises TypeError and its kin."""
+        if self._model is None:
+            from pydantic import ConfigDict, Field, ValidationError, create_model
+
             # Behind an alias, a parameter may be called anything, `json` and `model_config` included.
-            key = f"p{position}"
-            fields[key] = (hints.get(parameter.name, Any), Field(default, alias=parameter.name))
-            self._names[key] = parameter.name
-        extra: Any = "allow" if self._takes_more else "forbid"
-        self._model = create_model(
-            f"Arguments of {function.__qualname__}",
-            __config__=ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=()),
-            **fields,
-        )
-        self._invalid = ValidationError
-        self._validate = self._model.__pydantic_validator__.validate_python
+            fields: dict[str, Any] = {
+                f"p{position}": (hint, Field(default, alias=name))
+                for position, (name, (hint, default)) in enumerate(self._fields.items())
+            }
+            extra: Any = "allow" if self._takes_more else "forbid"
+            config = ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=())
+            self._model = create_model(self._title, __config__=config, **fields)
+            self._invalid = ValidationError
+            self._validate = self._model.__pydantic_validator__.validate_python
+        return self._model
 
     def json_schema(self) -> dict[str, Any]:
-        """What the arguments look like, for those who call without seeing the function."""
-        schema: dict[str, Any] = self._model.model_json_schema(by_alias=True)
+        """Return what the arguments look like, for those who call without seeing the function."""
+        if self._is_plain:
+            return self._plain_schema()
+        schema: dict[str, Any] = self.build_model().model_json_schema(by_alias=True)
         schema.pop("title", None)
         schema.setdefault("properties", {})
         return schema
 
+    def _plain_schema(self) -> dict[str, Any]:
+        """Write the schema that pydantic would."""
+        properties = {}
+        for name, (_, default) in self._fields.items():
+            told = {} if default is ... else {"default": default}
+            properties[name] = {**told, **self._plain[name].schema, "title": name.title().replace("_", " ").strip()}
+        schema: dict[str, Any] = {"properties": properties, "type": "object", "additionalProperties": self._takes_more}
+        required = [name for name, (_, default) in self._fields.items() if default is ...]
+        return {**schema, "required": required} if required else schema
+
     def check(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], list[dict[str, str]]]:
-        """The arguments as the function wants them, or what is wrong with them."""
-        if not arguments and not self._names:
-            return {}, []
+        """Return the arguments as the function wants them, or what is wrong with them."""
+        if self._is_plain:
+            accepted = self._accept_plain(arguments)
+            if accepted is not None:
+                return accepted, []
+        self.build_model()
         try:
             checked = self._validate(arguments)
         except self._invalid as error:
@@ -77,10 +108,98 @@ class Signature:
                 for problem in error.errors(include_url=False, include_input=False)
             ]
         values = checked.__dict__
-        accepted = {name: values[key] for key, name in self._names.items()}
+        accepted = {name: values[f"p{position}"] for position, name in enumerate(self._fields)}
         if self._takes_more:
             accepted.update(checked.__pydantic_extra__ or {})
         return accepted, []
+
+    def _accept_plain(self, arguments: Mapping[str, object]) -> dict[str, object] | None:
+        """Return the arguments where nothing about them has to be converted, None where pydantic has to look."""
+        if len(arguments) > len(self._fields):
+            return None
+        accepted: dict[str, object] = {}
+        seen = 0
+        for name, (_, default) in self._fields.items():
+            if name in arguments:
+                seen += 1
+                value = self._plain[name].accept(arguments[name])
+                if value is _OTHERWISE:
+                    return None
+                accepted[name] = value
+            elif default is ...:
+                return None
+            else:
+                accepted[name] = default
+        return accepted if seen == len(arguments) else None
+
+
+class _PlainType(typing.NamedTuple):
+    """A type that needs no library: its JSON Schema, and what accepts a value that is just right."""
+
+    schema: dict[str, Any]
+    accept: Callable[[object], object]
+
+
+_OTHERWISE = object()
+_PLAIN_SCHEMAS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
+# Above this an integer is not the same as a float.
+_EXACT_AS_FLOAT = 2**53
+
+
+def _plain_type(hint: Any) -> _PlainType | None:
+    """Return the type as it is known here, None where pydantic has to know it."""
+    if isinstance(hint, type) and hint in _PLAIN_SCHEMAS:
+        return _PlainType({"type": _PLAIN_SCHEMAS[hint]}, _accept_float if hint is float else _accepting(hint))
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal and len(set(inside)) == len(inside) and all(type(choice) is str for choice in inside):
+        words = {"const": inside[0]} if len(inside) == 1 else {"enum": list(inside)}
+        return _PlainType({**words, "type": "string"}, lambda value: value if _is_one_of(value, inside) else _OTHERWISE)
+    if origin in (typing.Union, types.UnionType) and len(inside) == 2 and inside[1] is type(None):
+        kind = _plain_type(inside[0])
+        if kind is not None and "anyOf" not in kind.schema and inside[0] is not type(None):
+            accept = kind.accept
+            schema = {"anyOf": [kind.schema, {"type": "null"}]}
+            return _PlainType(schema, lambda value: None if value is None else accept(value))
+    if origin is list and len(inside) == 1:
+        kind = _plain_type(inside[0])
+        if kind is not None:
+            each = kind.accept
+            return _PlainType({"items": kind.schema, "type": "array"}, lambda value: _accept_list(value, each))
+    return None
+
+
+def plain_schema(hint: Any) -> dict[str, Any] | None:
+    """Return the JSON Schema of a type that needs no library, None for others."""
+    kind = _plain_type(hint)
+    if kind is not None:
+        return kind.schema
+    return {"additionalProperties": True, "type": "object"} if hint is dict else None
+
+
+def _is_plain_default(default: object) -> bool:
+    is_plain = default is ... or default is None or type(default) in (bool, int, str)
+    return is_plain or (type(default) is float and math.isfinite(default))
+
+
+def _accepting(kind: type) -> Callable[[object], object]:
+    return lambda value: value if type(value) is kind else _OTHERWISE
+
+
+def _accept_float(value: object) -> object:
+    if type(value) is int and abs(value) <= _EXACT_AS_FLOAT:
+        return float(value)
+    return value if type(value) is float else _OTHERWISE
+
+
+def _is_one_of(value: object, choices: tuple[object, ...]) -> bool:
+    return type(value) is str and value in choices
+
+
+def _accept_list(value: object, accept: Callable[[object], object]) -> object:
+    if type(value) is not list:
+        return _OTHERWISE
+    accepted = [accept(item) for item in value]
+    return _OTHERWISE if any(item is _OTHERWISE for item in accepted) else accepted
 
 
 @lru_cache(maxsize=1024)
@@ -170,7 +289,27 @@ def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> Non
         changes.append(f"{path}: half characters became U+FFFD")
 
 
+def _is_json_already(value: object) -> bool:
+    """Whether it is made of the types that JSON has, and of nothing else."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return True
+    if kind is list:
+        return all(map(_is_json_already, value))  # type: ignore[call-overload]
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_json_already, value.values()))  # type: ignore[attr-defined]
+    return False
+
+
+_LEAVES = frozenset({type(None), bool, int, float, str})
+
+
 def _plain(value: object, bytes_mode: Literal["base64", "hex"] = "base64") -> Any:
+    try:
+        if _is_json_already(value):
+            return value
+    except RecursionError:  # told below, by who knows why
+        pass
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:

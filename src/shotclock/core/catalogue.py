@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import Any, Self
 
 from .clocks import Clocks
 from .operation import HandlerReference, Isolation, Operation, hyphenated
 from .proposal_request import Policy
-from .records import as_dict
+from .records import as_dict, dataclass
 
 JsonSchema = dict[str, Any]
 

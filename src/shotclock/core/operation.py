@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 from .clocks import Clocks
+from .records import dataclass
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 RunsIn = Literal["process", "loop", "thread"]

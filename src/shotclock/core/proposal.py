@@ -10,7 +10,7 @@ The transitions here are pure: the store applies them inside a transaction, so t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .durations import MAX_MS
 from .errors import Failure
@@ -31,6 +31,7 @@ from .proposal_request import (
     problems_with_answer,
     problems_with_key,
 )
+from .records import dataclass
 from .walltime import LATEST_MS, WallTime
 
 __all__ = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Literal
 
 from .durations import MAX_MS
+from .records import dataclass
 
 JSON = Any  # whatever `json.loads` gives; a recursive alias would say no more to anybody who has to look inside
 

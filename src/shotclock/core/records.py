@@ -1,8 +1,9 @@
 """Plain value types for the modules that every start of the command line pays for.
 
 `dataclasses` imports `inspect` and compiles half a dozen methods per class: as much time again as starting
-Python itself. A `@record` reads the same to people and type checkers, has slots, and costs a tenth. Modules
-that are loaded by nothing that has to start quickly use `dataclasses` as usual.
+Python itself. A `@record` reads the same to people and type checkers, has slots, and costs a tenth. Other modules
+use the `dataclass` of this one: to the functions of `dataclasses` its classes are dataclasses, but only one of their
+methods is compiled, so that each class costs a quarter of what it would.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
     from typing import Any, TypeVar, dataclass_transform
 
     T = TypeVar("T")
@@ -109,3 +111,119 @@ def _hash(self: Any) -> int:
 
 def _refuse(self: Any, name: str, *rest: object) -> None:
     raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one with changed()")
+
+
+if not TYPE_CHECKING:
+
+    def dataclass(cls=None, /, **options):
+        """Make a class with annotations a dataclass, as `dataclasses.dataclass` does. Classes inherit no fields."""
+        if cls is None:
+            return lambda cls: _dataclass(cls, **options)
+        return _dataclass(cls, **options)
+
+
+def _dataclass(
+    cls: Any,
+    *,
+    frozen: bool = False,
+    slots: bool = False,
+    eq: bool = True,
+    order: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    import dataclasses
+    from operator import attrgetter
+
+    fields: dict[str, Any] = {}
+    body = {name: item for name, item in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    for name, kind in cls.__annotations__.items():
+        written = body.pop(name, dataclasses.MISSING)
+        is_declared = isinstance(written, dataclasses.Field)
+        field: Any = written if is_declared else dataclasses.field(default=written)
+        # What dataclasses.fields() and replace() look for: private, and the price of the start-up ratios in design R24.
+        field.name, field.type, field._field_type = name, kind, dataclasses._FIELD  # type: ignore[attr-defined]
+        field.kw_only = False
+        fields[name] = field
+        if not slots and field.default is not dataclasses.MISSING:
+            body[name] = field.default
+    names = tuple(fields)
+    read = attrgetter(*names) if names else lambda self: ()
+    values = read if len(names) != 1 else lambda self: (read(self),)
+    made = {
+        "__dataclass_fields__": fields,
+        "__match_args__": tuple(name for name in names if fields[name].init),
+        "__init__": _dataclass_initialiser(fields, frozen, "__post_init__" in body),
+        "__repr__": _dataclass_repr,
+    }
+    if eq:
+        made["__eq__"] = lambda self, other: (
+            values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+        )
+        made["__hash__"] = (lambda self: hash(values(self))) if frozen else None
+    if order:
+        made |= _comparisons(values)
+    if frozen:
+        made["__setattr__"] = made["__delattr__"] = _dataclass_refuse
+        if slots:  # or copies and pickles would try to set what cannot be set
+            made["__getstate__"] = lambda self: list(values(self))
+            made["__setstate__"] = lambda self, state: _set_state(self, names, state)
+    for name, item in made.items():
+        if name not in body or (name == "__hash__" and body[name] is None):
+            body[name] = item
+    if slots:
+        body["__slots__"] = (*names, "__weakref__") if weakref_slot else names
+    rebuilt = type(cls)(cls.__name__, cls.__bases__, body)
+    rebuilt.__qualname__ = cls.__qualname__
+    return rebuilt
+
+
+def _dataclass_initialiser(fields: dict[str, Any], frozen: bool, has_more: bool) -> Any:
+    from dataclasses import MISSING
+
+    known: dict[str, Any] = {"_set": object.__setattr__}
+    parameters, lines = [], []
+    for name, field in fields.items():
+        source = name
+        if field.default_factory is not MISSING:
+            known[f"_make_{name}"] = field.default_factory
+            known[f"_default_{name}"] = MISSING
+            source = f"_make_{name}() if {name} is _default_{name} else {name}" if field.init else f"_make_{name}()"
+        elif field.default is not MISSING:
+            known[f"_default_{name}"] = field.default
+            source = name if field.init else f"_default_{name}"
+        elif not field.init:
+            continue
+        if field.init:
+            parameters.append(f"{name}=_default_{name}" if f"_default_{name}" in known else name)
+        lines.append(f" _set(self, {name!r}, {source})" if frozen else f" self.{name} = {source}")
+    if has_more:
+        lines.append(" self.__post_init__()")
+    exec(f"def __init__(self, {', '.join(parameters)}):\n" + ("\n".join(lines) or " pass"), known)
+    return known["__init__"]
+
+
+def _set_state(self: Any, names: tuple[str, ...], state: list[object]) -> None:
+    for name, item in zip(names, state, strict=True):
+        object.__setattr__(self, name, item)
+
+
+def _dataclass_repr(self: Any) -> str:
+    names = [field.name for field in self.__dataclass_fields__.values() if field.repr]
+    return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def _dataclass_refuse(self: Any, name: str, *rest: object) -> None:
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _comparisons(values: Callable[[Any], tuple[object, ...]]) -> dict[str, Any]:
+    import operator
+
+    def comparing(compare: Callable[[Any, Any], bool]) -> Any:
+        return lambda self, other: (
+            compare(values(self), values(other)) if other.__class__ is self.__class__ else NotImplemented
+        )
+
+    return {f"__{name}__": comparing(getattr(operator, name)) for name in ("lt", "le", "gt", "ge")}

@@ -5,9 +5,10 @@ A different type than `Deadline` on purpose: the two clocks cannot be compared, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import overload
+
+from .records import dataclass
 
 NS_PER_MS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.arguments import to_jsonable
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.exact_values import identity
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..runtime.preloaded_zygote import Program
 from ..store.jobs import NewJob

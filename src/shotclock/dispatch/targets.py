@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.catalogue import Catalogue
@@ -13,6 +12,7 @@ from ..core.durations import format_duration
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.operation import HandlerReference, Operation
+from ..core.records import dataclass
 from ..process.worker_main import MAIN_ALIAS
 from ..runtime.call import Tool
 from ..runtime.preloaded_zygote import Program

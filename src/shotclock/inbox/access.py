@@ -12,12 +12,13 @@ import os
 import pwd
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from ..core.durations import MAX_MS
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..store.store import Store
 from ..store.tokens import Token

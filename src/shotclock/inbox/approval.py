@@ -17,7 +17,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..core.errors import Failure
 from ..core.exact_values import Look, Typed, copied, exact
 from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
 from ..core.proposal_request import FILE_LIMIT
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns
 from ..runtime.call import Admission, Outcome, invalid

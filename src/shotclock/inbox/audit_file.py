@@ -15,11 +15,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import Failure
 from ..core.proposal import Proposal, ProposalStatus, canonical, digest
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..process.clock import pause
 from ..store.audit import NOTHING_BEFORE, Entry

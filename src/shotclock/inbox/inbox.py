@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +38,7 @@ from ..core.proposal import (
     problems_with_key,
     refusal,
 )
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns
 from ..process.identity import is_alive, this_process

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.errors import Failure
+from ..core.records import dataclass
 from ..core.trace import TraceContext
 from . import clock
 

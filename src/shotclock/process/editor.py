@@ -11,10 +11,10 @@ import os
 import select
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import FrameType
 
 from ..core.deadlines import NS_PER_MS
+from ..core.records import dataclass
 from . import kernel
 from .clock import monotonic_ns
 from .kill import kill_below

@@ -13,9 +13,9 @@ import os
 import select
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ..core.deadlines import NS_PER_MS
+from ..core.records import dataclass
 from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
 from . import cgroups, kernel
 from .clock import monotonic_ns, wall_seconds

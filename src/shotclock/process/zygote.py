@@ -371,8 +371,8 @@ def _prepare(
     from ..core.arguments import signature_of, to_jsonable
 
     # Once here, so that whatever pydantic imports and builds late is not paid by the first call of each worker.
-    signature_of(_prepare).check({})
-    to_jsonable([1.5])
+    signature_of(_prepare).build_model()
+    to_jsonable(b"")
     for name in modules:
         with contextlib.suppress(BaseException):  # a program may well leave when it is imported
             importlib.import_module(name)

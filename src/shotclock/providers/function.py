@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.records import changed
+from ..core.records import changed, dataclass
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import Target, learn, parse_target
 from ..inbox.approval import RunWait

@@ -11,14 +11,14 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_
-from ..core.records import changed
+from ..core.records import changed, dataclass
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Admission, Outcome, admit, answer, no_time_left

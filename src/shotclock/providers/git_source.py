@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+from ..core.records import dataclass
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")

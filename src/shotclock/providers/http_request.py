@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..core.records import dataclass
 from ..core.values import write_json
 
 if TYPE_CHECKING:

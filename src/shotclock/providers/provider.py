@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from ..core.clocks import Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.proposal import Proposal
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..runtime.call import Admission, Outcome, admit
 from ..runtime.loop_call import current_scope

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.effects import Ending
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.records import changed
+from ..core.records import changed, dataclass
 from ..process.context import Scope
 from ..runtime.call import answer, no_time_left
 from ..runtime.command_runner import shielded

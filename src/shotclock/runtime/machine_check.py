@@ -12,13 +12,14 @@ import resource
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Literal, TypeVar
 
 from .._version import __version__
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
+from ..core.records import dataclass
 from ..process import cgroups, foreground, kernel
 from ..process.clock import monotonic_ns
 from ..process.leftovers import Leftover, abandoned_cgroups, find_leftovers, remove_cgroups, sweep_away

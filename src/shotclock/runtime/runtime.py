@@ -11,7 +11,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol, Self
@@ -22,6 +21,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation, hyphenated
+from ..core.records import dataclass
 from ..process import ipc, kernel, spans, worker_main
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, CommandTask

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.operation import Handler, HandlerReference
+from ..core.records import dataclass
 from ..process import ipc
 from ..process.call_processes import beside
 from ..process.clock import monotonic_ns

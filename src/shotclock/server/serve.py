@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, format_duration, parse_duration_ms
 from ..core.errors import Failure
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import learn, parse_target

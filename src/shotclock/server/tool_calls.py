@@ -14,7 +14,6 @@ import asyncio
 import difflib
 import re
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -29,6 +28,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure, error_entry
+from ..core.records import dataclass
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import Principal

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.proposal import canonical, digest
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database

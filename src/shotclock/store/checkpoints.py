@@ -5,9 +5,9 @@ A checkpoint that was saved is on the disk. Whether it fits today's input, its f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database

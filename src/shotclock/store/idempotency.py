@@ -15,10 +15,10 @@ The same key with other arguments is a `Mismatch`, whatever became of the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.process_identity import ProcessIdentity
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from ..core.process_identity import ProcessIdentity
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database

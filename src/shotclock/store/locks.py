@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..core.process_identity import ProcessIdentity
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from . import columns as c
 from .database import Database

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from ..core.proposal import extended as as_extended
 from ..core.proposal import gone_on as as_gone_on
 from ..core.proposal import used as as_used
 from ..core.proposal import withdrawn as as_withdrawn
+from ..core.records import dataclass
 from ..core.walltime import LATEST_MS, WallTime
 from . import columns as c
 from .audit import Entry, append, digest_of_row, entries_of, next_seq

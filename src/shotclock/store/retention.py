@@ -11,12 +11,13 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.errors import Failure
 from ..core.process_identity import ProcessIdentity
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from .store import Store
 

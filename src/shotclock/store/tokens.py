@@ -7,10 +7,10 @@ name; a token that follows a revoked one of the same name goes on with what that
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import Failure
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from . import columns as c
 from .audit import append, digest_of_row

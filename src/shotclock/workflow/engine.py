@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets as tokens
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stopped_by, warning
 from ..core.errors import Failure
 from ..core.proposal import Proposal, result_of
-from ..core.records import changed
+from ..core.records import changed, dataclass
 from ..core.trace import TraceContext
 from ..core.values import Read, as_plain, read_json
 from ..core.walltime import WallTime

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.records import dataclass
 from .loader import suggest
 from .templates import condition_expression, environment_for, is_simple, names_in, with_subscripts
 

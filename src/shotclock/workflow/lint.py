@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from pathlib import Path
 
 from ..core.deadlines import reserve_ms_for
 from ..core.durations import format_duration
 from ..core.graph import behind_all, find_cycle, needs
+from ..core.records import dataclass
 from . import template_references
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
 from .plan import (

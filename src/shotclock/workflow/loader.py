@@ -9,12 +9,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ..core.records import dataclass
 from .schema import (
     STEP_TYPES,
     Approval,

@@ -6,11 +6,10 @@ that are stopped, waiting for one of `max_parallelism` places, and how many item
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..core.clocks import DEFAULT_GRACE_MS
 from ..core.deadlines import DEFAULT_RESERVE_MS, RESERVE_SHARE, reserve_ms_for
 from ..core.graph import Groups, groups_of, needs, order_of
+from ..core.records import dataclass
 from .schema import AnyStep, GitStep, Retry, ToolStep, WorkflowFile
 from .step_types import KINDS, duration_ms
 

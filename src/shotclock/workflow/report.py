@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..core.durations import format_duration
 from ..core.graph import Groups, needs
+from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..store.runs import Run, StepRecord
 from .plan import Plan, plan_of

@@ -7,8 +7,10 @@ or as a test is told as that. It knows enough to say where a value stands, and n
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from ..core.records import dataclass
 
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50

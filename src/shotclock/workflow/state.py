@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import StrEnum
 from typing import Any
 
 from ..core.effects import SideEffects, effects_of_all
 from ..core.envelope import Warning_
+from ..core.records import dataclass
 
 
 class Status(StrEnum):

@@ -6,10 +6,10 @@ if another unit was meant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from ..core.durations import parse_duration_ms
+from ..core.records import dataclass
 
 Unit = Literal["s", "ms"]
 MS_PER: dict[Unit, int] = {"s": 1000, "ms": 1}

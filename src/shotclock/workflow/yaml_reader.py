@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -25,6 +25,8 @@ from ruamel.yaml.events import (
     StreamEndEvent,
 )
 from ruamel.yaml.reader import ReaderError
+
+from ..core.records import dataclass
 
 # Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
 # the largest file there may be has half as many characters.

@@ -11,9 +11,10 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from ...core.records import dataclass
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers

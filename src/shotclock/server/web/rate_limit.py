@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
+from ...core.records import dataclass
 from ...process.clock import monotonic_ns
 
 # Whoever asks is remembered until so many others have asked since. Names come from credentials, addresses from sockets.

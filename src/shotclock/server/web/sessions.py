@@ -21,9 +21,9 @@ import hmac
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.records import dataclass
 from ...core.walltime import WallTime
 from ...store.home import private_directory, private_key
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
@@ -16,6 +15,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from ...core.durations import format_duration
 from ...core.graph import needs
+from ...core.records import dataclass
 from ...core.texts import visible
 from ..report import (
     MARKS,
