@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from .tokens import Tokens
 
 FILE_NAME = "shotclock.db"
-# By the names of their modules.
+# The module and the class of each.
 _ROOMS = {
-    "audit": "Audit",
-    "checkpoints": "Checkpoints",
-    "jobs": "Jobs",
-    "locks": "Locks",
-    "proposals": "Proposals",
-    "replies": "Replies",
-    "runs": "Runs",
-    "tokens": "Tokens",
+    "audit": ("audit", "Audit"),
+    "checkpoints": ("checkpoints", "Checkpoints"),
+    "jobs": ("jobs", "Jobs"),
+    "locks": ("locks", "Locks"),
+    "proposals": ("proposals", "Proposals"),
+    "replies": ("idempotency", "IdempotencyKeys"),
+    "runs": ("runs", "Runs"),
+    "tokens": ("tokens", "Tokens"),
 }
 
 
@@ -60,7 +60,8 @@ class Store:
     def __getattr__(self, name: str) -> Any:
         if name not in _ROOMS:
             raise AttributeError(f"a store has no {name!r}")
-        room = getattr(import_module(f".{name}", __package__), _ROOMS[name])(self._database)
+        module, kind = _ROOMS[name]
+        room = getattr(import_module(f".{module}", __package__), kind)(self._database)
         setattr(self, name, room)
         return room
 
