@@ -215,3 +215,95 @@ def test_a_job_takes_what_comes_back_from_json_as_it_was(home: Home, tmp_path: P
         return await exact.app.call_with("kept", {"folder": tmp_path, "v": [1, "a", None]}, budget="30s")
 
     assert with_inbox(work, home).ok and lines_of(tmp_path / "done") == ["[1, 'a', None]"]
+
+
+# --- what else decides what runs, and who has to say yes to it ----------------------------------------------------
+
+
+def approve_all(home: Home) -> None:
+    async def work() -> None:
+        with Store.open(home.path) as store:
+            inbox = Inbox(store)
+            for each in await inbox.list(status=ProposalStatus.PENDING):
+                await inbox.decide(each.id, YES, ADA)
+            await inbox.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_a_yes_to_one_input_is_no_yes_to_another(home: Home, tool: Any, tmp_path: Path) -> None:
+    program = tool("exact.py")
+
+    def feed(text: str, code: int) -> Any:
+        (tmp_path / "input").write_text(text)
+        with open(tmp_path / "input", "rb") as stdin:
+            return program.envelope("feed", tmp_path, "--budget", "10ms", stdin=stdin, code=code)["data"]
+
+    first = feed("harmless", 14)
+    approve_all(home)
+    assert feed("rm -rf /", 14)["proposal_id"] != first["proposal_id"]
+    assert feed("harmless", 0) == {"result": "'harmless'"}
+    with Store.open(home.path) as store:
+        proposal = store.proposals.get(first["proposal_id"])
+    assert proposal is not None and "\n  stdin:\n    sha256: " in proposal.ask.text
+
+
+def test_a_yes_to_all_steps_is_no_yes_to_some(home: Home, tool: Any, tmp_path: Path) -> None:
+    program = tool("exact.py")
+    words = ("stepped", tmp_path, "--budget", "10ms")
+    first = program.envelope(*words, code=14)["data"]
+    approve_all(home)
+    other = program.envelope(*words, "--resume-from", "erase", code=14)["data"]
+    assert other["proposal_id"] != first["proposal_id"] and lines_of(tmp_path / "done") == []
+    assert program.envelope(*words, code=0)["ok"] and lines_of(tmp_path / "done") == ["'backup'", "'erase'"]
+
+
+def test_a_repeat_that_has_to_run_after_all_asks_as_well(home: Home, tmp_path: Path) -> None:
+    """Its key is in use when it comes, and free again when the first call has failed without a trace."""
+
+    async def work(inbox: Inbox) -> Any:
+        async def fails() -> Any:
+            return await exact.app.call_with("fails", {"folder": str(tmp_path)}, idempotency_key="k", budget="5s")
+
+        first = asyncio.ensure_future(fails())
+        while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+            await asyncio.sleep(0.02)
+        await inbox.decide(found[0].id, YES, ADA)
+        while not lines_of(tmp_path / "done"):
+            await asyncio.sleep(0.02)
+        second = asyncio.ensure_future(fails())
+        await asyncio.sleep(0.5)
+        (tmp_path / "end").touch()
+        return await first, await second
+
+    first, second = with_inbox(work, home)
+    assert first.code == "FILE_UNREADABLE"
+    assert second.code == "INCOMPLETE" and second.data["status"] == "pending"
+    assert lines_of(tmp_path / "done") == ["'ran'"], "one yes, one run"
+
+
+def test_a_call_that_comes_too_late_for_a_job_asks_as_well(home: Home, tmp_path: Path) -> None:
+    """The job is under way when it comes, and has ended and been answered when its arguments are checked."""
+
+    async def work(inbox: Inbox) -> Any:
+        async def raced(budget: str) -> Any:
+            return await exact.app.call_with("raced", {"folder": str(tmp_path)}, budget=budget)
+
+        first = asyncio.ensure_future(raced("30s"))
+        while not (found := await inbox.list(status=ProposalStatus.PENDING)):
+            await asyncio.sleep(0.02)
+        await inbox.decide(found[0].id, YES, ADA)
+        while not lines_of(tmp_path / "done"):
+            await asyncio.sleep(0.02)
+        (tmp_path / "slow").touch()
+        second = asyncio.ensure_future(raced("2s"))
+        await asyncio.sleep(1)
+        (tmp_path / "end").touch()
+        ended = await first
+        (tmp_path / "checked").touch()
+        return ended, await second
+
+    first, second = with_inbox(work, home)
+    assert first.ok
+    assert second.code == "INCOMPLETE" and second.data["status"] == "pending"
+    assert lines_of(tmp_path / "done") == ["'ran'"], "one yes, one run"

@@ -187,13 +187,22 @@ class Dispatcher:
                 would = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
                 checked.data = would if dry_run else {"valid": True}
             return checked
+        approvals = None if dry_run or self._approvals is None or not self._approvals.guards(name) else self._approvals
+        if approvals is not None:
+            try:
+                arguments = copied(arguments)  # whoever calls must not change them while a person decides
+            except NotSerializable as error:
+                return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
         asked, owner = arguments, None if caller is None else caller.owner
         proposal_id: str | None = None
-        if dry_run:
-            arguments = {**arguments, "dry_run": True}
-        elif self._approvals is not None and self._approvals.guards(name):
+
+        async def unapproved(*, unless_known: bool = False) -> Envelope | None:
+            """Return the answer where it may not run."""
+            nonlocal arguments, proposal_id, budget_ms, admission
+            if approvals is None or proposal_id is not None:
+                return None
             passed = await self._approved(
-                self._approvals,
+                approvals,
                 spec,
                 arguments,
                 admission,
@@ -206,6 +215,8 @@ class Dispatcher:
                 stdin,
                 again or f"call {name} again with the same arguments",
                 run_wait,
+                resume_from,
+                unless_known,
             )
             if isinstance(passed, Envelope):
                 return passed
@@ -213,22 +224,37 @@ class Dispatcher:
             budget_ms = None if budget_ms is None else max(0, budget_ms - passed.waited_ms)
             if passed.waited_ms:  # the clocks of the work stood still for a person
                 admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=admission.began_ns)
+            return None
+
+        if dry_run:
+            arguments = {**arguments, "dry_run": True}
+        if (refused := await unapproved(unless_known=True)) is not None:
+            return refused
 
         async def carry_out() -> Envelope:
             if self._goes_on_as_job(spec) and not dry_run:
-                return await self._as_job(
-                    spec,
-                    arguments,
-                    admission,
-                    budget_ms,
-                    idempotency_key,
-                    resume_from,
-                    on_progress,
-                    stop,
-                    stdin,
-                    owner,
-                    proposal_id,
-                )
+
+                async def as_job(*, may_start: bool) -> Envelope | None:
+                    return await self._as_job(
+                        spec,
+                        arguments,
+                        admission,
+                        budget_ms,
+                        idempotency_key,
+                        resume_from,
+                        on_progress,
+                        stop,
+                        stdin,
+                        owner,
+                        proposal_id,
+                        may_start,
+                    )
+
+                ended = await as_job(may_start=approvals is None or proposal_id is not None)
+                # The job that was under way, and had been approved, may have ended and been told meanwhile.
+                ended = ended or await unapproved() or await as_job(may_start=True)
+                assert ended is not None
+                return ended
 
             def key() -> str:
                 from .invocation import invocation_key
@@ -239,6 +265,9 @@ class Dispatcher:
             attending.stdin_path = None if stdin is None else stdin.path
 
             async def run() -> Envelope:
+                # The first call with the same key, which had been approved, may have failed without a trace meanwhile.
+                if (refused := await unapproved()) is not None:
+                    return refused
                 return await self._here(spec, operation, arguments, admission, attending, stop)
 
             if idempotency_key is None or dry_run:  # a rehearsal uses no key up
@@ -310,12 +339,19 @@ class Dispatcher:
         stdin: Stdin | None,
         again: str,
         run_wait: RunWait | None,
+        resume_from: str | None,
+        unless_known: bool,
     ) -> Passed | Envelope:
-        """Nobody is asked about arguments that are wrong, nor about work that is under way or done."""
+        """Nobody is asked about arguments that are wrong, nor, `unless_known`, about work that is under way or done: it
+        has passed then without a proposal, and may be waited for but not begun."""
         owner = None if caller is None else caller.owner
+        surroundings: dict[str, Any] = {} if stdin is None else {"stdin": {"sha256": stdin.digest}}
+        if resume_from is not None:
+            surroundings["resume from"] = resume_from
         try:
-            arguments = copied(arguments)
-            if await asyncio.to_thread(self._is_known, spec, arguments, admission, idempotency_key, stdin, owner):
+            if unless_known and await asyncio.to_thread(
+                self._is_known, spec, arguments, admission, idempotency_key, stdin, owner
+            ):
                 from ..inbox.approval import Passed
 
                 return Passed(arguments, 0)
@@ -338,6 +374,7 @@ class Dispatcher:
                     again=again,
                     run_wait=run_wait,
                     look=Look.of(checked.data),
+                    surroundings=surroundings,
                 )
             )
             passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
@@ -368,11 +405,10 @@ class Dispatcher:
             timeout_ms = admission.clocks.timeout_ms or 0
             from .invocation import Invocation
 
-            return self.jobs().is_under_way(
-                Invocation(
-                    self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin, owner
-                )
+            invocation = Invocation(
+                self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin, owner
             )
+            return self.jobs().attached(invocation) is not None
         return idempotency_key is not None and self.store().replies.is_known(self._scope(spec, owner), idempotency_key)
 
     def _scope(self, spec: CommandSpec, owner: str | None) -> str:
@@ -427,8 +463,10 @@ class Dispatcher:
         stdin: Stdin | None,
         owner: str | None,
         proposal_id: str | None,
-    ) -> Envelope:
-        """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job."""
+        may_start: bool,
+    ) -> Envelope | None:
+        """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job. None where
+        it would have to be started and may not."""
         checked = await self._check(spec, arguments, _ahead(admission), stop)
         if not checked.ok:
             return checked
@@ -458,7 +496,12 @@ class Dispatcher:
             problem = await asyncio.to_thread(reused, self.store(), scope, idempotency_key, invocation.key())
             if problem is not None:
                 return answer(admission, Outcome(Ending.NOT_STARTED, problem))
-        job = await asyncio.to_thread(front.start_or_attach, invocation, admission.trace)
+        if may_start:
+            job = await asyncio.to_thread(front.start_or_attach, invocation, admission.trace)
+        elif (attached := await asyncio.to_thread(front.attached, invocation)) is not None:
+            job = attached
+        else:
+            return None
         until_ns, waits_ms = front.patience(admission, budget_ms)
         waiting = asyncio.ensure_future(
             front.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)

@@ -111,9 +111,9 @@ class JobClient:
             self._start_keeper(job, trace)
         return job
 
-    def is_under_way(self, invocation: Invocation) -> bool:
-        """Whether this work needs no start: a job does it, or has done it and told nobody."""
-        return self._store.jobs.answering(invocation.as_new_job("", "unstarted", now()), now(), is_alive) is not None
+    def attached(self, invocation: Invocation) -> Job | None:
+        """Return the job that does this work already, or has done it and told nobody. Nothing is started."""
+        return self._store.jobs.answering(invocation.as_new_job("", "unstarted", now()), now(), is_alive)
 
     def _start_keeper(self, job: Job, trace: TraceContext) -> None:
         assert job.log_path is not None

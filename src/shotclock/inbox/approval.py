@@ -105,10 +105,12 @@ class Approvals:
         again: str | None = None,
         run_wait: RunWait | None = None,
         look: Look | None = None,
+        surroundings: Mapping[str, Any] | None = None,
     ) -> Passed | Outcome | Envelope:
         """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
         is how whoever calls picks the decision up. A `run_wait` says how it is waited, instead of `key`, `budget_ms`
-        and `parent`. `look` is what the check of the arguments said of them: nobody may change them meanwhile.
+        and `parent`. `look` is what the check of the arguments said of them: nobody may change them meanwhile. What
+        else decides what this call does is in `surroundings`.
 
         Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
         """
@@ -116,7 +118,7 @@ class Approvals:
         wait_ms = self._patience_ms(budget_ms, parent, started_ns)
         inbox = self._inbox()
         while True:
-            ask = await self._question(spec, arguments, justification, look)
+            ask = await self._question(spec, arguments, justification, look, surroundings)
             # The hash of a file knows not what is there now, which makes it another question.
             identity = None if ask.file is None else digest([ask.title, ask.action_hash, ask.file.current])
             if run_wait is None:
@@ -142,7 +144,7 @@ class Approvals:
                     if not checked.ok:
                         return checked
                     look = Look.of(checked.data)
-                now = await self._question(spec, arguments, justification, look)
+                now = await self._question(spec, arguments, justification, look, surroundings)
                 if not _is_asked_alike(proposal.ask, now):
                     message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
                     raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
@@ -205,11 +207,17 @@ class Approvals:
         return None if checked.ok else checked
 
     async def _question(
-        self, spec: CommandSpec, arguments: Mapping[str, object], justification: str, look: Look | None
+        self,
+        spec: CommandSpec,
+        arguments: Mapping[str, object],
+        justification: str,
+        look: Look | None,
+        surroundings: Mapping[str, Any] | None,
     ) -> ProposalRequest:
+        added = {**(surroundings or {}), **_conversions(look)}
         if spec.approved_file is None:
-            return await self._ask(spec, arguments, justification, look)
-        return await asyncio.to_thread(self._ask_for_file, spec, spec.approved_file, arguments, justification, look)
+            return await self._ask(spec, arguments, justification, added)
+        return await asyncio.to_thread(self._ask_for_file, spec, spec.approved_file, arguments, justification, added)
 
     def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
         limits = [self._budget_ms]
@@ -225,14 +233,14 @@ class Approvals:
         spec: CommandSpec,
         arguments: Mapping[str, object],
         justification: str,
-        look: Look | None,
+        added: Mapping[str, Any],
     ) -> ProposalRequest:
         assert spec.approval is not None
         given, typed = exact(arguments)
         title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
         filling = _Filling(spec.input_schema)
         arguments = {**_defaults(spec), **filling.filled(given)}
-        surroundings = {**self._surroundings(spec, filling), **_conversions(look)}
+        surroundings = {**self._surroundings(spec, filling), **added}
         if typed:
             surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
         return ProposalRequest(
@@ -259,7 +267,7 @@ class Approvals:
         file: ApprovedFile,
         arguments: Mapping[str, object],
         justification: str,
-        look: Look | None,
+        added: Mapping[str, Any],
     ) -> ProposalRequest:
         """Reads the file, for the comparison."""
         assert spec.approval is not None
@@ -272,7 +280,7 @@ class Approvals:
             surroundings={
                 "command": f"{self._app}/{spec.name}",
                 **self._surroundings(spec),
-                **_conversions(look),
+                **added,
             },
             dispatched=True,
         )

@@ -1,12 +1,14 @@
 """Commands that say exactly what they were run with."""
 
+import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, SecretStr, StringConstraints
 
-from shotclock import App, Context
+from shotclock import App, Context, Failure
 
 app = App("exact", default_timeout="10s")
 
@@ -71,6 +73,48 @@ def kept(folder: Path, v: Any) -> str:
 @app.command(interruption=True, approval=True)
 def kept_and_guarded(folder: Path, v: Any) -> str:
     return note(folder, v)
+
+
+@app.command(approval=True, stdin=True)
+def feed(folder: str) -> str:
+    return note(Path(folder), sys.stdin.read())
+
+
+@app.command(approval=True, steps=["backup", "erase"])
+def stepped(ctx: Context, folder: str) -> list[str]:
+    done = []
+    for name in ("backup", "erase"):
+        if ctx.step(name):
+            done.append(note(Path(folder), name))
+    return done
+
+
+@app.command(approval=True, mutates=False)
+def fails(folder: str) -> None:
+    """Takes a moment, and changes nothing."""
+    note(Path(folder), "ran")
+    wait_for(Path(folder) / "end")
+    raise Failure("FILE_UNREADABLE", "there is nothing")
+
+
+def slowly(folder: Path) -> Path:
+    if (folder / "slow").exists():
+        wait_for(folder / "checked")
+    return folder
+
+
+@app.command(approval=True, interruption=True)
+def raced(folder: Annotated[Path, AfterValidator(slowly)]) -> str:
+    """A job whose arguments take a moment to check."""
+    note(folder, "ran")
+    wait_for(folder / "end")
+    return "done"
+
+
+def wait_for(path: Path) -> None:
+    give_up_at = time.monotonic() + 8
+    while not path.exists() and time.monotonic() < give_up_at:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":
