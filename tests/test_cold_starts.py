@@ -63,7 +63,9 @@ COMMANDS = [
 PARSING_AND_DRAWING = {"rich", "docstring_parser"}
 SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
 STEPS = {"httpx2", "jinja2", "jsonschema"}
+BEFORE_EVERY_COMMAND = {"asyncio", "pydantic", "ruamel", "sqlite3", "socket", "dataclasses", "inspect", "typing"}
 UNUSED = {
+    "shotclock exec --timeout 5s -- true": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *BEFORE_EVERY_COMMAND},
     "shotclock --version": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
     "shotclock errors": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
     "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "sqlite3"},

@@ -19,13 +19,11 @@ MAX_MS = 10 * 365 * 24 * 3600 * 1000
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)", re.ASCII)
-_COMPACT = re.compile(rf"(?:{_NUMBER}(?:ms|s|m|h|d))+", re.ASCII)
-_ISO = re.compile(
-    rf"P(?:(?P<d>{_NUMBER})D)?(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?",
-    re.ASCII,
-)
-_BARE = re.compile(rf"[+-]?(?:{_NUMBER}|inf(?:inity)?|nan)", re.ASCII | re.IGNORECASE)
+# Compiled where they are first needed: `exec --timeout 5s` needs none of them.
+_PART = rf"({_NUMBER})(ms|s|m|h|d)"
+_COMPACT = rf"(?:{_NUMBER}(?:ms|s|m|h|d))+"
+_ISO = rf"P(?:(?P<d>{_NUMBER})D)?(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
+_BARE = rf"[+-]?(?:{_NUMBER}|inf(?:inity)?|nan)"
 _ORDER = ["d", "h", "m", "s", "ms"]
 
 
@@ -46,14 +44,17 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
     text = value.strip()
     if len(text) > 64:
         raise DurationError(f"{text[:20]!r}… is too long to be a duration")
-    if _BARE.fullmatch(text):
+    unit = text.lstrip("0123456789")
+    if unit in _UNIT_MS and unit != text:  # nearly always
+        return _of_parts(text, [(unit, text.removesuffix(unit))])
+    if re.fullmatch(_BARE, text, re.ASCII | re.IGNORECASE):
         number = float(text) if not text.isdecimal() else int(text)
         return _of_number(number, bare)
     if text.startswith("-"):
         raise DurationError(f"{text!r} is negative: a clock cannot run backwards")
-    if _COMPACT.fullmatch(text):
-        return _of_parts(text, [(unit, number) for number, unit in _PART.findall(text)])
-    iso = _ISO.fullmatch(text)
+    if re.fullmatch(_COMPACT, text, re.ASCII):
+        return _of_parts(text, [(unit, number) for number, unit in re.findall(_PART, text, re.ASCII)])
+    iso = re.fullmatch(_ISO, text, re.ASCII)
     if iso and any(iso.groups()):
         return _of_parts(text, [(unit, number) for unit, number in iso.groupdict().items() if number])
     raise DurationError(f"{text!r} is not a duration: write 30s, 500ms, 1h30m or PT30S")

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-_CODE = re.compile(r"[A-Z][A-Z0-9_]+")
+_CODE = r"[A-Z][A-Z0-9_]+"
 
 
 @value
@@ -342,7 +342,7 @@ def register_error(
     entry = ErrorEntry(code, exit_code, http_status, retryable, side_effects, summary, hint)
     if _ERRORS.get(code) == entry:
         return entry
-    if not _CODE.fullmatch(code):
+    if not re.fullmatch(_CODE, code):
         raise ValueError(f"error code {code!r} must be upper case words joined by underscores")
     if code in _ERRORS:
         raise ValueError(f"error code {code!r} is already registered and means something else")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 from types import FrameType
 
 from ..core.clocks import ClockKind
@@ -87,7 +86,7 @@ def run(task: CommandTask, signals: Signals) -> CommandReport:
     if kernel.find_unfitness() is not None:
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that even if the supervisor is killed, its orphans come to us
-    control, theirs = socket.socketpair()
+    control, theirs = ipc.pair()
     try:
         pid = os.fork()
     except OSError as error:
@@ -102,7 +101,7 @@ def run(task: CommandTask, signals: Signals) -> CommandReport:
     theirs.close()
     if task.stdin:
         _let_go_of_stdin()
-    with control:
+    with contextlib.closing(control):
         report = _await_report(task, control, signals, pid)
     if report is None:
         return _lost_supervisor(pid, task, signals)
@@ -110,7 +109,7 @@ def run(task: CommandTask, signals: Signals) -> CommandReport:
     return report
 
 
-def _await_report(task: CommandTask, control: socket.socket, signals: Signals, supervisor: int) -> CommandReport | None:
+def _await_report(task: CommandTask, control: ipc.Socket, signals: Signals, supervisor: int) -> CommandReport | None:
     inbox = ipc.MessageReader(control)
     heard = signals.heard
     told, stop_told_ns = 0, 0
@@ -169,7 +168,7 @@ def _await_report(task: CommandTask, control: socket.socket, signals: Signals, s
             return None
 
 
-def _order(control: socket.socket, *words: str | None) -> None:
+def _order(control: ipc.Socket, *words: str | None) -> None:
     with contextlib.suppress(ipc.Broken):
         ipc.send(control, words)
 

@@ -6,9 +6,10 @@ users travel as pickled bytes inside a message and are only opened where they be
 
 from __future__ import annotations
 
+# The C module alone: `socket` takes as long to import as a third of starting Python, and every `exec` would pay for it.
+import _socket
 import array
 import marshal
-import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     Message = tuple[Any, ...]
 
+Socket = _socket.socket
+pair = _socket.socketpair
 _PREFIX = 4
 _CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came
 
@@ -29,7 +32,7 @@ def frame(message: Message) -> bytes:
     return len(body).to_bytes(_PREFIX, "little") + body
 
 
-def send(sock: socket.socket, message: Message) -> None:
+def send(sock: Socket, message: Message) -> None:
     """Send whole, or raise Broken. Bounded by the socket's own timeout where it has one."""
     try:
         sock.sendall(frame(message))
@@ -40,7 +43,7 @@ def send(sock: socket.socket, message: Message) -> None:
 class MessageReader:
     """Takes bytes as they come and gives whole messages."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
         self._unread: list[Message] = []
@@ -97,7 +100,7 @@ class MessageReader:
 class InboxWithDescriptors(MessageReader):
     """An inbox for messages that descriptors may come with. The kernel delivers them no later than their message."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Socket) -> None:
         super().__init__(sock)
         self._descriptors: list[int] = []
 
@@ -111,14 +114,14 @@ class InboxWithDescriptors(MessageReader):
         return taken
 
 
-def receive_one(sock: socket.socket) -> Message:
+def receive_one(sock: Socket) -> Message:
     """One message and not a byte further, where descriptors follow on the same socket."""
     size = int.from_bytes(_exactly(sock, _PREFIX), "little")
     message: Message = marshal.loads(_exactly(sock, size))
     return message
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: Socket, size: int) -> bytes:
     parts = []
     while size:
         try:
@@ -132,8 +135,8 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))]
     try:
         sock.sendmsg([note], rights)
     except BlockingIOError:  # the other side is behind with its work, not gone
@@ -142,12 +145,12 @@ def send_fds(sock: socket.socket, note: bytes, fds: list[int]) -> None:
         raise Broken(str(error)) from error
 
 
-def receive_fds(sock: socket.socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
+def receive_fds(sock: Socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
     """A note of one byte and the descriptors that came with it; an empty note when the other side is gone."""
-    room = socket.CMSG_SPACE(limit * array.array("i").itemsize)
-    note, ancillary, _, _ = sock.recvmsg(size, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    room = _socket.CMSG_SPACE(limit * array.array("i").itemsize)
+    note, ancillary, _, _ = sock.recvmsg(size, room, getattr(_socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return note, list(fds)

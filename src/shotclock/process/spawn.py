@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 from .command_task import CommandTask
 
@@ -29,10 +30,7 @@ def become(task: CommandTask, becomes: dict[int, int]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, fd in becomes.items():
         os.dup2(fd, number)
-    try:
-        os.execvpe(task.argv[0], task.argv, task.env)
-    except OSError as error:
-        raise StartFailed("exec", error.errno or 0) from None
+    _try_each(task, lambda path: os.execve(path, task.argv, task.env))
 
 
 def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
@@ -44,21 +42,29 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
     """
     _enter(task.cwd)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in becomes.items()]
-    refused: OSError | None = None
     try:
-        for path in _candidates(task.argv[0], task.env):
-            try:
-                return os.posix_spawn(
-                    path, task.argv, task.env, file_actions=actions, setpgroup=0, setsigdef=_PYTHON_IGNORES
-                )
-            except (FileNotFoundError, NotADirectoryError) as error:
-                missing = error.errno or 0
-            except OSError as error:  # there, but not to be executed: one further down the path may be
-                refused = refused or error
-        raise StartFailed("exec", missing if refused is None else refused.errno or 0)
+        return _try_each(
+            task,
+            lambda path: os.posix_spawn(
+                path, task.argv, task.env, file_actions=actions, setpgroup=0, setsigdef=_PYTHON_IGNORES
+            ),
+        )
     finally:
         if task.cwd is not None:
             os.chdir("/")  # nobody's directory is kept from being removed or unmounted by us
+
+
+def _try_each(task: CommandTask, start: Callable[[str], int]) -> int:
+    """Start what the path leads to. (`os.execvpe` does the same, and imports `warnings` for it.)"""
+    refused: OSError | None = None
+    for path in _candidates(task.argv[0], task.env):
+        try:
+            return start(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = error.errno or 0
+        except OSError as error:  # there, but not to be executed: one further down the path may be
+            refused = refused or error
+    raise StartFailed("exec", missing if refused is None else refused.errno or 0)
 
 
 def _candidates(command: str, env: dict[str, str]) -> list[str]:

@@ -15,7 +15,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from enum import Enum, auto
@@ -78,7 +77,7 @@ class _Stage(Enum):
 class Supervisor:
     """Runs in its own process from fork to exit."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: ipc.Socket) -> None:
         self._control = control
         self._orders = ipc.InboxWithDescriptors(control)
         self._caller_gone = False
