@@ -176,7 +176,7 @@ def test_a_signal_stops_it_and_the_envelope_says_so(
 def test_a_probe_that_hangs_is_a_finding_and_the_rest_is_told(tmp_path: Path):
     script = (
         "import json, time\n"
-        "from shotclock.enforce import checkup\n"
+        "from shotclock.runtime import machine_check as checkup\n"
         "checkup.PROBE_LIMIT_MS = 1500\n"
         "checkup._state = lambda: time.sleep(60)\n"
         "checkup._open_files = lambda: 1 / 0\n"

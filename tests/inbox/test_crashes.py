@@ -28,8 +28,9 @@ import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, ProposalStatus, Room
-from shotclock.inbox import Inbox, Principal, Role
-from shotclock.store import Store
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 from tests.inbox.work import operation
 
 async def main(home, name):

@@ -49,8 +49,9 @@ import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.inbox import Inbox, Principal, Role
-from shotclock.store import Store
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
 
 async def main(home, seed):
     inbox, dice, otto = Inbox(Store.open(Path(home))), random.Random(seed), Principal("otto", Role.OPERATOR)

@@ -35,7 +35,7 @@ import sys, time
 from pathlib import Path
 from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.core.walltime import WallTime
-from shotclock.store import Store
+from shotclock.store.store import Store
 
 with Store.open(Path(sys.argv[1])) as store:
     for line in sys.stdin:

@@ -19,7 +19,7 @@ PROGRAM_LIMIT_S = 20.0
 
 PROGRAM = """
 import json, os, signal, sys, time
-from shotclock.enforce import forked
+from shotclock.runtime import forked
 from shotclock.process.clock import monotonic_ns
 
 def daemon():

@@ -108,7 +108,7 @@ def test_zombies_are_among_the_descendants_and_are_told_apart(tmp_path: Path) ->
 
 def test_an_orphan_below_a_subreaper_stays_below_it(tmp_path: Path) -> None:
     adopts = """
-        from shotclock.enforce import kernel
+        from shotclock.process import kernel
         assert kernel.become_subreaper()
         child = os.fork()
         if child == 0:
@@ -130,7 +130,7 @@ def test_an_orphan_below_a_subreaper_stays_below_it(tmp_path: Path) -> None:
 
 def test_has_children_tells_running_and_dead_children_from_none(tmp_path: Path) -> None:
     asks = """
-        from shotclock.enforce import kernel
+        from shotclock.process import kernel
         said = [kernel.has_children()]
         hold, let_go = os.pipe()
         pid = os.fork()
@@ -154,7 +154,7 @@ def test_has_children_tells_running_and_dead_children_from_none(tmp_path: Path) 
 
 def test_a_child_that_shall_die_with_its_parent_does(tmp_path: Path) -> None:
     leaves = """
-        from shotclock.enforce import kernel
+        from shotclock.process import kernel
         me = os.getpid()
         pid = os.fork()
         if pid == 0:

@@ -22,9 +22,8 @@ GONE_WITHIN_S = 10
 WRITER = """
 import os, sys
 from pathlib import Path
-from shotclock.core.process_identity import Holder
 from shotclock.core.walltime import WallTime
-from shotclock.store import Store
+from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, holder, new_job
 
 store = Store.open(Path(sys.argv[1]))
@@ -68,7 +67,7 @@ def test_what_was_said_to_be_committed_is_there_after_kill_9(home: Path, lines: 
 OPENER = """
 import sys
 from pathlib import Path
-from shotclock.store import Store
+from shotclock.store.store import Store
 sys.stdout.write("ready\\n"); sys.stdout.flush()
 Store.open(Path(sys.argv[1]))
 """
