@@ -66,7 +66,7 @@ browser:
 # code that is late is late then too. Last come those that fill the machine by themselves.
 PYTEST = $(BIN)/python -m pytest -q --ask-again 2
 test: $(STAMP) browser ## the whole suite
-	$(PYTEST) -n 5 --dist worksteal --durations=25 -m "not soak and not alone"
+	$(PYTEST) -n 6 --dist worksteal --durations=25 -m "not soak and not alone"
 	$(PYTEST) -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # Each version in a venv of its own, .venv-3.12 and so on. A pyenv shim of a version that is not activated does not run.

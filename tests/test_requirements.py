@@ -4,10 +4,8 @@
 so itself with `@pytest.mark.requirement("F-011")`. Neither can drift from the other.
 """
 
-import json
+import ast
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MANIFEST = ROOT / "tests" / "requirements.toml"
-# Collecting imports every test module that names a requirement; a machine on its knees would run this out.
-COLLECTED_WITHIN_S = 90
-
 # The lines that the App framework answers for, and those that its commands declare.
 DEMANDED = set(
     """
@@ -29,49 +24,30 @@ DEMANDED = set(
     """.split()
 )
 
-PLUGIN = """
-import json, sys
-import pytest
-
-class Collector:
-    def pytest_collection_finish(self, session):
-        marked = {}
-        for item in session.items:
-            node = item.nodeid.partition("[")[0]
-            ids = sorted({mark.args[0] for mark in item.iter_markers("requirement")})
-            marked.setdefault(node, set()).update(ids)
-        with open(sys.argv[1], "w") as file:
-            json.dump({node: sorted(ids) for node, ids in marked.items()}, file)
-
-options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", ""]  # no test is left out, however long it takes
-sys.exit(pytest.main([*options, *sys.argv[2:]], plugins=[Collector()]))
-"""
-
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
     return tomllib.loads(MANIFEST.read_text("utf-8"))
 
 
+def ids_of(decorators: list[ast.expr]) -> set[str]:
+    """The ids in `pytest.mark.requirement(...)` among decorators."""
+    calls = [node for node in decorators if isinstance(node, ast.Call)]
+    return {call.args[0].value for call in calls if ast.unparse(call.func) == "pytest.mark.requirement"}  # type: ignore
+
+
 @pytest.fixture(scope="module")
-def collected(manifest: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Every test of every file that has to do with requirements, as pytest itself finds it, and the ids it is for."""
-    files = {node.partition("::")[0] for entry in manifest.values() for node in entry["tests"]}
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        if path != Path(__file__) and "mark.requirement" in path.read_text("utf-8"):
-            files.add(str(path.relative_to(ROOT)))
-    folder = tmp_path_factory.mktemp("collected")
-    with open(folder / "out", "wb") as out:
-        ran = subprocess.run(
-            [sys.executable, "-c", PLUGIN, folder / "collected.json", *sorted(f for f in files if (ROOT / f).exists())],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            timeout=COLLECTED_WITHIN_S,
-        )
-    assert ran.returncode == 0, (folder / "out").read_text()[-3000:]
-    found: dict[str, list[str]] = json.loads((folder / "collected.json").read_text())
+def collected() -> dict[str, set[str]]:
+    """Every test there is, and the ids it is for. Read, not imported: importing all of them takes many seconds."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        content = path.read_text("utf-8")
+        marks = content.count("mark.requirement(") if path != Path(__file__) else 0
+        for node in ast.parse(content).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found[f"{path.relative_to(ROOT)}::{node.name}"] = ids_of(node.decorator_list)
+                marks -= sum("mark.requirement(" in ast.unparse(decorator) for decorator in node.decorator_list)
+        assert marks == 0, f"{path}: a requirement is marked elsewhere than above a test function"
     return found
 
 
@@ -84,7 +60,7 @@ def test_every_line_that_was_demanded_is_there_and_says_something(manifest: dict
         assert entry["tests"] and len(set(entry["tests"])) == len(entry["tests"]), id
 
 
-def test_every_test_that_is_listed_exists_and_says_the_same(manifest: dict[str, Any], collected: dict[str, list[str]]):
+def test_every_test_that_is_listed_exists_and_says_the_same(manifest: dict[str, Any], collected: dict[str, set[str]]):
     listed = {(id, node) for id, entry in manifest.items() for node in entry["tests"]}
     gone = sorted({node for _, node in listed if node not in collected})
     assert not gone, f"listed, but there is no such test: {gone}"
@@ -92,7 +68,7 @@ def test_every_test_that_is_listed_exists_and_says_the_same(manifest: dict[str, 
     assert not unmarked, f"listed, but not marked with the id: {unmarked}"
 
 
-def test_every_test_that_is_marked_is_listed(manifest: dict[str, Any], collected: dict[str, list[str]]):
+def test_every_test_that_is_marked_is_listed(manifest: dict[str, Any], collected: dict[str, set[str]]):
     marked = {(id, node) for node, ids in collected.items() for id in ids}
     unlisted = sorted((id, node) for id, node in marked if id not in manifest or node not in manifest[id]["tests"])
     assert not unlisted, f"marked, but not listed in {MANIFEST.name}: {unlisted}"

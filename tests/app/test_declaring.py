@@ -250,7 +250,7 @@ def test_the_version_in_an_envelope_is_the_apps_where_the_contract_can_hold_it(
 ):
     app = App("versioned", version=version, default_timeout="5s")
 
-    @app.command
+    @app.command(isolation="loop")
     async def nothing() -> None: ...
 
     meta = validate_envelope(asyncio.run(app.call("nothing")).to_dict())["meta"]

@@ -56,7 +56,7 @@ def test_where_the_reader_has_left_the_exit_code_is_the_answers_own_and_nothing_
     assert b"Broken" not in running.stderr and b"could not be written" not in running.stderr
 
 
-@calls
+@pytest.mark.parametrize(("words", "code"), list(CALLS.values())[::3], ids=list(CALLS)[::3])
 def test_where_stdout_is_closed_no_call_succeeds_and_it_is_said_why(words: list[str], code: int, begin: Any):
     running = begin(*words, before=["sh", "-c", 'exec "$@" 1>&-', "sh"])
     assert running.ends() == (code or 74), running.stderr

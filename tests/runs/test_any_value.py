@@ -186,7 +186,7 @@ def test_many_values_from_anywhere_are_handed_on_or_fail_their_own_steps(
     check_batch(batch, run, store, web, speaking, tmp_path)
 
 
-@settings(max_examples=10, **BOUNDS)
+@settings(max_examples=4, **BOUNDS)
 @given(given_=st.lists(PRINTED, min_size=6, max_size=6))
 def test_any_value_as_an_input_is_handed_on_or_refused_before_anything_runs(
     given_: list[str], run: Run, tmp_path: Path

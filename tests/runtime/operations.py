@@ -1,6 +1,5 @@
 """Well-behaved functions (and a few that crash), for workers to import and for loops and threads to run as well."""
 
-import asyncio
 import collections
 import ctypes
 import itertools
@@ -51,6 +50,8 @@ def note(path: str, number: int, nap_ms: float) -> int:
 
 
 async def note_async(path: str, number: int, nap_ms: float) -> int:
+    import asyncio  # see work.sleeps_async
+
     await asyncio.sleep(nap_ms / 1000)
     return note(path, number, 0)
 

@@ -1295,7 +1295,7 @@ def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path
 @pytest.mark.parametrize("place", PLACES)
 def test_twenty_megabytes_travel_both_ways(place: str) -> None:
     payload = os.urandom(1024) * 20 * 1024
-    envelope = one_call(operation_at(place, operations.echo), {"value": payload}, Clocks.of("15s"))
+    envelope = one_call(operation_at(place, operations.echo), {"value": payload}, Clocks.of("60s"))
     assert envelope.value == payload
 
 

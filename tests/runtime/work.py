@@ -5,8 +5,8 @@ handler like a worker's. Each leaves a mark (a file with its pid) for every proc
 one being `ready`: from there on it has to be stopped. None lives longer than FOREVER_S, whatever we do wrong.
 """
 
-import asyncio
 import collections
+import inspect
 import itertools
 import os
 import signal
@@ -40,6 +40,8 @@ def await_mark(folder: str, name: str) -> None:
 
 
 async def sleeps_async(folder: str) -> None:
+    import asyncio  # not for those who do not need it: most runtimes of these tests import this module anew
+
     mark(folder, "ready")
     await asyncio.sleep(FOREVER_S)
 
@@ -261,7 +263,9 @@ def main(name: str, folder: str) -> None:
     signal.signal(signal.SIGTERM, on_term)
     try:
         result = globals()[name](folder)
-        if asyncio.iscoroutine(result):
+        if inspect.iscoroutine(result):
+            import asyncio
+
             asyncio.run(result)
     except Asked:
         sys.exit(1)

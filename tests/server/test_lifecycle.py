@@ -225,8 +225,16 @@ def test_a_client_that_closes_our_stdout_has_left(tmp_path: Path) -> None:
 # --- cancelling -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("transport", "mode"), [("stdio", MODERN), ("stdio", LEGACY), ("http", LEGACY)])
-@pytest.mark.parametrize("tool", ["patient", "waits-for-a-child", "waits-for-a-child-beside-others"])
+@pytest.mark.parametrize(
+    ("transport", "mode", "tool"),
+    [
+        ("stdio", MODERN, "patient"),
+        ("stdio", MODERN, "waits-for-a-child"),
+        ("stdio", MODERN, "waits-for-a-child-beside-others"),
+        ("stdio", LEGACY, "waits-for-a-child"),
+        ("http", LEGACY, "waits-for-a-child-beside-others"),
+    ],
+)
 def test_a_cancelled_call_is_really_stopped(transport: str, mode: str, tool: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected(transport, mode) as (client, _):

@@ -44,7 +44,7 @@ def open_and_write(number: int, home: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("round", range(5))
+@pytest.mark.parametrize("round", range(2))
 def test_twenty_processes_open_a_store_that_is_not_there_yet_and_all_succeed(home: Path, round: int):
     assert in_children(20, open_and_write, home) == list(range(20))
     assert pragma(home, "user_version") == len(MIGRATIONS)

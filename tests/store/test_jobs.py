@@ -511,7 +511,7 @@ class JobsAgainstAModel(RuleBasedStateMachine):
             assert len({job.key for job in active}) == len(active)
 
 
-JobsAgainstAModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+JobsAgainstAModel.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestJobsAgainstAModel = pytest.mark.slow(JobsAgainstAModel.TestCase)
 
 
