@@ -32,7 +32,7 @@ from ..core.records import changed, dataclass
 from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, pause, process_began_ns
 from ..process.foreground import fill_standard_descriptors
-from ..runtime.call import Admission, Outcome, Tool, admit, answer
+from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..runtime.handlers import raised
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
@@ -450,7 +450,7 @@ def _tool(catalogue: Catalogue) -> Tool:
     return Tool(catalogue.semantic_version, catalogue.debug)
 
 
-def _admit(catalogue: Catalogue, name: str, clocks: Clocks | None = None, *, mutates: bool = True) -> Admission:
+def _admit(catalogue: Catalogue, name: str, clocks: Clocks | None = None, *, mutates: bool = True) -> Call:
     """For an answer that no call of the command makes: with its clocks all the same, and since we began."""
     spec = catalogue.find(name)
     return admit(

@@ -16,7 +16,7 @@ from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import Output
 from ..process.output_capture import DEFAULT_OUTPUT_LIMIT
-from ..runtime.call import Admission, Outcome, admit, answer, inherited_deadline, no_time_left
+from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
 from .parser import Command, Mistakes, duration, flag, option, read
@@ -196,7 +196,7 @@ def _refused(errors: list[dict[str, str]]) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
 
 
-def _run(request: Request, admission: Admission, signals: foreground.Signals) -> Outcome:
+def _run(request: Request, admission: Call, signals: foreground.Signals) -> Outcome:
     if request.json:
         output = Output.CAPTURE
     else:

@@ -24,7 +24,7 @@ from ..inbox.audit_file import AuditFile
 from ..inbox.inbox import Inbox
 from ..inbox.outcomes import refused
 from ..process.clock import wall_ns
-from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.forked import carry_out
 from ..server.web.proposal_json import Compared, compared_with, summary, whole
 from ..store.audit import Entry
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from .inbox_edit import Edit
 
-    Begin = Callable[[], Admission]
+    Begin = Callable[[], Call]
     """Starts the clock of something that is to be done now."""
 
 # Reading all of a trail of years, entry by entry.
@@ -298,7 +298,7 @@ def main(words: list[str]) -> int:
     signals.raise_when_told()
     timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
 
-    def begin(timeout_ms: int) -> Admission:
+    def begin(timeout_ms: int) -> Call:
         return admit_call(f"inbox {verb}", timeout_ms, mutates=verb in _MUTATING, idempotent=verb == "propose")
 
     # A person who takes their time does not use up the time of what is done then.
@@ -348,7 +348,7 @@ def _check_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
             refuse("choice", "a proposed file is approved, modified or rejected")
 
 
-def _answered(verb: str, said: dict[str, Any], admission: Admission, begin: Begin, as_json: bool) -> Envelope:
+def _answered(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as_json: bool) -> Envelope:
     try:
         if admission.no_time_left:
             return answer(admission, no_time_left(admission))

@@ -24,7 +24,7 @@ from ..inbox.inbox import Inbox, Reminder
 from ..inbox.outcomes import outcome_of, refused
 from ..inbox.wait_budget import response_budget_ms
 from ..process.clock import monotonic_ns, wall_ns
-from ..runtime.call import Admission, Outcome, answer
+from ..runtime.call import Call, Outcome, answer
 from ..runtime.handlers import raised
 from ..server.web.proposal_json import summary
 from ..store.store import Store
@@ -41,7 +41,7 @@ BELL = "\a"
 WAITING_SHOWN = 200
 
 
-def ask_and_wait(verb: str, said: dict[str, Any], admission: Admission) -> Envelope:
+def ask_and_wait(verb: str, said: dict[str, Any], admission: Call) -> Envelope:
     """Propose, or look, and wait for the decision for as long as was said. Raises Failure."""
     budget_ms = response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
     _, wait_ms = JobClient.patience(admission, budget_ms if said["wait"] is None else said["wait"])
@@ -73,7 +73,7 @@ def _ask(said: dict[str, Any]) -> ProposalRequest:
 
 
 async def _until_decided(
-    store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Admission, wait_ms: int
+    store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Call, wait_ms: int
 ) -> Envelope:
     inbox = Inbox(store)
     known: Proposal | None = None
@@ -125,7 +125,7 @@ def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
 # --- watching -------------------------------------------------------------------------------------------------
 
 
-def watch(for_ms: int | None, admission: Admission, as_json: bool) -> Envelope:
+def watch(for_ms: int | None, admission: Call, as_json: bool) -> Envelope:
     """Write what waits and then every change.
 
     Ends with the time asked for, with a signal, with our caller's deadline, or when nobody takes what we say.
@@ -137,7 +137,7 @@ def watch(for_ms: int | None, admission: Admission, as_json: bool) -> Envelope:
         return asyncio.run(_watched(store, min(limits, default=None), admission, as_json))
 
 
-async def _watched(store: Store, limit_s: float | None, admission: Admission, as_json: bool) -> Envelope:
+async def _watched(store: Store, limit_s: float | None, admission: Call, as_json: bool) -> Envelope:
     inbox = Inbox(store)
     told = _Told(as_json)
     with signals.told() as stop:

@@ -12,7 +12,7 @@ from ..core.errors import Failure
 from ..core.records import changed
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns
-from ..runtime.call import OURSELVES, Admission, Outcome, Tool, answer
+from ..runtime.call import OURSELVES, Call, Outcome, Tool, answer
 from ..store.store import Store
 from . import signals
 from .output import emit_help, is_terminal, say_line, wants_json, write_quietly
@@ -88,7 +88,7 @@ def job_main(words: list[str], *, app: str | None, command: list[str], tool: Too
 def _job_answer(
     verb: str,
     said: dict[str, Any],
-    admission: Admission,
+    admission: Call,
     app: str | None,
     command: list[str],
     budget_ms: int | None,
@@ -123,7 +123,7 @@ def _job_answer(
         return answer(admission, raised(failure))
 
 
-async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Admission) -> Envelope:
+async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Call) -> Envelope:
     """Stop waiting when a signal comes. The job goes on: it is not ours."""
     import asyncio
 
@@ -178,7 +178,7 @@ _JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "
 
 
 async def _answer_about_run(
-    verb: str, run: Run, store: Store, admission: Admission, command: list[str], budget_ms: int | None
+    verb: str, run: Run, store: Store, admission: Call, command: list[str], budget_ms: int | None
 ) -> Envelope:
     """Answer about a run as about a job. Raises Failure where a run is to be cancelled that a process has."""
     import asyncio

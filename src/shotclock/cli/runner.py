@@ -10,7 +10,7 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Failure
 from ..core.records import value
 from ..process.clock import monotonic_ns, process_began_ns
-from ..runtime.call import OURSELVES, Admission, Outcome, Tool, admit, answer, inherited_deadline, no_time_left
+from ..runtime.call import OURSELVES, Call, Outcome, Tool, admit, answer, inherited_deadline, no_time_left
 from ..runtime.forked import carry_out
 from . import signals
 from .output import emit, emit_text, say_line, summary_line
@@ -69,7 +69,7 @@ def admit_call(
     idempotent: bool = False,
     tool: Tool = OURSELVES,
     since_start: bool = False,
-) -> Admission:
+) -> Call:
     """Start the clock of a subcommand, below the deadline of our caller. `since_start`: since this process began."""
     inherited = inherited_deadline(os.environ, monotonic_ns())
     return admit(

@@ -21,7 +21,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns
 from ..process.identity import is_alive, this_process
-from ..runtime.call import Admission, Outcome, invalid
+from ..runtime.call import Call, Outcome, invalid
 from ..store.locks import Conflict, Held
 from ..store.store import Store
 
@@ -34,7 +34,7 @@ LEASE_MARGIN_MS = 10_000
 RETRY_AFTER_MS = 1_000
 
 
-Check = Callable[[CommandSpec, Mapping[str, object], Admission], Awaitable[Envelope]]
+Check = Callable[[CommandSpec, Mapping[str, object], Call], Awaitable[Envelope]]
 
 
 class ConcurrencyLimits:
@@ -52,9 +52,7 @@ class ConcurrencyLimits:
     def guards(self, name: str) -> bool:
         return name in self._specs
 
-    async def enter(
-        self, name: str, arguments: Mapping[str, object], admission: Admission
-    ) -> Callable[[], None] | Outcome:
+    async def enter(self, name: str, arguments: Mapping[str, object], admission: Call) -> Callable[[], None] | Outcome:
         """How to leave again, or why there was no place in time."""
         tokens: list[str] = []
 
@@ -77,7 +75,7 @@ class ConcurrencyLimits:
             raise
         return leave
 
-    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission) -> Outcome | None:
+    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call) -> Outcome | None:
         """Waiting would not help a call that is wrong anyway: it is told that instead."""
         if self._check is None:
             return None
@@ -100,7 +98,7 @@ class ConcurrencyLimits:
                 places.append((f"{self._app}:{spec.single_flight.format_map(known)}", 1))
         return places
 
-    async def _take(self, lock: str, slots: int, token: str, admission: Admission) -> Conflict | None:
+    async def _take(self, lock: str, slots: int, token: str, admission: Call) -> Conflict | None:
         bell, queue_ms = admission.bound.bell, admission.clocks.queue_ms or 0
         until_ns = admission.started_ns + queue_ms * NS_PER_MS
         if bell is not None:
@@ -133,7 +131,7 @@ class ConcurrencyLimits:
         )
 
 
-def _held(lock: str, conflict: Conflict, admission: Admission) -> Outcome:
+def _held(lock: str, conflict: Conflict, admission: Call) -> Outcome:
     now = WallTime.of_ns(wall_ns())
     age_ms, expires_at = conflict.age_ms(now), conflict.oldest.expires_at
     holder: dict[str, object] = {"pid": conflict.pid, "command": conflict.label, "age_ms": age_ms}

@@ -27,7 +27,7 @@ from ..core.records import changed
 from ..core.trace import TraceContext
 from ..process.clock import monotonic_ns
 from ..process.context import Progress
-from ..runtime.call import Admission, Outcome, Tool, admit, answer, invalid, new_request_id
+from ..runtime.call import Call, Outcome, Tool, admit, answer, invalid, new_request_id
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
@@ -329,7 +329,7 @@ class Dispatcher:
         approvals: Approvals,
         spec: CommandSpec,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         idempotency_key: str | None,
         justification: str,
         caller: Principal | None,
@@ -394,7 +394,7 @@ class Dispatcher:
         self,
         spec: CommandSpec,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         idempotency_key: str | None,
         stdin: Stdin | None,
         owner: str | None,
@@ -434,7 +434,7 @@ class Dispatcher:
         spec: CommandSpec,
         operation: Operation,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         attending: Attending,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
@@ -454,7 +454,7 @@ class Dispatcher:
         self,
         spec: CommandSpec,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         budget_ms: int | None,
         idempotency_key: str | None,
         resume_from: str | None,
@@ -530,7 +530,7 @@ class Dispatcher:
         self,
         spec: CommandSpec,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
         """Look at the arguments and run nothing. The types' own code does it, which may take any time: the call's."""
@@ -538,9 +538,7 @@ class Dispatcher:
         checked = await _unless_stopped(asyncio.ensure_future(call), stop, STOP_LIMIT_S)
         return _stopped(admission, stop) if checked is None else checked
 
-    async def _look_at(
-        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission | None
-    ) -> Envelope:
+    async def _look_at(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call | None) -> Envelope:
         """The same for those who stand between a call and its work."""
         check = self._check_of(spec)
         admission = self.runtime.admit(check, None) if admission is None else _ahead(admission)
@@ -560,7 +558,7 @@ class Dispatcher:
 LOOK_LIMIT_MS = 30_000
 
 
-def _ahead(admission: Admission) -> Admission:
+def _ahead(admission: Call) -> Call:
     """The clocks of a call for a look at its arguments before the rest of it."""
     bound, latest = admission.bound, Deadline.after_ms(monotonic_ns(), LOOK_LIMIT_MS)
     if bound.bell is None or latest.at_ns < bound.bell.at_ns:
@@ -612,14 +610,12 @@ async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] 
     return None
 
 
-def _stopped(admission: Admission, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
+def _stopped(admission: Call, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
     assert stop is not None
     return answer(admission, Outcome(ending, stopped_by(stop.result()), {"partial": True}))
 
 
-def _unconfirmed(
-    spec: CommandSpec, arguments: Mapping[str, object], preview: Envelope, admission: Admission
-) -> Envelope:
+def _unconfirmed(spec: CommandSpec, arguments: Mapping[str, object], preview: Envelope, admission: Call) -> Envelope:
     """What would be done, by the command's own rehearsal where it has one. Nothing was."""
     data: dict[str, object] = {"would_run": spec.name, "arguments": _shown(arguments)}
     if "dry_run" in spec.input_schema["properties"]:

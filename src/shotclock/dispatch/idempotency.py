@@ -13,7 +13,7 @@ from ..core.exact_values import identity
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns
 from ..process.identity import is_alive, this_process
-from ..runtime.call import Admission, Outcome, answer
+from ..runtime.call import Call, Outcome, answer
 from ..runtime.outcomes import timeout_problem
 from ..store.idempotency import Beginning, Finished, Fresh, Interrupted, Mismatch
 from ..store.jobs import RETENTION_MS
@@ -46,7 +46,7 @@ class Repeats:
 
     async def call(
         self,
-        admission: Admission,
+        admission: Call,
         first: Callable[[], Awaitable[Envelope]],
         stop: asyncio.Future[str] | None = None,
     ) -> Envelope | None:
@@ -77,7 +77,7 @@ class Repeats:
     def _forget_old(self) -> None:
         self._store.replies.forget_begun_before(WallTime(max(0, _now().ms - RETENTION_MS)), is_alive)
 
-    def _told(self, admission: Admission, beginning: Beginning) -> Envelope | None:
+    def _told(self, admission: Call, beginning: Beginning) -> Envelope | None:
         if isinstance(beginning, Finished):
             first = beginning.envelope
             again = warning("REPLAYED", finished_at=beginning.finished_at.iso())
@@ -90,7 +90,7 @@ class Repeats:
             return answer(admission, Outcome(Ending.NOT_STARTED, problem))
         return None
 
-    async def _run(self, admission: Admission, first: Callable[[], Awaitable[Envelope]]) -> Envelope:
+    async def _run(self, admission: Call, first: Callable[[], Awaitable[Envelope]]) -> Envelope:
         """What may be repeated without harm is forgotten; everything else is the answer from now on."""
         try:
             envelope = await first()

@@ -28,7 +28,7 @@ from ..process.clock import monotonic_ns, wall_ns
 from ..process.context import Progress
 from ..process.detached import start_detached
 from ..process.identity import is_alive
-from ..runtime.call import Admission, Outcome, Tool, admit, answer
+from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import Store
@@ -60,7 +60,7 @@ class JobClient:
         self,
         verb: str,
         job_id: str | None,
-        admission: Admission,
+        admission: Call,
         *,
         app: str | None = None,
         active_only: bool = False,
@@ -86,7 +86,7 @@ class JobClient:
         return await self.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)
 
     @staticmethod
-    def patience(admission: Admission, budget_ms: int | None) -> tuple[int | None, int]:
+    def patience(admission: Call, budget_ms: int | None) -> tuple[int | None, int]:
         """Until when this caller waits, and how long that is: its budget, and never past its own caller's deadline."""
         ends = [] if budget_ms is None else [admission.started_ns + budget_ms * NS_PER_MS]
         if admission.bound.owner != admission.name and admission.bound.bell is not None:
@@ -150,7 +150,7 @@ class JobClient:
     async def wait(
         self,
         job: Job,
-        admission: Admission,
+        admission: Call,
         *,
         until_ns: int | None,
         budget_ms: int,
@@ -201,7 +201,7 @@ class JobClient:
         meta = {**told["meta"], "job_id": job.id}
         return Envelope(told["data"], told["error"], list(told["warnings"]), meta)
 
-    def incomplete(self, job: Job, admission: Admission, budget_ms: int) -> Envelope:
+    def incomplete(self, job: Job, admission: Call, budget_ms: int) -> Envelope:
         elapsed_ms = (monotonic_ns() - admission.started_ns) // 1_000_000
         silent_ms = 0 if job.heartbeat_at is None else now().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
@@ -292,7 +292,7 @@ def progress_of(job: Job) -> dict[str, object]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _tell_of(admission: Admission, envelope: Envelope) -> None:
+def _tell_of(admission: Call, envelope: Envelope) -> None:
     """The caller's part of a job has ended as well, with the keeper's envelope instead of one of its own."""
     if spans.recorder is not None:
         problem = None if envelope.ok else Problem(str(envelope.code), "")
@@ -319,7 +319,7 @@ def lost_envelope(job: Job) -> dict[str, Any]:
     return envelope.to_dict()
 
 
-def _admit(job: Job) -> Admission:
+def _admit(job: Job) -> Call:
     """For what is said of a job instead of by its keeper."""
     tool = Tool(semantic_version(job.tool_version))
     return admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool)

@@ -33,7 +33,7 @@ from ..core.proposal_request import FILE_LIMIT
 from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns
-from ..runtime.call import Admission, Outcome, invalid
+from ..runtime.call import Call, Outcome, invalid
 from .access import Principal
 from .inbox import Inbox
 from .outcomes import CALL_AGAIN, action_changed, outcome_of, told_of, undecided
@@ -42,7 +42,7 @@ from .wait_budget import response_budget_ms
 TITLE_LENGTH = 200
 # The one parameter beside the text that a command with an approved file may have.
 JUSTIFICATION = "justification"
-Check = Callable[[CommandSpec, Mapping[str, object], Admission | None], Awaitable[Envelope]]
+Check = Callable[[CommandSpec, Mapping[str, object], Call | None], Awaitable[Envelope]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class RunWait:
     """What was asked under the key before that was asked by another run."""
     waits: Callable[[str, Proposal], AbstractContextManager[Any]]
     """Entered while a person is waited for."""
-    around: Admission
+    around: Call
     """Bounds the waiting."""
 
 
@@ -173,7 +173,7 @@ class Approvals:
         self._inbox().record_outcome(proposal_id, code, str(error.get("message", "")))
 
     async def approve(
-        self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
+        self, admission: Call, arguments: Mapping[str, object], parent: Deadline | None
     ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome:
         """For a call from inside another: the same gate, within the time that the outer one has left. With the
         arguments comes whom to tell what became of it."""
@@ -190,7 +190,7 @@ class Approvals:
         return passed.arguments, partial(self.record, passed.proposal_id)
 
     async def _ask_for_inner(
-        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Admission, parent: Deadline | None
+        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call, parent: Deadline | None
     ) -> Passed | Outcome | Envelope:
         look = None
         if self._check is not None:

@@ -17,7 +17,7 @@ from ..core.errors import Failure
 from ..core.proposal import Proposal, ProposalStatus, Summary, result_of
 from ..process.clock import monotonic_ns
 from ..process.identity import is_alive
-from ..runtime.call import Admission, Outcome
+from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import failure_outcome
 
 CALL_AGAIN = "make the call that was approved again, with the same arguments: it runs then"
@@ -90,7 +90,7 @@ def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int, again: str | 
     return Outcome(Ending.NOT_STARTED, Problem(code, message), data)
 
 
-def undecided(proposal_id: str, data: dict[str, object], around: Admission) -> Outcome:
+def undecided(proposal_id: str, data: dict[str, object], around: Call) -> Outcome:
     """What is said of a step whose run had no more time to wait for it. `around` is what bounded the waiting."""
     fired = around.fired(ClockKind.TIMEOUT, monotonic_ns() - around.started_ns)
     message = f"nobody decided {proposal_id} before the run's time was over"

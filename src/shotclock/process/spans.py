@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ..runtime.call import Admission, Outcome
+    from ..runtime.call import Call, Outcome
 
 Attribute = str | int | bool
 
@@ -40,7 +40,7 @@ class Span:
 class SpanRecorder:
     """Who is told. Never waits and never raises."""
 
-    def call_ended(self, admission: Admission, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
+    def call_ended(self, admission: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
         """A call has been answered just now."""
 
     def tell(self, ended: Callable[[], Span]) -> None:

@@ -26,7 +26,7 @@ from ..inbox.approval import RunWait
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
 from ..process.safe_unpickle import users_code_kept_out
-from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
 from ..runtime.outcomes import timeout_problem
@@ -120,7 +120,7 @@ class FunctionProvider:
         apps.append(_Served(target, call.folder, call.env, opening))
         return apps[-1]
 
-    async def _opened(self, served: _Served, call: StepCall, admission: Admission) -> StepResult | None:
+    async def _opened(self, served: _Served, call: StepCall, admission: Call) -> StepResult | None:
         """Wait for the import inside the step's own clocks. It goes on for those who have more time."""
         if admission.no_time_left:
             return StepResult(answer(admission, no_time_left(admission)), None, "function/timeout")
@@ -174,7 +174,7 @@ async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Ca
         raise
 
 
-def _left(admission: Admission) -> Clocks:
+def _left(admission: Call) -> Clocks:
     """What is left of a step's own clocks for the call."""
     clocks, spent_ms = admission.clocks, (monotonic_ns() - admission.started_ns) // NS_PER_MS
     # No time at all would mean no limit.

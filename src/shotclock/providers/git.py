@@ -21,7 +21,7 @@ from ..core.envelope import Envelope, Problem, Warning_
 from ..core.records import changed, dataclass
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
-from ..runtime.call import Admission, Outcome, admit, answer, no_time_left
+from ..runtime.call import Call, Outcome, admit, answer, no_time_left
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
@@ -151,7 +151,7 @@ class GitFailed(Exception):
 class Git:
     """Runs git. One deadline over all of it."""
 
-    def __init__(self, runtime: Runtime, admission: Admission, env: Mapping[str, str]) -> None:
+    def __init__(self, runtime: Runtime, admission: Call, env: Mapping[str, str]) -> None:
         self._runtime = runtime
         self._admission = admission
         allowed = [name for name in env.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":") if name in PROTOCOLS]
@@ -333,7 +333,7 @@ class Checkout:
         await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
 
 
-async def _carried_out(git: Git, asked: Asked, admission: Admission) -> tuple[Outcome, str | None]:
+async def _carried_out(git: Git, asked: Asked, admission: Call) -> tuple[Outcome, str | None]:
     checkout, place, repository = Checkout(git, asked), CheckoutFolder(asked.target), asked.repository
     effects: SideEffects | None = None
     try:
@@ -361,7 +361,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Admission) -> tuple[Ou
     return Outcome(ending, problem, data or None), f"git-checkout/{rule}"
 
 
-def _problem(failed: GitFailed, admission: Admission, repository: Repository) -> tuple[Problem, Ending]:
+def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tuple[Problem, Ending]:
     """In the step's own words and by the step's own clocks, where they are what stopped it."""
     envelope = failed.envelope
     error: Any = envelope.error

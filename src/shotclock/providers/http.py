@@ -19,7 +19,7 @@ from ..core.envelope import Problem, warning
 from ..core.trace import TRACEPARENT
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope
-from ..runtime.call import Admission, Outcome, admit, answer, no_time_left
+from ..runtime.call import Call, Outcome, admit, answer, no_time_left
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
@@ -201,7 +201,7 @@ class HttpProvider:
 class Exchange:
     """How far one request has got, and what is said about it in the end."""
 
-    def __init__(self, request: HttpRequest, response: Response, admission: Admission) -> None:
+    def __init__(self, request: HttpRequest, response: Response, admission: Call) -> None:
         self.request = request
         self.response = response
         self.admission = admission

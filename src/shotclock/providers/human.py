@@ -28,7 +28,7 @@ from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.outcomes import outcome_of
 from ..process.clock import monotonic_ns, wall_ns
-from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
@@ -139,7 +139,7 @@ class HumanProvider:
         return StepResult(answer(admission, outcome), None, f"human-input/{proposal.status}")
 
 
-def _ask(call: StepCall, admission: Admission) -> ProposalRequest:
+def _ask(call: StepCall, admission: Call) -> ProposalRequest:
     prompt = " ".join(str(call.settings["prompt"]).split())
     title = prompt if len(prompt) <= TITLE_LIMIT else prompt[: TITLE_LIMIT - 1] + "…"
     said = [] if title == prompt else [str(call.settings["prompt"])]
@@ -294,7 +294,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
-def _unanswered(admission: Admission, default: object, fired: Fired | None = None) -> StepResult:
+def _unanswered(admission: Call, default: object, fired: Fired | None = None) -> StepResult:
     """Nobody answered in time. `fired` is the clock, where it was started before this process."""
     fired = fired or admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
     seconds = f"{fired.limit_ms / 1000:g} seconds"
@@ -308,10 +308,10 @@ def _defaulted(why: str, default: object) -> Warning_:
     return warning("HUMAN_DEFAULTED", f"{why}; the answer is the default", default=str(default))
 
 
-def _answered(admission: Admission, said: str, warnings: list[Warning_] | None = None) -> StepResult:
+def _answered(admission: Call, said: str, warnings: list[Warning_] | None = None) -> StepResult:
     outcome = Outcome(Ending.FINISHED, data={"answer": said}, warnings=tuple(warnings or ()))
     return StepResult(answer(admission, outcome), said)
 
 
-def _failed(admission: Admission, problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
+def _failed(admission: Call, problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
     return StepResult(answer(admission, Outcome(ending, problem)), None, f"human-input/{rule}")

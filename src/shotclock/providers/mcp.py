@@ -28,7 +28,7 @@ from ..inbox.inbox import Inbox
 from ..inbox.outcomes import undecided
 from ..process.clock import monotonic_ns
 from ..runtime import commands
-from ..runtime.call import Admission, Outcome, answer, no_time_left
+from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
 from ..runtime.interactive_process import Opened
@@ -115,7 +115,7 @@ class McpProvider:
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/arguments")
         return await _Call(call, admission, runtime).result()
 
-    async def _load(self, admission: Admission) -> None:
+    async def _load(self, admission: Call) -> None:
         if self._is_loaded:
             return
         bell = admission.bound.bell
@@ -138,7 +138,7 @@ class McpProvider:
 class _Call:
     """One step's call from its admission to its result."""
 
-    def __init__(self, call: StepCall, admission: Admission, runtime: Runtime) -> None:
+    def __init__(self, call: StepCall, admission: Call, runtime: Runtime) -> None:
         from .mcp_client import Conversation
 
         self._call, self._admission, self._runtime = call, admission, runtime

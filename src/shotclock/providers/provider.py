@@ -15,7 +15,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.proposal import Proposal
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from ..runtime.call import Admission, Outcome, admit
+from ..runtime.call import Call, Outcome, admit
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 
@@ -94,7 +94,7 @@ def cancelled_outcome(ending: Ending) -> Outcome:
     return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
 
 
-def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Admission:
+def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Call:
     """The step's clocks, running, inside the deadline of its run: for work that a provider does on the loop itself."""
     scope = current_scope.get()
     return admit(

@@ -37,7 +37,7 @@ OURSELVES = Tool()
 
 
 @record
-class Admission:
+class Call:
     """A call that may run: its clocks are fixed and running."""
 
     name: str
@@ -97,7 +97,7 @@ class Outcome:
     survivors: Sequence[dict[str, object]] = ()
     traceback: str = ""
     """Of what the handler raised: for stderr, and for the envelope only where the tool says so."""
-    admission: Admission | None = None
+    admission: Call | None = None
     """The call that it is the outcome of, once it is answered."""
     answered_ns: int = 0
     wall_ns: int = 0
@@ -191,7 +191,7 @@ def admit(
     notes: tuple[Warning_, ...] = (),
     tool: Tool = OURSELVES,
     began_ns: int = 0,
-) -> Admission:
+) -> Call:
     """Fix the clocks of a call, which run from now on. `began_ns` is when its caller began to wait."""
     if clocks is not defaults:
         clocks = clocks.over(defaults)
@@ -206,7 +206,7 @@ def admit(
         parent_owner=parent_owner,
         reserve_ms=clocks.reserve_ms,
     )
-    admission = Admission(
+    admission = Call(
         name,
         clocks,
         bound,
@@ -230,7 +230,7 @@ def admit(
     return admission
 
 
-def no_time_left(admission: Admission) -> Outcome:
+def no_time_left(admission: Call) -> Outcome:
     return Outcome(
         Ending.NOT_STARTED,
         Problem(
@@ -248,7 +248,7 @@ def invalid(problems: list[dict[str, str]]) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 
-def answer(admission: Admission, outcome: Outcome) -> Envelope:
+def answer(admission: Call, outcome: Outcome) -> Envelope:
     """The one envelope of a call. What happened is fixed here and now; its text is made when it is read."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
     if isinstance(outcome.problem, Problem):

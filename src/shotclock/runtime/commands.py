@@ -16,7 +16,7 @@ from ..process import kernel
 from ..process.command_task import CommandReport, CommandTask, Output
 from ..process.environment import child_environment
 from ..process.output_capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
-from .call import Admission, Outcome
+from .call import Call, Outcome
 
 # What the kernel says where the machine is full, whatever the command is.
 _NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -54,7 +54,7 @@ def _unusable(text: str) -> str | None:
 
 
 def assign(
-    admission: Admission,
+    admission: Call,
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -91,7 +91,7 @@ def assign(
     )
 
 
-def judge(admission: Admission, task: CommandTask, report: CommandReport) -> Outcome:
+def judge(admission: Call, task: CommandTask, report: CommandReport) -> Outcome:
     """What is said about a command that ended, in one place for every surface."""
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
@@ -124,7 +124,7 @@ def count_processes(processes: list[dict[str, object]]) -> str:
     return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
-def _verdict(admission: Admission, report: CommandReport) -> tuple[Problem | None, Ending]:
+def _verdict(admission: Call, report: CommandReport) -> tuple[Problem | None, Ending]:
     limit_ms = admission.bound.limit_ms
     if report.stopped is not None:
         if report.stopped in STOP_SIGNAL_EXITS:

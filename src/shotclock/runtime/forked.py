@@ -29,7 +29,7 @@ from ..process.cgroups import Cgroup
 from ..process.clock import monotonic_ns
 from ..process.kill import kill_below, signal_process
 from ..process.supervisor import LONGEST_WAIT_MS
-from .call import Admission, Outcome
+from .call import Call, Outcome
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
     raise unfinished
 
 
-def carry_out(admission: Admission, body: Callable[[], Outcome]) -> Outcome:
+def carry_out(admission: Call, body: Callable[[], Outcome]) -> Outcome:
     """A call's body inside the call's clocks: what it says happened, or what happened to it."""
     bell = admission.bound.bell
     try:

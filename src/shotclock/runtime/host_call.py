@@ -20,7 +20,7 @@ from ..core.operation import Handler
 from ..process.call_processes import Started, Survivors
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener
-from .call import Admission, Outcome
+from .call import Call, Outcome
 from .loop_call import HEARD_LIMIT_S, MARGIN_MS
 from .outcomes import stalled_problem, timeout_problem, worker_outcome
 from .preloaded_zygote import address_of
@@ -65,7 +65,7 @@ class HostCall:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: Call,
         handler: Handler,
         arguments: Mapping[str, object],
         depth: int,

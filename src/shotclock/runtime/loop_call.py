@@ -25,7 +25,7 @@ from ..process.clock import monotonic_ns
 from ..process.context import NULL_LISTENER, CallListener, Context, Scope
 from ..process.context import current_scope as current_scope
 from ..process.kill import VERIFY_LIMIT_MS
-from .call import Admission, Outcome
+from .call import Call, Outcome
 from .command_runner import shielded
 from .handlers import bind, raised_by_handler, returned, run_guards
 from .loop_threads import CrossLoopQueue, Delivery, LoopTask, LoopThread, LoopThreads, Waiter, start_at_once
@@ -290,7 +290,7 @@ class LoopCall(LoopTask):
         runtime: Keeper,
         timers: DeadlineTimers,
         carrier: Carrier,
-        admission: Admission,
+        admission: Call,
         operation: Operation,
         arguments: Mapping[str, object],
         scope: Scope,

@@ -15,7 +15,7 @@ from ..core.records import changed
 from ..process import safe_unpickle
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
-from .call import Admission, Outcome, admit, answer, invalid
+from .call import Call, Outcome, admit, answer, invalid
 from .commands import count_processes, signal_name
 
 
@@ -127,7 +127,7 @@ def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR
     return Outcome(Ending.FINISHED, problem, traceback=lines)
 
 
-def crash_outcome(admission: Admission, report: CommandReport) -> Outcome:
+def crash_outcome(admission: Call, report: CommandReport) -> Outcome:
     """The worker ended without answering: by a clock, by our order, or by itself."""
     survivors = report.survivors
     bell = admission.bound.bell
@@ -154,7 +154,7 @@ def crash_outcome(admission: Admission, report: CommandReport) -> Outcome:
     return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
 
 
-def timeout_problem(admission: Admission, elapsed_ns: int) -> Problem:
+def timeout_problem(admission: Call, elapsed_ns: int) -> Problem:
     fired = admission.fired(ClockKind.TIMEOUT, elapsed_ns)
     return Problem("TIMEOUT", f"{admission.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
 
@@ -165,7 +165,7 @@ class TimedOut:
 
     __slots__ = ("_admission", "_elapsed_ns")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Call) -> None:
         self._admission = admission
         self._elapsed_ns = monotonic_ns() - admission.started_ns
 
@@ -173,6 +173,6 @@ class TimedOut:
         return timeout_problem(self._admission, self._elapsed_ns)
 
 
-def stalled_problem(admission: Admission) -> Problem:
+def stalled_problem(admission: Call) -> Problem:
     fired = admission.fired(ClockKind.IDLE, monotonic_ns() - admission.started_ns)
     return Problem("STALLED", f"{admission.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)

@@ -30,7 +30,7 @@ from ..process.output_capture import DEFAULT_OUTPUT_LIMIT
 from . import commands, telemetry
 from .call import (
     OURSELVES,
-    Admission,
+    Call,
     Outcome,
     admit,
     answer,
@@ -65,7 +65,7 @@ class CallLimits(Protocol):
 
     def guards(self, name: str) -> bool: ...
     async def enter(
-        self, name: str, arguments: Mapping[str, object], admission: Admission
+        self, name: str, arguments: Mapping[str, object], admission: Call
     ) -> Callable[[], None] | Outcome: ...
 
 
@@ -74,7 +74,7 @@ class CallApprovals(Protocol):
 
     def guards(self, name: str) -> bool: ...
     async def approve(
-        self, admission: Admission, arguments: Mapping[str, object], parent: Deadline | None
+        self, admission: Call, arguments: Mapping[str, object], parent: Deadline | None
     ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome: ...
 
 
@@ -219,7 +219,7 @@ class Runtime:
         *,
         on_progress: Progress | None = None,
         listener: CallListener | None = None,
-        admission: Admission | None = None,
+        admission: Call | None = None,
     ) -> Envelope:
         """Call an operation. Always one envelope, on time; what may survive is said in it.
 
@@ -324,7 +324,7 @@ class Runtime:
     @contextlib.asynccontextmanager
     async def open(
         self,
-        admission: Admission,
+        admission: Call,
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
@@ -356,7 +356,7 @@ class Runtime:
 
     def admit(
         self, operation: Operation | str, clocks: Clocks | None, *, parent: Deadline | None = None, began_ns: int = 0
-    ) -> Admission:
+    ) -> Call:
         """Start the clocks of a call that something else is done for before it is dispatched. `parent` is a deadline
         that came with it, beside those of the call that this one is made in and of this process."""
         known = self._found(operation) if isinstance(operation, str) else operation
@@ -372,7 +372,7 @@ class Runtime:
         scope: Scope | None,
         parent: Deadline | None = None,
         began_ns: int = 0,
-    ) -> Admission:
+    ) -> Call:
         self.counts.calls += 1
         deadline, owner = (self.inherited, "caller") if scope is None else (scope.deadline, scope.name)
         if parent is not None and (deadline is None or parent.at_ns < deadline.at_ns):
@@ -408,7 +408,7 @@ class Runtime:
     def _inherited_warnings(self) -> tuple[Warning_, ...]:
         return tuple(warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes)
 
-    def _refusal(self, known: Operation | None, admission: Admission, depth: int) -> Outcome | None:
+    def _refusal(self, known: Operation | None, admission: Call, depth: int) -> Outcome | None:
         """Reasons not to start that need no code of anybody else's."""
         if known is None:
             message = f"there is no operation {admission.name!r}"
@@ -446,7 +446,7 @@ class Runtime:
         self,
         operation: Operation,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         depth: int,
         listener: CallListener,
     ) -> Outcome:
@@ -463,7 +463,7 @@ class Runtime:
         self,
         operation: Operation,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         depth: int,
         listener: CallListener,
     ) -> Awaitable[Outcome]:
@@ -492,7 +492,7 @@ class Runtime:
         self,
         operation: Operation,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         scope: Scope,
         guards: tuple[Guard, ...],
         listener: CallListener,
@@ -535,7 +535,7 @@ class Runtime:
         return elsewhere
 
     def _call_from_thread(
-        self, admission: Admission, depth: int, other: Any, arguments: Mapping[str, object], clocks: Clocks
+        self, admission: Call, depth: int, other: Any, arguments: Mapping[str, object], clocks: Clocks
     ) -> Envelope:
         assert self._home is not None
         # Bounded by the child's own deadline, which is inside its caller's.
@@ -553,7 +553,7 @@ class Runtime:
         self,
         operation: Operation,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         depth: int,
         listener: CallListener,
     ) -> Coroutine[Any, Any, Outcome]:
@@ -563,7 +563,7 @@ class Runtime:
         return self._children.pool(operation).run(task)
 
     async def _call_inside(
-        self, admission: Admission, depth: int, name: str, arguments: Mapping[str, object], clocks: Clocks
+        self, admission: Call, depth: int, name: str, arguments: Mapping[str, object], clocks: Clocks
     ) -> Envelope:
         """A call made inside of another that did not come with its context: it came from another process or thread."""
         token = current_scope.set(Scope(admission.bound.bell, depth, admission.name, admission))
@@ -576,7 +576,7 @@ class Runtime:
         self,
         operation: Operation,
         arguments: Mapping[str, object],
-        admission: Admission,
+        admission: Call,
         depth: int,
         listener: CallListener,
     ) -> Outcome:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..core.deadlines import NS_PER_MS
 from ..process.clock import monotonic_ns
-from .call import Admission
+from .call import Call
 
 # asyncio refuses absurd delays on some platforms; a day at a time is as good.
 LONGEST_DELAY_S = 86_400.0
@@ -23,7 +23,7 @@ class Alarms:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        admission: Admission,
+        admission: Call,
         *,
         on_soft: Callable[[], None],
         on_idle: Callable[[], object],

@@ -21,7 +21,7 @@ from ..core.effects import Ending, side_effects_of
 from ..core.envelope import Problem
 from ..process import spans
 from ..process.spans import Attribute, Span
-from .call import Admission, Outcome
+from .call import Call, Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Recorder(spans.SpanRecorder):
         if self._thread is None:
             self._start()
 
-    def call_ended(self, admission: Admission, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
+    def call_ended(self, admission: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
         # Only what is small: output may wait in the queue for long, and there may be much of it.
         said = outcome.data if isinstance(outcome.data, dict) else {}
         self.tell(partial(_call_span, admission, outcome.ending, outcome.problem, _facts(said), now_ns, wall_ns))
@@ -151,7 +151,7 @@ def _facts(data: Mapping[str, object]) -> dict[str, Attribute]:
 
 
 def _call_span(
-    admission: Admission,
+    admission: Call,
     ending: Ending,
     problem: Problem | Callable[[], Problem] | None,
     facts: Mapping[str, Attribute],

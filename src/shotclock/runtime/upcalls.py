@@ -11,10 +11,10 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..process import safe_unpickle
 from ..process.context import CallListener
-from .call import Admission
+from .call import Call
 from .outcomes import unopenable
 
-FurtherCall = Callable[[Admission, int, str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+FurtherCall = Callable[[Call, int, str, Mapping[str, object], Clocks], Awaitable[Envelope]]
 """A call made by the call that was admitted like this, at this depth."""
 
 
@@ -34,7 +34,7 @@ class Calling(Protocol):
     """A call in another process that may make further ones."""
 
     @property
-    def admission(self) -> Admission: ...
+    def admission(self) -> Call: ...
     @property
     def depth(self) -> int: ...
     @property

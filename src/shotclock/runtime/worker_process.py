@@ -32,7 +32,7 @@ from ..process.context import CallListener
 from ..process.kernel import DeadlineTimer
 from ..process.worker_main import CLOSE_CALL_NS
 from ..process.zygote import WORKER, kill_what_lost_its_supervisor
-from .call import Admission, Outcome
+from .call import Call, Outcome
 from .command_runner import Patience
 from .loop_threads import Waiter
 from .outcomes import crash_outcome, left_behind, worker_outcome
@@ -53,7 +53,7 @@ MOST_READS = 16
 class Task:
     """One call of a function, on its way to a worker and back."""
 
-    admission: Admission
+    admission: Call
     handler: Handler
     arguments: Mapping[str, object]
     depth: int

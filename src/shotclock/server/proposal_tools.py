@@ -23,7 +23,7 @@ from ..inbox.access import Principal
 from ..inbox.outcomes import outcome_of, refused
 from ..inbox.wait_budget import response_budget_ms
 from ..process.clock import monotonic_ns
-from ..runtime.call import Admission, Outcome, admit, answer
+from ..runtime.call import Call, Outcome, admit, answer
 
 PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
 NAMES = frozenset((PROPOSE, CHECK, WITHDRAW))
@@ -168,7 +168,7 @@ def _ask(arguments: Mapping[str, Any]) -> ProposalRequest:
     return ProposalRequest(Kind.QUESTION, title, justification, choices=choices, policy=policy)
 
 
-def _answered(admission: Admission, name: str, proposal: Proposal, wait_ms: int) -> Envelope:
+def _answered(admission: Call, name: str, proposal: Proposal, wait_ms: int) -> Envelope:
     waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
     outcome = outcome_of(proposal, waited_ms, wait_ms)
     if name == WITHDRAW and isinstance(outcome.problem, Problem) and outcome.problem.code == "PROPOSAL_WITHDRAWN":

@@ -34,7 +34,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import Principal
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
-from ..runtime.call import Admission, Outcome, admit, answer, inherited_trace, invalid, new_request_id, new_trace
+from ..runtime.call import Call, Outcome, admit, answer, inherited_trace, invalid, new_request_id, new_trace
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from .elicitation import ask_while_waiting, decider_at, input_required, may_answer, take_answers
@@ -342,7 +342,7 @@ class ToolCallMiddleware:
 
     # --- refusing -----------------------------------------------------------------------------------------
 
-    def _admit(self, name: str, request_meta: RequestMeta = NOTHING_SAID) -> Admission:
+    def _admit(self, name: str, request_meta: RequestMeta = NOTHING_SAID) -> Call:
         """For an answer that no call of the tool makes: with its clocks all the same."""
         spec, catalogue = self._specs.get(name), self._dispatcher.catalogue
         return admit(
@@ -361,7 +361,7 @@ class ToolCallMiddleware:
         spec, limit_ms = self._specs.get(name), self._limit_ms
         elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
         bell = Deadline.after_ms(started_ns, limit_ms)
-        admission = Admission(
+        admission = Call(
             name,
             Clocks(timeout_ms=limit_ms),
             Bound(bell, 0, limit_ms, "server"),

@@ -36,7 +36,7 @@ from ..providers.human import Aside, HumanProvider
 from ..providers.mcp import McpProvider
 from ..providers.provider import ForeignProposal, Provider
 from ..providers.workflow import Inner, WorkflowProvider
-from ..runtime.call import Admission, Outcome, admit, answer, inherited_deadline, inherited_trace
+from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, inherited_trace
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.preloaded_zygote import Program
@@ -350,7 +350,7 @@ def _only_waited(store: Store, run: Run, step: AnyStep, state: StepState) -> boo
     return step.type == "function" and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
 
 
-def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Admission:
+def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
     """Inside the run that it is a step of, or else inside the time that came with the environment."""
     scope = current_scope.get()
     return admit(
@@ -365,7 +365,7 @@ def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = No
 async def _carry_out(
     request: RunRequest,
     inputs: Mapping[str, Any],
-    admission: Admission,
+    admission: Call,
     store: Store,
     known: Mapping[str, StepState],
     company: _RunPeople,
@@ -620,7 +620,7 @@ async def _outputs(workflow: WorkflowFile, steps: Steps, running: Scheduler) -> 
 
 def _outcome(
     request: RunRequest,
-    admission: Admission,
+    admission: Call,
     running: Scheduler,
     outputs: dict[str, Any],
     ended_by: str | Exception | None,
@@ -651,7 +651,7 @@ def _outcome(
     return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
 
 
-def _run_fired(admission: Admission, begun: _Begun) -> Fired:
+def _run_fired(admission: Call, begun: _Begun) -> Fired:
     """The clock of the run, with the limit that was set: what a parent kept back of it is nobody's limit."""
     if begun.budget_ms is not None:
         elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS

@@ -16,7 +16,7 @@ from ...core.envelope import Envelope
 from ...core.errors import Failure, error_entry
 from ...inbox.outcomes import refused
 from ...process.clock import monotonic_ns
-from ...runtime.call import Admission, Outcome, admit, answer
+from ...runtime.call import Call, Outcome, admit, answer
 from ...runtime.handlers import raised
 from ...runtime.outcomes import timeout_problem
 
@@ -56,7 +56,7 @@ async def enveloped(
     return shown(answer(admission, outcome), _headers_of(outcome.value))
 
 
-async def _outcome(admission: Admission, work: Awaitable[Mapping[str, Any]]) -> Outcome:
+async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outcome:
     limit_s = admission.bound.limit_ms / 1000
     try:
         async with asyncio.timeout(limit_s) as clock:
