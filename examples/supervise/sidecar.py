@@ -192,7 +192,7 @@ def list_egress_routes() -> dict[str, Any]:
     try:
         return {"service": EGRESS_URL, "routes": json.loads(content)}
     except ValueError as error:
-        raise Failure("FETCH_FAILED", f"the egress service answered with something that is no JSON: {error}") from None
+        raise Failure("FETCH_FAILED", f"the egress service answered with something that is not JSON: {error}") from None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -427,7 +427,7 @@ def _check_placeholders(name: str, template: str, known: set[str]) -> None:
         raise ValueError(f"{name!r}: {template!r}: {error}") from None
     for field, spec, conversion in fields:
         if field is not None and field not in known:
-            raise ValueError(f"{name!r}: {{{field}}} in {template!r} is none of its parameters")
+            raise ValueError(f"{name!r}: {{{field}}} in {template!r} is not one of its parameters")
         if spec or conversion:
             raise ValueError(f"{name!r}: {{{field}}} in {template!r} stands for the argument as it is, and no more")
 

@@ -49,7 +49,7 @@ def test_a_command_that_takes_too_long_is_stopped_and_the_clock_is_named(
     envelope = validate_envelope(ran.json() if form == ["--json"] else ran.envelope())
     assert ran.code == 10
     clock = timed_out(envelope)
-    assert envelope["error"]["message"] == "Command execution timed out after 1 seconds"
+    assert envelope["error"]["message"] == "Command execution timed out after 1 second"
     assert (clock["kind"], clock["owner"], clock["limit_ms"]) == ("timeout", "exec", 1000)
     assert 1000 <= clock["elapsed_ms"] <= 1000 + SLACK_MS
     assert envelope["meta"]["timeout_ms"] == 1000

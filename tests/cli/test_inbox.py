@@ -533,7 +533,7 @@ def test_a_mistake_in_the_editor_is_told_and_the_edit_is_there_again(terminal: A
     mend = """printf '{"table": "%s"}' "$(grep -o kept "$1")" > "$1" """
     script = f"""if grep -q BROKEN "$1"; then {mend}; else echo 'BROKEN kept' > "$1"; fi"""
     ran = terminal("inbox", "modify", proposal.id, env=editor(tmp_path, script))
-    ran.shows("this is no JSON")
+    ran.shows("this is not JSON")
     ran.shows("Enter opens the editor again")
     ran.types("\n")
     assert ran.ends() == 0, ran.text

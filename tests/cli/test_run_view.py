@@ -81,7 +81,7 @@ def test_on_a_terminal_each_clock_is_seen_running_down(
     assert re.search(r"view  1 of 3 done, 1 running  \d\.\ds  [━─]+ 1\d\.\ds left", plain)
     assert "\x1b[?25l" not in seen.screen, "a killed run would leave the terminal without its cursor"
     after = plain[plain.rindex("✓ first") :]
-    assert re.search(r"◷ hang +1(\.\d+)?s  Command execution timed out after 1 seconds, killed", after)
+    assert re.search(r"◷ hang +1(\.\d+)?s  Command execution timed out after 1 second, killed", after)
     assert re.search(r"– behind +skipped, dependency failed: hang", after)
     # stdout has the envelope and nothing else
     assert validate_envelope(json.loads(seen.stdout))["data"]["run_id"] == "r1"
@@ -181,7 +181,7 @@ def test_off_a_terminal_stderr_has_a_line_for_every_change_as_it_happens(
         "… first running",
         "✓ first succeeded",
         "… hang running",
-        "◷ hang timed_out: Command execution timed out after 1 seconds",
+        "◷ hang timed_out: Command execution timed out after 1 second",
         "– behind skipped: dependency_failed (hang)",
     ]
     assert json.loads((tmp_path / "out").read_text())["error"]["code"] == "STEPS_FAILED"

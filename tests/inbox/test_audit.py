@@ -91,7 +91,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "several removed": (lambda lines: [*lines[:2], *lines[5:]], "entries 3 to 5 are missing in the file"),
     "the last cut off": (lambda lines: lines[:-1], "entry 8 is missing in the file from the end, which was cut off"),
     "the end cut off": (lambda lines: lines[:5], "entries 6 to 8 are missing in the file from the end"),
-    "cut in a line": (lambda lines: [*lines[:7], lines[7][:40]], "line 8 is no entry"),
+    "cut in a line": (lambda lines: [*lines[:7], lines[7][:40]], "line 8 is not an entry"),
     "emptied": (lambda lines: [], "entries 1 to 8 are missing in the file from the end"),
     "one changed": (
         lambda lines: [*lines[:5], changed(lines[5], by="bob"), *lines[6:]],
@@ -116,9 +116,9 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "turned round": (lambda lines: lines[::-1], "entry 7 (line 2) stands after entry 8: they were reordered"),
     "one repeated": (lambda lines: [*lines, lines[4]], "entry 5 stands in the file again (line 9)"),
     "one invented": (lambda lines: [*lines, changed(lines[7], seq=9)], "entry 9 (line 9) is not in the store"),
-    "something else": (lambda lines: [*lines[:4], b"\x00\xff not json\n", *lines[4:]], "line 5 is no entry"),
-    "an empty line": (lambda lines: [*lines[:4], b"\n", *lines[4:]], "line 5 is no entry"),
-    "deep nesting": (lambda lines: [*lines, b"[" * 100_000 + b"\n"], "line 9 is no entry"),
+    "something else": (lambda lines: [*lines[:4], b"\x00\xff not json\n", *lines[4:]], "line 5 is not an entry"),
+    "an empty line": (lambda lines: [*lines[:4], b"\n", *lines[4:]], "line 5 is not an entry"),
+    "deep nesting": (lambda lines: [*lines, b"[" * 100_000 + b"\n"], "line 9 is not an entry"),
 }
 
 
@@ -250,7 +250,7 @@ def test_a_file_without_anchors_is_no_proof_of_anything(home: Path, file: Path, 
                 trail.check_anchor(tmp_path / "anchors")
             assert refused.value.code == code
         (tmp_path / "anchors").write_text("hello\n")
-        assert "is no anchor" in str(trail.check_anchor(tmp_path / "anchors")[0])
+        assert "is not an anchor" in str(trail.check_anchor(tmp_path / "anchors")[0])
 
 
 def test_an_end_that_was_taken_from_file_and_store_alike_is_missed_by_the_proposal_it_was_about(home: Path, file: Path):
@@ -313,7 +313,7 @@ def test_a_foreign_piece_at_the_end_is_left_there_and_named_and_does_not_swallow
     with open(file, "ab") as output:
         output.write(b'{"seq": 9, "act')
     unfiled(home, 2)
-    assert verified(home) == ["line 9 is no entry"]
+    assert verified(home) == ["line 9 is not an entry"]
     assert [json.loads(line)["seq"] for line in lines_of(file)[9:]] == [9, 10]
 
 

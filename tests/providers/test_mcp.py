@@ -233,7 +233,7 @@ def test_an_answer_that_is_too_long_is_refused_by_the_name_of_the_limit(
 def test_a_bare_connect_timeout_is_in_seconds(ask: Trial) -> None:
     tried = ask(server("never_initializes", connect_timeout=1))
 
-    assert_ended(tried, 1.0, "mcp/connect_timeout", "MCP connection timed out after 1 seconds")
+    assert_ended(tried, 1.0, "mcp/connect_timeout", "MCP connection timed out after 1 second")
 
 
 @pytest.mark.parametrize("name", ["never_lists", "pages_for_ever"])
@@ -269,7 +269,7 @@ def test_garbage_on_stdout_is_no_answer_and_is_shown(ask: Trial) -> None:
     tried = ask(server("garbage", connect_timeout="1s"))
 
     assert tried.result.rule in ("mcp/connect_timeout", "mcp/connect_error")
-    assert "this is no JSON" in tried.message
+    assert "this is not JSON" in tried.message
     assert tried.elapsed_s < 1 + LATE_S + FAREWELL_S
 
 
@@ -486,7 +486,7 @@ def test_a_call_over_http_that_hangs_ends_on_time(ask: Trial) -> None:
     with listener(polite_until_called(lambda connection: time.sleep(30))) as url:
         tried = ask(at(url), timeout="1s")
 
-    assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 seconds")
+    assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 second")
     assert tried.meta["ending"] == "cancelled"
     assert tried.meta["side_effects"] == "unknown"
 
@@ -495,7 +495,7 @@ def test_an_event_stream_that_drips_ends_on_time(ask: Trial) -> None:
     with listener(polite_until_called(drip)) as url:
         tried = ask(at(url), timeout="1s")
 
-    assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 seconds")
+    assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 second")
 
 
 def flood(connection: socket.socket) -> None:

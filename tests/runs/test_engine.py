@@ -73,7 +73,7 @@ def test_a_step_that_hangs_is_killed_at_its_own_clock(run: Run) -> None:
     )
     assert statuses(envelope) == {"hang": "timed_out", "after": "skipped"}
     error = step(envelope, "hang")["error"]
-    assert error["message"] == "Command execution timed out after 1 seconds"
+    assert error["message"] == "Command execution timed out after 1 second"
     assert error["context"]["rule"] == "command/timeout"
     assert step(envelope, "hang")["output"] == "so far"
 

@@ -62,7 +62,7 @@ class Line:
 TABLE = [
     Line(
         "command", 60_000, 1, 1_000, {"exec": "sleep 600"},
-        "Command execution timed out after 1 seconds", "command/timeout",
+        "Command execution timed out after 1 second", "command/timeout",
     ),
     Line(
         "http_client", 30_000, 700, 700, {"url": "URL"},
@@ -83,7 +83,7 @@ TABLE = [
     ),
     Line(
         "human-input", None, 1, 1_000, {"prompt": "Go on?"},
-        "Human input timed out after 1 seconds", "human-input/timeout",
+        "Human input timed out after 1 second", "human-input/timeout",
     ),
     Line(
         "function", 30_000, 4, 4_000, {"target": "hangs.py:app", "command": "hang"},

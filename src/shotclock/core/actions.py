@@ -102,7 +102,7 @@ def _scalar(value: object) -> str:
         return "{}"
     if isinstance(value, list | tuple):
         return "[]"
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
 def _quoted(text: str) -> str:

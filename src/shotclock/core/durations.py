@@ -51,7 +51,7 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
         number = float(text) if not text.isdecimal() else int(text)
         return _of_number(number, bare)
     if text.startswith("-"):
-        raise DurationError(f"{text!r} is negative: a clock cannot run backwards")
+        raise DurationError(f"{text!r} is negative: write a time above 0, as in 30s, or 0 for no limit")
     if re.fullmatch(_COMPACT, text, re.ASCII):
         return _of_parts(text, [(unit, number) for number, unit in re.findall(_PART, text, re.ASCII)])
     iso = re.fullmatch(_ISO, text, re.ASCII)
@@ -76,13 +76,20 @@ def format_duration(ms: int) -> str:
     return text
 
 
+def in_seconds(ms: int) -> str:
+    """In words: 1 second, 2.5 seconds."""
+    if ms == 1000:
+        return "1 second"
+    return f"{ms / 1000:g} seconds" if ms < 10**9 else f"{ms // 1000} seconds"
+
+
 def _of_timedelta(delta: Any) -> int:
     microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
     if microseconds < 0:
-        raise DurationError(f"{delta} is negative: a clock cannot run backwards")
+        raise DurationError(f"{delta} is negative: write a time above 0, as in 30s, or 0 for no limit")
     ms, rest = divmod(microseconds, 1000)
     if rest:
-        raise DurationError(f"{delta} is finer than a millisecond")
+        raise DurationError(f"{delta} is too exact: write whole milliseconds, as in 1500ms")
     return _checked(ms, str(delta))
 
 
@@ -90,9 +97,9 @@ def _of_number(number: float | int, bare: str | None) -> int:
     if isinstance(number, float) and not math.isfinite(number):
         raise DurationError(f"{number} is not a duration: leave the clock out (or write 0) for none")
     if isinstance(number, int) and number.bit_length() > 64:
-        raise DurationError("that number is far too long: the longest clock is ten years")
+        raise DurationError("that number is too large: ten years is the most")
     if number < 0:
-        raise DurationError(f"{number} is negative: a clock cannot run backwards")
+        raise DurationError(f"{number:g} is negative: write a time above 0, as in 30s, or 0 for no limit")
     if number == 0:
         return 0
     if bare is None:
@@ -111,17 +118,17 @@ def _of_parts(text: str, parts: list[tuple[str, str]]) -> int:
         scaled = int(digits + fraction) * _UNIT_MS[unit]
         whole, rest = divmod(scaled, 10 ** len(fraction))
         if rest:
-            raise DurationError(f"{text!r} is finer than a millisecond")
+            raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
         total += whole
     return _checked(total, text)
 
 
 def _checked(ms: float | int, text: str) -> int:
     if ms > MAX_MS:
-        raise DurationError(f"{text!r} is too long: the longest clock is ten years")
+        raise DurationError(f"{text!r} is too long: ten years is the most")
     whole = round(ms)
     if whole == 0 and ms != 0:
-        raise DurationError(f"{text!r} is finer than a millisecond")
+        raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
     if isinstance(ms, float) and abs(ms - whole) > 1e-3:  # less is what floats cannot tell
-        raise DurationError(f"{text!r} is finer than a millisecond")
+        raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
     return whole

@@ -253,7 +253,7 @@ def problems_with(ask: ProposalRequest) -> Problems:
             _file_text(found, "file.current", ask.file.current)
     _names(found, "choices", ask.choices, TEXT_LIMIT)
     if ask.choices and ask.default is not None and ask.default not in ask.choices:
-        _say(found, "default", "is none of the choices")
+        _say(found, "default", "is not one of the choices")
     _json(found, "default", ask.default)
     _json(found, "input_schema", ask.input_schema)
     _policy(found, ask.policy)
@@ -340,7 +340,7 @@ def _json(found: Problems, field: str, value: object) -> None:
             raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
         size = _size(json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True))
     except (TypeError, ValueError) as error:
-        _say(found, field, f"is no JSON: {error}")
+        _say(found, field, f"is not JSON: {error}")
         return
     if size < 0:
         _say(found, field, "is not valid Unicode")
@@ -425,7 +425,7 @@ def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON],
         if types and not any(_is_a(value, each) for each in types):
             _say(found, f"arguments.{name}", f"must be of type {' or '.join(types)}")
         elif isinstance(wanted.get("enum"), list) and value not in wanted["enum"]:
-            _say(found, f"arguments.{name}", "is none of the values it may have")
+            _say(found, f"arguments.{name}", "is not one of the values it may have")
     return found
 
 

@@ -79,7 +79,7 @@ def warn_of_kept(literals: Sequence[str]) -> Warning_:
     """The warning of a value that has numbers in it which stayed text."""
     shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
     more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
-    return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: no number here can be exactly that, so it stays text")
+    return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: cannot be kept exactly as a number, so it stays text")
 
 
 def as_text(value: Any) -> str:
@@ -180,7 +180,7 @@ def _plain(value: Any, kept: list[str], depth: int) -> Any:
         return {_key(key): _plain(item, kept, depth + 1) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
         return [_plain(item, kept, depth + 1) for item in value]
-    raise ValueError(f"a {type(value).__name__} is no value that can be handed on")
+    raise ValueError(f"a {type(value).__name__} cannot be passed on: pass plain data")
 
 
 def _key(key: Any) -> str:

@@ -70,7 +70,7 @@ class Checkpointing(Stepping):
         try:
             return self._key_of()
         except NotSerializable as error:
-            raise Failure("CHECKPOINTS_UNAVAILABLE", f"the invocation has no identity: {error}") from None
+            raise Failure("CHECKPOINTS_UNAVAILABLE", f"the arguments of the call cannot be recorded: {error}") from None
 
     async def checkpoint(self, state: object) -> None:
         plain = to_jsonable(state)

@@ -49,7 +49,7 @@ def parse_target(text: str) -> Target:
     place, _, attribute = text.partition(":")
     attribute = attribute or DEFAULT_ATTRIBUTE
     if not all(part.isidentifier() for part in attribute.split(".")):
-        raise Failure("TARGET_UNUSABLE", f"{attribute!r} is no name that an App could have in {place!r}")
+        raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
     if place.endswith(".py") or os.sep in place:
         file = os.path.abspath(place)
         if not os.path.isfile(file):
@@ -72,7 +72,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
         limit = format_duration(int(str(described.meta["timeout_ms"])))
         cause = (described.error or {}).get("message")
         message = f"importing {target} took longer than {limit}, or ended the process that did it"
-        raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or later")
+        raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or inside of functions")
     raise await _why_not(runtime, target, described)
 
 

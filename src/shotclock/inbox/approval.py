@@ -126,7 +126,7 @@ class Approvals:
             else:
                 proposal = await _proposed_for_run(inbox, ask, by, run_wait)
             if not _is_asked_alike(proposal.ask, ask):
-                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
+                message = f"{proposal.id} asks for the same action with another text, other rules or another file"
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if has_waited := proposal.is_open:
@@ -435,7 +435,7 @@ def text_at(path: str) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Failure("FILE_UNREADABLE", f"{path} is no ordinary file")
+                raise Failure("FILE_UNREADABLE", f"{path} is not an ordinary file")
             with open(descriptor, "rb", closefd=False) as file:
                 content = file.read(FILE_LIMIT + 1)
         finally:
@@ -445,8 +445,8 @@ def text_at(path: str) -> str | None:
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{path}: {error.strerror}") from None
     if len(content) > FILE_LIMIT:
-        raise Failure("FILE_UNREADABLE", f"{path} is larger than the {FILE_LIMIT} bytes that are shown to anybody")
+        raise Failure("FILE_UNREADABLE", f"{path} is larger than {FILE_LIMIT} bytes, the most that is shown")
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise Failure("FILE_UNREADABLE", f"{path} is no text in UTF-8") from None
+        raise Failure("FILE_UNREADABLE", f"{path} is not text in UTF-8") from None

@@ -100,7 +100,7 @@ class AuditFile:
                 seq, hash = said["seq"], said["hash"]
                 found = self._store.audit.entries(seq - 1, 1) if seq else []
             except (ValueError, TypeError, KeyError, RecursionError):
-                problems.append(AuditProblem("anchor", f"line {number} of {anchor} is no anchor", None, number))
+                problems.append(AuditProblem("anchor", f"line {number} of {anchor} is not an anchor", None, number))
                 continue
             if seq and (not found or found[0].seq != seq):
                 message = f"entry {seq} was there when it was anchored (line {number}), and is gone"
@@ -164,7 +164,7 @@ class AuditFile:
         descriptor = os.open(self.path, flags)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise StoreUnusable("the audit file is no regular file", self.path)
+            raise StoreUnusable("the audit file is not a regular file", self.path)
         return descriptor
 
     def _append(self, descriptor: int) -> None:
@@ -203,7 +203,7 @@ class AuditFile:
             for number, line in enumerate(file, 1):
                 seq = _seq_of(line)
                 if seq is None:
-                    problems.append(AuditProblem("file", f"line {number} is no entry", None, number))
+                    problems.append(AuditProblem("file", f"line {number} is not an entry", None, number))
                     continue
                 message = None
                 if seq not in lines:

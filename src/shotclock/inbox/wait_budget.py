@@ -34,7 +34,7 @@ def response_budget_ms(environ: Mapping[str, str] | None = None) -> int:
         # Up, so that a tiny budget does not become none at all.
         budget_ms = math.ceil(float(said) * 1000)
         if budget_ms > MAX_MS:
-            raise _refused(SECONDS_VARIABLE, f"{said!r} is too long: the longest clock is ten years")
+            raise _refused(SECONDS_VARIABLE, f"{said!r} is too long: ten years is the most")
     if said := environ.get(VARIABLE, "").strip():
         try:
             return parse_duration_ms(said)

@@ -241,7 +241,7 @@ class Checkout:
         """In a checkout of the same repository. Raises Refused where somebody's work would be lost."""
         url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
         if url is None or not self._repository.is_at(url.strip()):
-            raise Refused(f"{folder} is not empty, and no checkout of {self._repository.shown}")
+            raise Refused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
         meaning = await self._meaning(folder)
         if meaning.branch is None:
             commit = await self._fetched(folder, meaning)
@@ -295,7 +295,7 @@ class Checkout:
             await self._fetch_all(folder, f"+{name}:{kept}")
         commit = await self._commit(folder, kept)
         if commit is None:
-            raise Refused(f"{meaning.shown!r} of {self._repository.shown} is no commit")
+            raise Refused(f"{meaning.shown!r} of {self._repository.shown} is not a commit")
         return commit
 
     async def _fetched_commit(self, folder: Path, commit: str) -> str:

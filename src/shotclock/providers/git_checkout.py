@@ -54,11 +54,11 @@ class CheckoutFolder:
         if not os.path.lexists(target):
             self._is_free = True
         elif not target.is_dir():
-            raise InTheWay(f"{target} is there and no folder")
+            raise InTheWay(f"{target} exists and is not a folder")
         elif not any(os.scandir(target)):
             self._is_free = True
         elif not os.path.lexists(target / ".git"):
-            raise InTheWay(f"{target} is not empty, and no checkout")
+            raise InTheWay(f"{target} is not empty, and not a checkout")
         return self._is_free
 
     def prepare(self) -> Path:

@@ -41,7 +41,7 @@ class Repository:
         if text.startswith("-"):
             raise InvalidRepository("repository: it begins with a dash, which git would take for an option")
         if found := _HELPER.match(text):
-            raise InvalidRepository(f"repository: {found.group()} names a program to run, which is not done")
+            raise InvalidRepository(f"repository: {found.group()} names a program to run, which is not allowed")
         url = _URL.fullmatch(text)
         if url is None:
             host, colon, _ = text.partition(":")
@@ -73,7 +73,7 @@ class Repository:
         path = re.sub(r"/+(\.git)?/*$", "", self.stored).removesuffix(".git")
         name = re.sub(r"[^\w.-]+", "-", re.split(r"[/:]", path)[-1]).lstrip("-")
         if name in ("", ".", ".."):
-            raise InvalidRepository("path: say where to; the repository has no name to go by")
+            raise InvalidRepository("path: it is needed, because the repository's address has no name in it")
         return name
 
     def is_at(self, url: str) -> bool:

@@ -260,7 +260,7 @@ class Exchange:
         data = response.data()
         if (status := response.status) < 400:
             if self.request.output_file is None and response.is_cut_off:
-                message = f"{self._at}: the answer calls itself JSON and is cut off after {response.size} bytes"
+                message = f"{self._at}: the answer should be JSON and was cut off after {response.size} bytes"
                 return Outcome(Ending.FINISHED, Problem("FETCH_FAILED", message), data), "http_client/fetch_error"
             return Outcome(Ending.FINISHED, data=data), None
         code = "HTTP_STATUS"
@@ -320,7 +320,7 @@ def _redirected(
     import httpx2
 
     if (why := unfetchable(following.url)) is not None:
-        raise httpx2.UnsupportedProtocol(f"it redirects to where nobody can follow: {why}")
+        raise httpx2.UnsupportedProtocol(f"it redirects to an address that cannot be used: {why}")
     if following.url.origin != request.url.origin:
         for name, value in following.headers.items():
             if is_secret(name) or holds_secret(value):

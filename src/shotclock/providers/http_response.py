@@ -185,7 +185,7 @@ def _target(path: Path) -> Path:
     target = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(target.stat().st_mode):
-            raise Unwritable(f"output_file: {target} is there and no file")
+            raise Unwritable(f"output_file: {target} exists and is not a file")
     return target
 
 

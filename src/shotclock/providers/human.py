@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.durations import in_seconds
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Failure
@@ -187,7 +188,7 @@ class Question:
             said, is_end = await (self._lines() if self._is_multiline else self._line())
             if said and self._choices and said not in self._choices:
                 if is_end:
-                    raise Gone("the input ended with an answer that is none of the choices")
+                    raise Gone("the input ended with an answer that is not one of the choices")
                 await self.say(f"one of {', '.join(map(_printable, self._choices))} is needed\n> ")
                 continue
             if said or self._may_be_empty:
@@ -297,7 +298,7 @@ def _printable(text: str) -> str:
 def _unanswered(admission: Call, default: object, fired: Fired | None = None) -> StepResult:
     """Nobody answered in time. `fired` is the clock, where it was started before this process."""
     fired = fired or admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-    seconds = f"{fired.limit_ms / 1000:g} seconds"
+    seconds = in_seconds(fired.limit_ms)
     if default is not None and fired.owner == admission.name:  # the run's end is no reason to go on
         return _answered(admission, str(default), [_defaulted(f"no answer within {seconds}", default)])
     problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
-from ..core.durations import MAX_MS, parse_duration_ms
+from ..core.durations import MAX_MS, in_seconds, parse_duration_ms
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
@@ -101,9 +101,7 @@ class McpProvider:
         await self._load(admission)
         if not self._is_loaded and admission.bound.bell is not None:
             fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-            problem = Problem(
-                "TIMEOUT", f"MCP connection timed out after {_seconds(fired.limit_ms)} seconds", fired=fired
-            )
+            problem = Problem("TIMEOUT", f"MCP connection timed out after {in_seconds(fired.limit_ms)}", fired=fired)
             return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_timeout")
         if not self._is_loaded:
             problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
@@ -178,7 +176,7 @@ class _Call:
         """The same end, by the clock that it was: ours, whatever the server calls its caller's."""
         self._rule = "mcp/timeout"
         fired = self._admission.fired(ClockKind.TIMEOUT, monotonic_ns() - self._admission.started_ns)
-        message = f"MCP tool call timed out after {_seconds(fired.limit_ms)} seconds"
+        message = f"MCP tool call timed out after {in_seconds(fired.limit_ms)}"
         error: dict[str, object] = {
             **(theirs.error or {}),
             "message": message,
@@ -257,7 +255,7 @@ class _Call:
             fired = self._admission.fired(kind, elapsed_ns)
         if kind is ClockKind.IDLE:
             self._rule = "mcp/stalled"
-            return Problem("STALLED", f"the MCP server said nothing for {_seconds(limit_ms)} seconds", fired=fired)
+            return Problem("STALLED", f"the MCP server said nothing for {in_seconds(limit_ms)}", fired=fired)
         self._rule = "mcp/connect_timeout"
         match talk.stage:
             case Stage.CONNECTING:
@@ -266,12 +264,12 @@ class _Call:
                 what = "MCP list of tools timed out"
             case _:
                 self._rule, what = "mcp/timeout", "MCP tool call timed out"
-        return Problem("TIMEOUT", f"{what} after {_seconds(limit_ms)} seconds{self._said()}", fired=fired)
+        return Problem("TIMEOUT", f"{what} after {in_seconds(limit_ms)}{self._said()}", fired=fired)
 
     def _said(self) -> str:
         """What the server said instead of an answer, if it did."""
         stray = self._talk.stray.decode("utf-8", "replace").strip()
-        return f"; what it says is no MCP: {stray!r}" if stray else ""
+        return f"; what it prints is not MCP: {stray!r}" if stray else ""
 
     # --- what is said about it ----------------------------------------------------------------------------
 
@@ -292,7 +290,7 @@ class _Call:
         output = output_of(settled)
         if settled.is_error and not _is_envelope(output):
             self._rule = "mcp/tool_error"
-            message = text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool said that it failed, and no more"
+            message = text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool failed without a message"
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
         notes = (warn_of_kept(talk.kept),) if talk.kept else ()
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
@@ -398,7 +396,3 @@ def _typed(detail: Mapping[str, Any]) -> dict[str, object]:
         return dict(as_plain(typed).value)
     except ValueError:
         return dict(as_plain({name: value for name, value in typed.items() if name != "context"}).value)
-
-
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:g}"

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.durations import in_seconds
 from ..core.effects import Ending
 from ..core.envelope import Envelope
 from ..core.errors import Failure
@@ -84,7 +85,7 @@ class WorkflowProvider:
                 # What rang is the step's clock, or that of the run around it. That the run inside had a little less
                 # than the file says is our reserve.
                 fired = changed(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
-                envelope.error["message"] = f"Workflow timed out after {bound.limit_ms / 1000:g} seconds"
+                envelope.error["message"] = f"Workflow timed out after {in_seconds(bound.limit_ms)}"
                 context["clock"] = fired.as_context()
                 envelope = Envelope(data, envelope.error, envelope.warnings, envelope.meta, fired=fired)
             assert envelope.error is not None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration
+from ..core.durations import format_duration, in_seconds
 from ..core.effects import Ending
 from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
 from ..process import kernel
@@ -131,7 +131,7 @@ def _verdict(admission: Call, report: CommandReport) -> tuple[Problem | None, En
             return stopped_by(report.stopped), Ending.KILLED
         return Problem("CANCELLED", "stopped by the caller", context={"reason": report.stopped}), Ending.KILLED
     if report.fired == ClockKind.TIMEOUT:
-        message = f"Command execution timed out after {_seconds(limit_ms)} seconds"
+        message = f"Command execution timed out after {in_seconds(limit_ms)}"
         fired = admission.fired(ClockKind.TIMEOUT, report.elapsed_ns)
         return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
     if report.fired == ClockKind.IDLE:
@@ -156,10 +156,6 @@ def _verdict(admission: Call, report: CommandReport) -> tuple[Problem | None, En
     else:
         what = f"ended with exit code {report.status}"
     return Problem("COMMAND_FAILED", f"the command {what}"), Ending.FINISHED
-
-
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:g}" if ms < 10**9 else str(ms // 1000)
 
 
 def signal_name(number: int) -> str:

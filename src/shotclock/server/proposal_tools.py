@@ -86,7 +86,9 @@ def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]
     mistakes = [{"field": each, "message": "is needed"} for each in _REQUIRED[name] if each not in arguments]
     for field, value in arguments.items():
         if field not in properties:
-            mistakes.append({"field": field[:100], "message": f"is none of its arguments: {', '.join(properties)}"})
+            mistakes.append(
+                {"field": field[:100], "message": f"is not an argument of it; it takes {', '.join(properties)}"}
+            )
         elif field == "wait_ms":
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 mistakes.append({"field": field, "message": "must be a whole number of milliseconds, 0 or more"})

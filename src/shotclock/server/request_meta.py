@@ -40,7 +40,7 @@ def read_terms(meta: Mapping[str, Any] | None) -> RequestMeta:
     mistakes: list[dict[str, str]] = []
     remaining_ms, unreadable = meta.get(REMAINING), None
     if remaining_ms is not None and not _is_duration(remaining_ms):
-        unreadable = f"_meta[{REMAINING!r}] is no whole number of milliseconds: {repr(remaining_ms)[:40]}"
+        unreadable = f"_meta[{REMAINING!r}] is not a whole number of milliseconds: {repr(remaining_ms)[:40]}"
         remaining_ms = None
     limits: dict[str, int | None] = {}
     for name in (TIMEOUT, BUDGET):

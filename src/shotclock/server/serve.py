@@ -92,7 +92,7 @@ def options_of(
     elif require_token:
         mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
     if operation_timeout is not None and operation_timeout_ms is not None:
-        message = "say it once, as a duration or in milliseconds"
+        message = "give it once: as a duration, or in milliseconds"
         mistakes.append({"field": "operation_timeout", "message": message})
     elif operation_timeout is not None:
         try:
@@ -104,7 +104,9 @@ def options_of(
         if written.isascii() and written.isdecimal() and len(written) < 12:
             limit_ms = int(written)
         else:
-            mistakes.append({"field": "operation_timeout_ms", "message": f"{written!r} is no number of milliseconds"})
+            mistakes.append(
+                {"field": "operation_timeout_ms", "message": f"{written!r} is not a number of milliseconds"}
+            )
     return Options(address, limit_ms, require_token, elicitation), mistakes
 
 
@@ -221,14 +223,14 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
         return []
     return [
         f"the operation timeout of {format_duration(operation_timeout_ms)} is not longer than the "
-        f"{format_duration(longest_ms)} that {name!r} may take: it will answer first, and with less to say"
+        f"{format_duration(longest_ms)} that {name!r} may take: the server will end it first, with less detail"
     ]
 
 
 def thread_warnings(catalogue: Catalogue) -> list[str]:
     """A thread of this process would be one that runs the app's code."""
     return [
-        f"{spec.name!r} asks for a thread, which a server does not give it: isolate it in a 'process', or make it async"
+        f"{spec.name!r} declares isolation='thread', which a server does not offer: use 'process', or make it async"
         for spec in catalogue.commands
         if spec.on_mcp and spec.isolation == "thread"
     ]

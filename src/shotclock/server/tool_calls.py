@@ -220,7 +220,7 @@ class ToolCallMiddleware:
             mistakes.append({"field": "arguments", "message": "must be an object"})
         if name not in self._tools:
             close = difflib.get_close_matches(name, self._tools, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
+            hint = f"did you mean {close[0]!r}?" if close else "list the tools, and check the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
             return self._refused(name[:100], problem)
         if name in self._ours and isinstance(arguments, dict):
@@ -425,7 +425,7 @@ def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
     if not isinstance(wait_ms, int) or isinstance(wait_ms, bool) or wait_ms < 0:
         mistakes.append({"field": "wait_ms", "message": "must be a whole number of milliseconds, 0 or more"})
     for name in arguments.keys() - {"action", "job_id", "wait_ms"}:
-        mistakes.append({"field": name[:100], "message": "is none of its arguments"})
+        mistakes.append({"field": name[:100], "message": "is not an argument of it"})
     return mistakes
 
 

@@ -265,7 +265,7 @@ def _prepare_file(path: Path) -> tuple[int, int]:
         sync_directory(path.parent)
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):  # a pipe would be opened, and never answer
-        raise StoreUnusable("the store is no regular file", path)
+        raise StoreUnusable("the store is not a regular file", path)
     if found.st_uid != os.geteuid():
         raise StoreUnusable(f"the store belongs to user {found.st_uid}, not to {os.geteuid()}", path)
     # SQLite takes anything shorter than its header for a new database and writes over it. With a journal beside it,

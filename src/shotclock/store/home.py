@@ -41,7 +41,7 @@ def private_directory(path: Path) -> Path:
     except OSError as error:
         raise StoreUnusable(f"the directory of the store cannot be used ({error.strerror})", path) from error
     if not stat.S_ISDIR(found.st_mode):
-        raise StoreUnusable("the directory of the store is no directory", path)
+        raise StoreUnusable("the directory of the store is not a directory", path)
     if found.st_uid != os.geteuid():
         raise StoreUnusable(
             f"the directory of the store belongs to user {found.st_uid}, not to {os.geteuid()}",
@@ -50,7 +50,7 @@ def private_directory(path: Path) -> Path:
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StoreUnusable(
-            "others may write to the directory of the store", path, suggestion="chmod go-w it, or choose another"
+            "others may write to the directory of the store", path, suggestion="run chmod go-w on it, or choose another"
         )
     return path
 

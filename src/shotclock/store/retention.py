@@ -87,13 +87,13 @@ def parse_size(text: str) -> int:
     """Bytes: 500000, 200kB, 20MB, 1GB. Raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or len(found[1]) > 15:
-        raise ValueError(f"{text[:40]!r} is no size: write 500000, 200kB, 20MB or 1GB, or 0 for no limit")
+        raise ValueError(f"{text[:40]!r} is not a size: write 500000, 200kB, 20MB or 1GB, or 0 for no limit")
     return int(found[1]) * _UNITS[found[2]]
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > 15:
-        raise ValueError(f"{text[:40]!r} is no whole number; 0 is no limit")
+        raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
     return int(text)
 
 

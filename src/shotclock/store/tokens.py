@@ -41,7 +41,7 @@ class Tokens:
         """Raises Failure if a living one has that name."""
         with self._database.write() as connection:
             if any(there.is_living(token.created_at) for there in _named(connection, token.name)):
-                message = f"there is a living token named {token.name!r}: revoke it first, or choose another name"
+                message = f"there is an active token named {token.name!r}: revoke it first, or choose another name"
                 raise Failure("ARG_ERROR", message, context={"errors": [{"field": "name", "message": message}]})
             connection.execute(
                 f"INSERT INTO tokens ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -201,7 +201,7 @@ async def _started(request: RunRequest, store: Store, company: _RunPeople) -> En
     try:
         await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
     except RunTaken:
-        raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume goes on with it") from None
+        raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume continues it") from None
     return await _carry_out(request, inputs, admission, store, {}, company, _Begun(began_at, admission.started_ns))
 
 
@@ -274,8 +274,8 @@ def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]
         written = {key: value for key, value in run.workflow.items() if key != HIDES}
         return WorkflowFile.model_validate(written), states
     except (ValueError, KeyError, TypeError):
-        message = f"run {run.id!r} was written down by another version of shotclock, which cannot be gone on with here"
-        raise Failure("STORE_UNUSABLE", message, suggestion="go on with it by the version that began it") from None
+        message = f"run {run.id!r} was recorded by another version of shotclock, which cannot be continued here"
+        raise Failure("STORE_UNUSABLE", message, suggestion="continue it with the version that began it") from None
 
 
 def _kept(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -290,12 +290,12 @@ def _with_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
     """What was hidden, read again from the file. Raises Failure if that is gone, or says something else by now."""
     if HIDES not in run.workflow:
         return kept
-    why = f"run {run.id!r} was written down without the secrets that stand in {run.file}"
+    why = f"run {run.id!r} was recorded without the secrets in {run.file}"
     try:
         loaded = load_file(Path(run.file))
     except OSError as error:
         message = f"{why}, which cannot be read: {error.strerror}"
-        raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then go on with the run") from None
+        raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
     written = None if loaded.workflow is None else loaded.workflow.model_dump(
         mode="json", by_alias=True, exclude_unset=True
     )  # fmt: skip
@@ -334,7 +334,7 @@ def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Sto
                     state.proposal_id = None
             else:
                 state.status = Status.INTERRUPTED
-                message = "its process died while it ran, and nothing says that it may run twice"
+                message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
                 state.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
         elif state.status is Status.SKIPPED:
             state = state.fresh()
@@ -555,7 +555,7 @@ def _parked(request: RunRequest, running: Scheduler, attention: PersonWait, reda
         "continue_command": f"shotclock run --resume {request.run_id}",
         "cancel_command": f"shotclock job cancel {request.run_id}",
     }
-    message = f"run {request.run_id} waits for a person ({ids}); it goes on with data.continue_command"
+    message = f"run {request.run_id} waits for a person ({ids}); continue it with data.continue_command"
     fired = Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
     effects = effects_of(states.values())
     return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data, side_effects=effects)
@@ -702,9 +702,9 @@ def _as_declared(value: Any, kind: str) -> Any:
     if not read.kept:
         read = as_plain(read.value)
     if read.kept:
-        raise ValueError(f"{_cut(read.kept[0])} is no number that can be held exactly; give it as text")
+        raise ValueError(f"{_cut(read.kept[0])} cannot be kept exactly as a number; give it as text")
     if not _fits(read.value, kind):
-        raise ValueError(f"{_cut(repr(read.value))} is no {kind}")
+        raise ValueError(f"{_cut(repr(read.value))} is not of type {kind}")
     return read.value
 
 

@@ -100,7 +100,7 @@ def _parsed_condition(text: str) -> nodes.Node:
     parser = Parser(environment_for(False), with_subscripts(expression), state="variable")
     tree = parser.parse_expression()
     if not parser.stream.eos:
-        parser.fail(f"it goes on with {parser.stream.current.value!r} behind its end", parser.stream.current.lineno)
+        parser.fail(f"there is more after its end: {parser.stream.current.value!r}", parser.stream.current.lineno)
     return tree
 
 
@@ -270,7 +270,7 @@ _FOREIGN_NAMES = {
     "Math": "use filters: `round`, `abs`, `max`, `min`",
     "process": "the environment is `env`",
     "secrets": "the environment is `env`; a step asks for a secret by its own `env`",
-    "always": "a step behind others runs whatever became of them if they say `continue_on_failure`",
+    "always": "a step runs whatever became of those before it if they say `continue_on_failure`",
     "args": "`args` is there in the `exec` and `stdin` of a tool",
     "arguments": "`arguments` is there in the `exec` and `stdin` of a tool",
     "output": "`output` is there in `fail_if` and `transform`; what another step said is `outputs.NAME`",

@@ -21,7 +21,7 @@ def misfit(schema: dict[str, Any], value: Any) -> str | None:
         with bounded_memory():
             return _misfit(schema, value)
     except SchemaError as error:
-        return f"it is no JSON Schema: {error.message[:200]}"
+        return f"it is not a JSON Schema: {error.message[:200]}"
     except Unresolvable as error:
         return f"its $ref cannot be followed: {str(error)[:200]}"
     except MemoryError:

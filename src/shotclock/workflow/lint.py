@@ -152,7 +152,7 @@ class _Nesting:
         except OSError as error:
             self.files[key] = Finding("nested/unreadable", f"{key!r} cannot be read: {error.strerror}", path)
         except ValueError:  # a NUL in its name
-            self.files[key] = Finding("nested/missing", f"{key!r} is no name of a file", path)
+            self.files[key] = Finding("nested/missing", f"{key!r} cannot be the name of a file", path)
         return self.files[key]
 
 
@@ -179,7 +179,7 @@ def _fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) 
     asked_ms = run_timeout_ms(workflow)
     if limit_ms is not None and asked_ms is not None and asked_ms > limit_ms - reserve_ms_for(limit_ms):
         most = format_duration(limit_ms - reserve_ms_for(limit_ms))
-        message = f"{name} gives itself {format_duration(asked_ms)}, and has {most} inside this step"
+        message = f"{name} says it may take {format_duration(asked_ms)}, and has only {most} inside this step"
         yield Finding("budget/longer-than-step", message, _steps_key((step_id, "timeout")))
     for wanted, part in workflow.inputs.items():
         if part.required and part.default is None and wanted not in step.inputs:
@@ -334,7 +334,7 @@ def _clocks(workflow: WorkflowFile) -> Iterator[Finding]:
             limit = getattr(step, name, None)
             if limit is not None and timeout_ms and duration_ms(limit, unit) >= timeout_ms:
                 rings = format_duration(duration_ms(limit, unit))
-                message = f"never rings: it is at {rings}, the timeout at {format_duration(timeout_ms)}"
+                message = f"has no effect: it is {rings}, and the timeout is {format_duration(timeout_ms)}"
                 yield Finding("clock/never-rings", message, _steps_key((step_id, name)), is_error=False)
             else:
                 yield from _unit(_steps_key((step_id, name)), limit, unit, whose)
@@ -381,10 +381,10 @@ def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
         yield from _step_budget(workflow.steps[step.id], step, inside_ms, has)
         yield from _clean_up_budget(workflow.steps[step.id], step, plan, has, step.id in clean_up)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
-        takes = "has no end of its own" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
+        takes = "may take any time" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
         path = plan.critical_path
         way = path if len(path) <= 20 else (*path[:10], f"({len(path) - 20} more)", *path[-10:])
-        message = f"the longest way ({' → '.join(way)}) {takes}; {has}"
+        message = f"the longest chain of steps ({' → '.join(way)}) {takes}, and {has}"
         yield Finding("budget/critical-path", message, ("timeout",), is_error=False)
         return
     # Every place busy all the time is the best there is.
@@ -402,15 +402,15 @@ def _clean_up_budget(written: AnyStep, step: PlannedStep, plan: Plan, has: str, 
     if is_clean_up:
         if wants_ms is not None and wants_ms > plan.clean_up_ms:
             message = (
-                f"clean-up that may take {format_duration(step.timeout_ms or 0)} is sure of no more than "
-                f"{format_duration(plan.clean_up_ms)}: {has}, and half of that is kept for clean-up at most"
+                f"clean-up that may take {format_duration(step.timeout_ms or 0)} is only sure to get "
+                f"{format_duration(plan.clean_up_ms)}: {has}, and at most half of that is kept for clean-up"
             )
             yield Finding("budget/clean-up", message, path, is_error=False)
         return
     inside_ms = plan.run_timeout_ms - reserve_ms_for(plan.run_timeout_ms)
     if step.is_written and step.timeout_ms and (step.effective_ms or 0) < step.timeout_ms <= inside_ms:
         kept = format_duration(plan.clean_up_ms)
-        message = f"a timeout of {format_duration(step.timeout_ms)} cannot be used up: {has}, {kept} of it for clean-up"
+        message = f"a timeout of {format_duration(step.timeout_ms)} is too long: {has}, {kept} of it for clean-up"
         yield Finding("budget/clean-up", message, path, is_error=False)
 
 
@@ -418,11 +418,11 @@ def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) 
     if not step.is_written and step.attempts == 1:
         return  # what merely holds for its kind is cut to what is left
     if step.is_written and step.timeout_ms and step.timeout_ms > inside_ms:
-        message = f"a timeout of {format_duration(step.timeout_ms)} cannot be used up: {has}"
-        hint = f"at most {format_duration(inside_ms)}, or give the run more"
+        message = f"a timeout of {format_duration(step.timeout_ms)} is longer than it can be: {has}"
+        hint = f"write at most {format_duration(inside_ms)}, or give the run more time"
         yield Finding("budget/longer-than-run", message, _steps_key((step.id, timeout_key(written))), suggestion=hint)
     elif step.delays_ms > inside_ms:
-        message = f"waiting {format_duration(step.delays_ms)} between its tries cannot fit: {has}"
+        message = f"waiting {format_duration(step.delays_ms)} between its tries takes too long: {has}"
         hint = "try less often, or cap the pauses with `max_delay_ms`"
         yield Finding("budget/waits", message, _steps_key((step.id, "on_fail")), suggestion=hint)
     elif step.attempts > 1 and step.worst_ms is not None and step.worst_ms > inside_ms:
@@ -472,10 +472,10 @@ def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
         if isinstance(step, HumanStep) and step.choices and step.default is not None:
             is_known = not any(map(is_template, (*step.choices, step.default)))
             if is_known and step.default not in step.choices:
-                message = f"{step.default!r} is none of its choices"
+                message = f"{step.default!r} is not one of its choices"
                 hint = suggest(step.default, step.choices, otherwise="one of ")
                 yield Finding("human/default", message, _steps_key((step_id, "default")), suggestion=hint)
         if isinstance(step, HumanStep) and not step_timeout_ms(workflow, step) and unattended:
-            message = "waits for a person without an end, and nobody may be there"
+            message = "waits for a person for any time, and nobody may be there"
             hint = "give it a `timeout` and a `default`, or run it at a terminal"
             yield Finding("human/unbounded", message, _steps_key((step_id,)), suggestion=hint, is_error=False)

@@ -261,7 +261,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
         case "missing":
             return Finding("schema/missing", f"{path[-1]!r} is missing", path, source.place_of(path[:-1]))
         case "string_pattern_mismatch" if problem["loc"][-1] == "[key]":
-            message = f"{shown(path[-1])} is no name of a step: letters, digits, `_`, `.` and `-`, a letter first"
+            message = f"{shown(path[-1])} cannot name a step: use letters, digits, `_`, `.` and `-`, a letter first"
             return Finding("schema/value", message, path, place)
     hint = None
     wanted = [_WANTED[each["type"]] for each in problems if each["type"] in _WANTED]
@@ -277,7 +277,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             message = "is empty"
         elif others[0]["type"] == "literal_error":
             expected = [word.strip("'") for word in others[0]["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-            message = f"{shown(others[0]['input'])} is none of {', '.join(expected)}"
+            message = f"{shown(others[0]['input'])} is not one of {', '.join(expected)}"
             hint = suggest(str(others[0]["input"]), expected)
     return Finding("schema/value", message, path, place, hint)
 

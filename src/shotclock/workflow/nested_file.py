@@ -42,7 +42,7 @@ def digests_of(file: Path) -> dict[str, str]:
             found[name] = f"cannot be read: {error.strerror}"
             continue
         except ValueError as error:  # a NUL in its name
-            found[name] = f"is no name of a file: {error}"
+            found[name] = f"cannot be the name of a file: {error}"
             continue
         found[name] = f"sha256 {loaded.source.sha256}"
         for step_id, step in loaded.workflow.steps.items() if loaded.workflow is not None else ():
@@ -70,7 +70,7 @@ def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> W
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{str(file)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:  # a NUL in its name
-        raise Failure("FILE_NOT_FOUND", f"{str(file)!r} is no name of a file: {error}") from None
+        raise Failure("FILE_NOT_FOUND", f"{str(file)!r} cannot be the name of a file: {error}") from None
     approved = approved_files.get().get(str(file.absolute()))
     if approved is not None and approved != f"sha256 {loaded.source.sha256}":
         message = f"{str(file)!r} is not what was approved: it has changed since it was proposed"

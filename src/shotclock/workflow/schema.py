@@ -46,6 +46,8 @@ Clock = Duration
 
 
 def _as_list(written: Any) -> Any:
+    if not isinstance(written, str | list):
+        raise ValueError(f"should be text or a list of texts, and is {written!r:.40}")
     return [written] if isinstance(written, str) else written
 
 
@@ -150,7 +152,7 @@ def _known_shell(words: list[str]) -> list[str]:
     name = words[0].rpartition("/")[2] if words else ""
     if name not in SHELLS:
         known = ", ".join(SHELLS)
-        raise ValueError(f"{name!r} is none of the shells that take a value as data: {known}, also with their path")
+        raise ValueError(f"{name!r} is not a shell that can be used here: write one of {known}, also with its path")
     if any(set(word[1:]) & set("cs") for word in words[1:] if word.startswith("-") and not word.startswith("--")):
         raise ValueError("-c and -s are given by shotclock: leave them out")
     return words

@@ -77,13 +77,13 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
         position = found.end()
         value = values[int(found[2])]
         if "\0" in value:
-            raise Unsafe("a value with a NUL byte in it cannot be handed to a command")
+            raise Unsafe("a value with a NUL byte in it cannot be passed to a command")
         try:
             size = len(value.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:
-            raise Unsafe("a value with half a character in it cannot be handed to a command") from None
+            raise Unsafe("a value with half a character in it cannot be passed to a command") from None
         if size > VALUE_LIMIT:
-            raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be handed over in a command: use `stdin`")
+            raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be passed in a command: use `stdin`")
         name = VARIABLE.format(found[2])
         variables[name] = value
         written.append(_reference(script.places[found.start()], name, value))
@@ -143,11 +143,11 @@ def _reference(place: ValueContext, name: str, value: str) -> str:
 
 # --- where a value would be run ----------------------------------------------------------------------------
 
-_BY_ENV = "hand it over by `env`, as a variable of the command"
-_BESIDE = "give it as an argument behind the script, or by `env`"
+_BY_ENV = "pass it by `env`, as a variable of the command"
+_BESIDE = "pass it as an argument after the script, or by `env`"
 _HINTS = {
     ValueContext.OLD_ARITHMETIC: "write $((…))",
-    ValueContext.QUOTED_HEREDOC: "take the quotes off the word behind <<",
+    ValueContext.QUOTED_HEREDOC: "take the quotes off the word after <<",
     ValueContext.BACKTICK: "write $(…)",
     ValueContext.BACKSLASH: "leave the backslash out, a value needs none",
 }
@@ -232,7 +232,7 @@ def _in_arithmetic(positions: Iterable[int], where: str, hint: str = _BY_ENV) ->
 def _in_settings(positions: Iterable[int], program: str, what: str) -> Iterator[Refusal]:
     for position in positions:
         message = f"a value stands in {what} for {program}, which would take what is in it for commands of its own"
-        yield Refusal(position, message, "let it be escaped, or use a program that takes it as data", False)
+        yield Refusal(position, message, "escape it, or use a program that takes it as data", False)
 
 
 class _Commands:

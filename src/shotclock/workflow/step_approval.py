@@ -107,7 +107,7 @@ class StepGate:
                 return StepResult(answer(admission, outcome), None, f"approval/{proposal.status}")
             changed = _changes(ask, proposal, rendered.settings)
             if (wrong := _wrong(step, changed)) is not None:
-                problem = Problem("ARG_ERROR", f"what the operator made of it does not fit: {wrong}", "validation")
+                problem = Problem("ARG_ERROR", f"what the operator changed it to does not fit: {wrong}", "validation")
                 return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/modified")
             if (await self._ask(step_id, step, rendered, tries)).action_hash != ask.action_hash:
                 raise action_changed(proposal.id, {"proposal_id": proposal.id})

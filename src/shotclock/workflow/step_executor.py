@@ -239,7 +239,7 @@ class Steps:
         try:
             state.output = self._handed_on(outputs)
         except ValueError as unfit:
-            raise StepFailed("OUTPUT_INVALID", f"what came of all items: {unfit}", "step/output") from None
+            raise StepFailed("OUTPUT_INVALID", f"the outputs of all items together: {unfit}", "step/output") from None
         if not bad:
             return Status.SUCCEEDED
         first = parts[bad[0]]
@@ -339,7 +339,7 @@ class Steps:
             output, kept = _read(step, result.output)
             state.output = self._handed_on(output)
         except ValueError as unfit:
-            state.output, trouble = None, f"its output cannot be handed on: {unfit}"
+            state.output, trouble = None, f"its output cannot be passed on: {unfit}"
             if isinstance(result.output, str) and not _is_too_large(result.output):
                 state.output = self._redaction.value(result.output.removesuffix("\n"))
         state.ending = envelope.ending
@@ -465,7 +465,7 @@ class Steps:
         try:
             as_text(text).encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise StepFailed("STEP_INVALID", f"{key}: half a character is no text", "step/template") from None
+            raise StepFailed("STEP_INVALID", f"{key}: it holds half a character", "step/template") from None
         return text
 
     async def _shell(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
@@ -582,16 +582,14 @@ class Steps:
             if problem is not None:
                 raise StepFailed("OUTPUT_INVALID", f"its output does not fit output_schema: {problem}", "step/output")
         if step.for_each is True and not isinstance(state.output, list):
-            message = (
-                f"`for_each: true` wants a list for those who wait for it, and its output is {_kind_of(state.output)}"
-            )
+            message = f"`for_each: true` needs a list as output, and the output is {_kind_of(state.output)}"
             raise StepFailed("OUTPUT_INVALID", message, "step/for_each")
 
     async def _misfit(self, schema: dict[str, Any], value: Any) -> str | None:
         envelope = await self._runtime.call(_MISFIT, {"schema": schema, "value": value})
         if envelope.ok:
             return None if envelope.value is None else str(envelope.value)
-        return f"whether it does could not be found out: {(envelope.error or {})['message']}"
+        return f"it could not be checked: {(envelope.error or {})['message']}"
 
 
 def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
@@ -609,7 +607,7 @@ def _read(step: AnyStep, output: Any) -> Read:
             try:
                 return read_json(output)
             except ValueError as error:
-                raise ValueError(f"it is no JSON, and `output_format` says so: {error}") from None
+                raise ValueError(f"`output_format` says json, and the output is not JSON: {error}") from None
     return read_printed(output)
 
 

@@ -22,7 +22,7 @@ from .templates import is_template
 
 _MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
 _EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
-_NO_ITEMS = "only a step with `for_each`, or behind one that says `for_each: true`, has items"
+_NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
 # Always an expression, with or without braces.
 _CONDITIONS = {"if", "fail_if"}

@@ -183,7 +183,7 @@ def _evaluated(expression: str, scope: dict[str, Any], *, undefined_to_none: boo
 def _holdable(value: Any) -> Any:
     plain, kept = as_plain(value)
     if kept:
-        raise ValueError(f"{kept[0][:40]} is no number that JSON can hold")
+        raise ValueError(f"{kept[0][:40]} is not a number that JSON can hold")
     return plain
 
 
@@ -192,7 +192,7 @@ def _why(template: str, error: Exception) -> str:
         return f"{template[:100]!r}: {TOO_MUCH}"
     why = f"{template[:100]!r}: {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and "str" in str(error) and re.search(r"\b(int|float)\b", str(error)):
-        why += "; what a command prints is text: write `| int` or `| float` behind it, or say `output_format: json`"
+        why += "; what a command prints is text: write `| int` or `| float` after it, or say `output_format: json`"
     return why
 
 

@@ -93,15 +93,15 @@ def read_tree(text: str) -> Tree:
     except _Unreadable as unreadable:
         flaw = unreadable.flaw
     except ReaderError as error:
-        what = f"is no YAML: the character #x{error.character:04x} may not stand in it"
+        what = f"is not YAML: the character #x{error.character:04x} is not allowed in it"
         flaw = Flaw("file/syntax", what, _place_at(text, error.position))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = TOP if mark is None else SourcePosition(mark.line + 1, mark.column + 1)
         said = " ".join(str(part) for part in (error.context, error.problem) if part)
-        flaw = Flaw("file/syntax", f"is no YAML: {said.partition(chr(10))[0][:200]}", place)
+        flaw = Flaw("file/syntax", f"is not YAML: {said.partition(chr(10))[0][:200]}", place)
     except (YAMLError, ValueError, RecursionError) as error:
-        flaw = Flaw("file/syntax", f"is no YAML: {str(error).partition(chr(10))[0][:200]}")
+        flaw = Flaw("file/syntax", f"is not YAML: {str(error).partition(chr(10))[0][:200]}")
     return Tree(None, Spot(), (*reading.flaws, flaw), is_whole=False)
 
 
@@ -173,11 +173,11 @@ class _Reading:
 
     def _meant(self, event: Any) -> _Anchored:
         if event.anchor not in self._anchors:
-            what = f"the alias {shown('*' + event.anchor)} names nothing above it"
+            what = f"the alias {shown('*' + event.anchor)} does not name anything above it"
             raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
         meant = self._anchors[event.anchor]
         if meant is None:
-            what = f"the alias {shown('*' + event.anchor)} stands inside what it names"
+            what = f"the alias {shown('*' + event.anchor)} is used inside what it names"
             raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
         return meant
 
@@ -265,7 +265,7 @@ class _Reading:
                 return value
             if value is None and name == "null":
                 return value
-            self.flaws.append(Flaw("file/tag", f"{shown(text)} is no {name}", _place_of(event)))
+            self.flaws.append(Flaw("file/tag", f"{shown(text)} is not of type {name}", _place_of(event)))
             return None
         self._check_tag(event, "str")
         return text
@@ -279,21 +279,27 @@ class _Reading:
             return text
         if _BASED.fullmatch(text) or _INT.fullmatch(text):
             if len(text) > DIGITS_LIMIT:
-                self.flaws.append(Flaw("file/number", f"a number of {len(text)} digits", _place_of(event)))
+                self.flaws.append(
+                    Flaw(
+                        "file/number",
+                        f"a number of {len(text)} digits: put it in quotes",
+                        _place_of(event),
+                    )
+                )
                 return 0
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if _FLOAT.fullmatch(text):
             number = math.inf if text[-1] in "fFnN" else float(text)
             if math.isfinite(number):
                 return number
-            self.flaws.append(Flaw("file/number", f"{shown(text)} is no number to reckon with", _place_of(event)))
+            self.flaws.append(Flaw("file/number", f"{shown(text)} cannot be used as a number", _place_of(event)))
             return 0
         return text
 
     def _check_tag(self, event: Any, expected: str) -> None:
         if event.tag not in (None, "!", _YAML_TAG + expected):
             what = str(event.tag).replace(_YAML_TAG, "!!")
-            self.flaws.append(Flaw("file/tag", f"the tag {shown(what)} means nothing here", _place_of(event)))
+            self.flaws.append(Flaw("file/tag", f"the tag {shown(what)} is not known here", _place_of(event)))
 
 
 def _place_of(event: Any) -> SourcePosition:

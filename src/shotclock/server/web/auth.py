@@ -144,7 +144,7 @@ class AuthMiddleware:
             return
         who = f"{principal.role} {principal.name}"
         if self._answering[who] >= self._most_each:
-            message = f"{self._most_each} requests of yours are being answered, which is the most"
+            message = f"{self._most_each} of your requests are being answered already: try again in a moment"
             raise Refused("RATE_LIMITED", message, retry_after_ms=1_000)
         has_place = False
 
@@ -190,7 +190,7 @@ class AuthMiddleware:
         if given:
             kind, _, token = given[0].partition(" ")
             if len(given) > 1 or kind.lower() != "bearer":
-                raise Refused("TOKEN_INVALID", "say it once: Authorization: Bearer TOKEN", headers=_BEARER)
+                raise Refused("TOKEN_INVALID", "send one header: Authorization: Bearer TOKEN", headers=_BEARER)
             return (await self.known(token.strip(), address))[0]
         if (session := await self._session(headers)) is not None:
             return session
@@ -256,7 +256,7 @@ class AuthMiddleware:
 
 def _count(buckets: Buckets, who: str) -> None:
     if wait_ms := buckets.take(who):
-        raise Refused("RATE_LIMITED", "these are too many requests", retry_after_ms=wait_ms)
+        raise Refused("RATE_LIMITED", "too many requests: try again in a moment", retry_after_ms=wait_ms)
 
 
 _BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}

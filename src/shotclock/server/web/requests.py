@@ -39,7 +39,7 @@ def object_of(content: bytes) -> dict[str, Any]:
     try:
         said = json.loads(content, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise mistake("body", f"is no JSON: {error}") from None
+        raise mistake("body", f"is not JSON: {error}") from None
     if not isinstance(said, dict):
         raise mistake("body", "must be a JSON object")
     return said
@@ -152,7 +152,7 @@ def exact_arguments(text: object) -> dict[str, Any]:
     try:
         said = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"this is no JSON: {error}") from None
+        raise ValueError(f"this is not JSON: {error}") from None
     if not isinstance(said, dict):
         raise ValueError("the arguments are a JSON object: names and values in { }")
     return said
@@ -166,7 +166,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def mistake(field: str, message: str) -> Failure:

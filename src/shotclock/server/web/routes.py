@@ -106,7 +106,7 @@ class Operators:
         ]
 
     async def _nowhere(self, request: Request) -> Response:
-        failure = Failure("UNKNOWN_OPERATION", f"{request.method} {request.url.path[:100]} is nothing of this API")
+        failure = Failure("UNKNOWN_OPERATION", f"{request.method} {request.url.path[:100]} is not part of this API")
         return refusal("api", failure)
 
     @staticmethod
