@@ -148,11 +148,11 @@ def test_a_file_in_the_place_of_the_directory_is_a_clear_error(tmp_path: Path):
 def test_a_pipe_or_a_directory_in_the_place_of_the_database_is_a_clear_error(home: Path):
     home.mkdir(mode=0o700)
     os.mkfifo(home / "shotclock.db")
-    with pytest.raises(StoreUnusable, match="no regular file"):
+    with pytest.raises(StoreUnusable, match="not a regular file"):
         Store.open(home)
     (home / "shotclock.db").unlink()
     (home / "shotclock.db").mkdir()
-    with pytest.raises(StoreUnusable, match="no regular file"):
+    with pytest.raises(StoreUnusable, match="not a regular file"):
         Store.open(home)
 
 

@@ -23,7 +23,7 @@ def test_a_token_comes_back_whole(store: Store, home: Path):
 
 def test_a_name_is_unique_among_the_living(store: Store):
     store.tokens.add(TOKEN, "root")
-    with pytest.raises(Failure, match="living token") as refused:
+    with pytest.raises(Failure, match="active token") as refused:
         store.tokens.add(replace(TOKEN, id="bbbbbbbb"), "root")
     assert refused.value.code == "ARG_ERROR"
     store.tokens.add(replace(TOKEN, id="bbbbbbbb", created_at=NOW + 1000, expires_at=None), "root")

@@ -153,7 +153,7 @@ def test_what_is_no_duration_is_refused_for_every_clock(key: str, written: Any) 
 
 def test_a_fraction_is_looked_at_in_the_unit_of_its_kind() -> None:
     assert timeout_ms(workflow("command", timeout=1.5)) == 1_500
-    with pytest.raises(ValueError, match="finer than a millisecond"):
+    with pytest.raises(ValueError, match="whole milliseconds"):
         workflow("http_client", timeout=1.5)
 
 

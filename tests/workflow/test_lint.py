@@ -567,7 +567,7 @@ def test_the_callers_limit_counts_where_it_is_the_shorter(linted: Lint) -> None:
     assert not any(finding.is_error for finding in found), "the file is not wrong"
     found.sort(key=lambda finding: finding.rule == "budget/critical-path")
     assert "the caller of the run has 1m" in found[0].message
-    assert found[0].suggestion == "at most 59.5s, or give the run more"
+    assert found[0].suggestion == "write at most 59.5s, or give the run more time"
     assert linted("timeout: 1m\nsteps: {a: {exec: x, timeout: 5m}}", timeout_ms=600_000)[0].message.endswith(
         "the run has 1m"
     )

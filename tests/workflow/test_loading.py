@@ -319,9 +319,9 @@ WRONG = {
     "a step of nothing": ("steps: {a: }", "steps.a", "should be a mapping, and is nothing"),
     "a step as a number": ("steps: {a: 5}", "steps.a", "should be a mapping, and is the number 5"),
     "a step without a type": ("steps: {a: {url: x}}", "steps.a", "a step needs a `type`"),
-    "a number as a name": ("steps: {1: {exec: x}}", "steps.1", "'1' is no name of a step"),
-    "a name with a space": ("steps: {a b: {exec: x}}", "steps.a b", "'a b' is no name of a step"),
-    "a name with a sign": ("steps: {a|b: {exec: x}}", "steps.a|b", "'a|b' is no name of a step"),
+    "a number as a name": ("steps: {1: {exec: x}}", "steps.1", "'1' cannot name a step"),
+    "a name with a space": ("steps: {a b: {exec: x}}", "steps.a b", "'a b' cannot name a step"),
+    "a name with a sign": ("steps: {a|b: {exec: x}}", "steps.a|b", "'a|b' cannot name a step"),
     "an empty command": ("steps: {a: {exec: ''}}", "steps.a.exec", "is empty"),
     "a command as a number": ("steps: {a: {exec: 5}}", "steps.a.exec", "should be text, and is the number 5"),
     "yes": ("fail_fast: yes\nsteps: {a: {exec: x}}", "fail_fast", "should be true or false, and is the text 'yes'"),
@@ -369,7 +369,7 @@ WRONG = {
     "a mode nobody knows": (
         "steps: {a: {exec: x, on_fail: {retry: {max: 1, backoff: {mode: exponentail}}}}}",
         "steps.a.on_fail.retry.backoff.mode",
-        "'exponentail' is none of fixed, linear, exponential",
+        "'exponentail' is not one of fixed, linear, exponential",
     ),
     "too many tries": (
         "steps: {a: {exec: x, on_fail: {retry: {max: 1001}}}}",

@@ -51,7 +51,7 @@ MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
 _CODE = re.compile("[A-Z][A-Z0-9_]+")
 _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
-_CONVERSATION = f"{__package__}.conversation"
+_CLIENT = f"{__package__}.mcp_client"
 
 
 class McpProvider:
@@ -120,7 +120,7 @@ class McpProvider:
         limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
         loading = self._loading
         if loading is None:
-            loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CONVERSATION))
+            loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CLIENT))
             self._loading = loading
         await asyncio.wait([loading], timeout=limit_s)
         if loading.done():
