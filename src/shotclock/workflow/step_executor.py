@@ -74,7 +74,7 @@ def _in_worker(name: str, module: str, function: str) -> Operation:
 _RENDER = _in_worker("template", "templates", "render_all")
 _RENDER_VALUE = _in_worker("template", "templates", "render_value")
 _EVALUATE = _in_worker("condition", "templates", "evaluate")
-_MISFIT = _in_worker("schema", "fitting", "misfit")
+_MISFIT = _in_worker("schema", "json_schema", "misfit")
 
 
 class StepFailed(Exception):
