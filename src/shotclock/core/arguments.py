@@ -74,6 +74,11 @@ class Signature:
             self._validate = self._model.__pydantic_validator__.validate_python
         return self._model
 
+    @property
+    def defaults(self) -> dict[str, object]:
+        """What is passed where nothing is given, before it is converted."""
+        return {name: default for name, (_, default) in self._fields.items() if default is not ...}
+
     def json_schema(self) -> dict[str, Any]:
         """Return what the arguments look like, for those who call without seeing the function."""
         if self._is_plain:

@@ -19,6 +19,7 @@ import re
 import struct
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -88,7 +89,9 @@ def _plain(value: Any, path: str, typed: list[Typed]) -> Any:
     if kind is set or kind is frozenset:
         typed.append(Typed(path, kind.__name__))
         return _plain_set(value, path, typed)
-    if kind is float and not math.isfinite(value):
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is float:
         bits = struct.pack(">d", value)
         typed.append(Typed(path, "float", bits.hex() if math.isnan(value) and bits != _NAN else None))
         return str(value)
@@ -298,6 +301,9 @@ def look(signature: Signature, given: Mapping[str, object], converted: Mapping[s
             lost = names & {problem["field"].partition(".")[0] for problem in problems} or names
         else:
             lost = {name for name in names if not _runs_the_same(converted[name], again[name])}
+    for name in signature.defaults.keys() - plain.keys():  # which may be converted as well
+        with suppress(NotSerializable):
+            plain |= exact({name: signature.defaults[name]}).plain
     runs_as, later = _changes(plain, converted), {}
     if runs_as:
         later = _changes(plain, signature.check(copied(given))[0])
@@ -325,7 +331,7 @@ def _changes(given: Mapping[str, Any], converted: Mapping[str, object]) -> dict[
 
 
 def _note_change(given: Any, run: Any, path: str, found: dict[str, Any]) -> None:
-    """What was not given is a default and told elsewhere; what has no JSON cannot be told."""
+    """What was left to a default is told elsewhere; what has no JSON cannot be told."""
     try:
         inner = _opened(run)
     except Exception:  # a name without JSON, or whatever the code of a model raises
@@ -334,6 +340,9 @@ def _note_change(given: Any, run: Any, path: str, found: dict[str, Any]) -> None
         for name in given:
             if name in inner:
                 _note_change(given[name], inner[name], _inside(path, name), found)
+        for name in inner.made - given.keys():
+            with suppress(NotSerializable):
+                found[_inside(path, name)] = to_jsonable(inner[name])
     elif type(inner) is list and isinstance(given, list) and len(given) == len(inner):
         for at, (each, other) in enumerate(zip(given, inner, strict=True)):
             _note_change(each, other, f"{path}[{at}]", found)
@@ -349,6 +358,9 @@ def _note_change(given: Any, run: Any, path: str, found: dict[str, Any]) -> None
 class _Fields(dict[str, Any]):
     """By the names that they are given under."""
 
+    made: frozenset[str] = frozenset()
+    """Those that were given, or made by the model's own code, and not left to a default."""
+
 
 def _opened(run: Any) -> Any:
     """Return what is in a model, a dataclass, a dictionary or a secret."""
@@ -359,13 +371,19 @@ def _opened(run: Any) -> Any:
         return list(run)
     if hasattr(kind, "get_secret_value"):
         return run.get_secret_value()
-    if hasattr(kind, "__pydantic_fields__"):
-        fields = kind.__pydantic_fields__
-        if getattr(kind, "__pydantic_root_model__", False):
-            return _opened(run.root)
-        return _Fields({_name_given(each, name): getattr(run, name, None) for name, each in fields.items()})
+    if getattr(kind, "__pydantic_root_model__", False):
+        return _opened(run.root)
+    if hasattr(run, "model_fields_set") and hasattr(kind, "__pydantic_fields__"):
+        names = {name: _name_given(field, name) for name, field in kind.__pydantic_fields__.items()}
+        fields = _Fields({shown: getattr(run, name, None) for name, shown in names.items()})
+        fields.made = frozenset(names[name] for name in run.model_fields_set if name in names)
+        return fields
     if hasattr(kind, "__dataclass_fields__"):
-        return _Fields({name: getattr(run, name, None) for name in kind.__dataclass_fields__})
+        fields = _Fields({name: getattr(run, name, None) for name in kind.__dataclass_fields__})
+        left = {name for name, field in kind.__dataclass_fields__.items() if field.default is fields[name]}
+        made = {name for name, field in kind.__dataclass_fields__.items() if not callable(field.default_factory)}
+        fields.made = frozenset(made - left)
+        return fields
     return run
 
 
