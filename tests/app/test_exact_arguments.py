@@ -130,9 +130,10 @@ def test_what_runs_as_it_was_given_is_shown_once(home: Home) -> None:
     assert "runs as" not in ask.text and "given as" not in ask.text
 
 
-def test_a_call_from_inside_another_is_shown_as_it_runs(home: Home) -> None:
+@pytest.mark.parametrize("around", ["around", "around-as-job"])
+def test_a_call_from_inside_another_is_shown_as_it_runs(around: str, home: Home) -> None:
     async def work(inbox: Inbox) -> Any:
-        calling = asyncio.ensure_future(exact.app.call("around", amount=9007199254740993))
+        calling = asyncio.ensure_future(exact.app.call(around, amount=9007199254740993))
         while not (found := await inbox.list(status=ProposalStatus.PENDING)):
             await asyncio.sleep(0.02)
         proposal = await inbox.get(found[0].id)

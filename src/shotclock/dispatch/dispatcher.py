@@ -72,7 +72,7 @@ class Dispatcher:
         runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug)
         self._program = program
         self._command = command or ["shotclock"]
-        self._checks: dict[str, Operation] = {}
+        self._checks = ArgumentChecks(runtime)
         self._opened: Store | None = None
         self._inbox: Inbox | None = None
         self._inbox_of = inbox_of
@@ -81,12 +81,12 @@ class Dispatcher:
             from ..inbox.approval import Approvals
 
             self._approvals = runtime.approvals = Approvals(
-                catalogue, self.inbox, self._look_at, None if program is None else program.place
+                catalogue, self.inbox, self._checks.look_at, None if program is None else program.place
             )
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
             from .concurrency_limits import ConcurrencyLimits
 
-            runtime.limits = ConcurrencyLimits(catalogue, self.store, self._look_at)
+            runtime.limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -534,24 +534,9 @@ class Dispatcher:
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
         """Look at the arguments and run nothing. The types' own code does it, which may take any time: the call's."""
-        call = self.runtime.call(self._check_of(spec), arguments, admission=admission)
+        call = self.runtime.call(self._checks.operation(spec), arguments, admission=admission)
         checked = await _unless_stopped(asyncio.ensure_future(call), stop, STOP_LIMIT_S)
         return _stopped(admission, stop) if checked is None else checked
-
-    async def _look_at(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call | None) -> Envelope:
-        """The same for those who stand between a call and its work."""
-        check = self._check_of(spec)
-        admission = self.runtime.admit(check, None) if admission is None else _ahead(admission)
-        return await self.runtime.call(check, arguments, admission=admission)
-
-    def _check_of(self, spec: CommandSpec) -> Operation:
-        """The operation that only validates the arguments, where the command's types can be imported."""
-        if spec.name not in self._checks:
-            reference = replace(spec.handler, qualname=f"{spec.handler.qualname}?", is_async=False)
-            self._checks[spec.name] = Operation(
-                spec.name, reference, isolation="process", mutates=False, idempotent=True, clocks=spec.clocks
-            )
-        return self._checks[spec.name]
 
 
 # A look at the arguments before a job or a question to a person has no business to take long, and both may take days.
@@ -564,6 +549,28 @@ def _ahead(admission: Call) -> Call:
     if bound.bell is None or latest.at_ns < bound.bell.at_ns:
         bound = Bound(latest, bound.grace_ms, LOOK_LIMIT_MS, "look at the arguments")
     return changed(admission, bound=bound, mutates=False, request_id=new_request_id())
+
+
+class ArgumentChecks:
+    """Looks at the arguments of commands without running any, where their types can be imported."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._operations: dict[str, Operation] = {}
+
+    async def look_at(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call | None) -> Envelope:
+        """For those who stand between a call and its work: on the clock of the call, where there is one."""
+        check = self.operation(spec)
+        admission = self._runtime.admit(check, None) if admission is None else _ahead(admission)
+        return await self._runtime.call(check, arguments, admission=admission)
+
+    def operation(self, spec: CommandSpec) -> Operation:
+        if spec.name not in self._operations:
+            reference = replace(spec.handler, qualname=f"{spec.handler.qualname}?", is_async=False)
+            self._operations[spec.name] = Operation(
+                spec.name, reference, isolation="process", mutates=False, idempotent=True, clocks=spec.clocks
+            )
+        return self._operations[spec.name]
 
 
 class Attending(Checkpointing):

@@ -34,6 +34,7 @@ from ..store.jobs import Job
 from ..store.store import Store
 from .checkpointing import Checkpointing
 from .concurrency_limits import ConcurrencyLimits
+from .dispatcher import ArgumentChecks
 
 # How often a keeper says that it lives, and looks whether it should stop.
 BEAT_S = 0.25
@@ -99,7 +100,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     runtime.tool = Tool(catalogue.semantic_version, catalogue.debug)
     runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
-    runtime.approvals = Approvals(catalogue, lambda: inbox, program=program.place)
+    runtime.approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
     admission = runtime.admit(job.command, Clocks(timeout_ms=timeout_ms))
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])

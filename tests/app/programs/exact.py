@@ -60,6 +60,12 @@ async def around(ctx: Context, amount: int) -> Any:
     return inner.code
 
 
+@app.command(interruption=True)
+async def around_as_job(ctx: Context, amount: int) -> Any:
+    inner = await ctx.call("pay", {"amount": amount})
+    return inner.code
+
+
 @app.command()
 def keyed(folder: str, v: Any) -> str:
     return note(Path(folder), v)
