@@ -195,7 +195,7 @@ def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
 ) -> None:
     (tmp_path / "loads_slowly.py").write_text("import time\ntime.sleep(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("shotclock.providers.mcp._CONVERSATION", "loads_slowly")
+    monkeypatch.setattr("shotclock.providers.mcp._CLIENT", "loads_slowly")
 
     tried = ask(server("never_answers"), timeout="5s")
     assert tried.error["code"] == "TIMEOUT" and tried.error["context"]["clock"]["limit_ms"] == 5000
@@ -269,7 +269,7 @@ def test_garbage_on_stdout_is_no_answer_and_is_shown(ask: Trial) -> None:
     tried = ask(server("garbage", connect_timeout="1s"))
 
     assert tried.result.rule in ("mcp/connect_timeout", "mcp/connect_error")
-    assert "this is not JSON" in tried.message
+    assert "this is no JSON" in tried.message
     assert tried.elapsed_s < 1 + LATE_S + FAREWELL_S
 
 
