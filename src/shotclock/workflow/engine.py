@@ -280,7 +280,7 @@ def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]
 
 def _kept(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
     """The workflow as it is written down: without secrets, and saying so where there were some."""
-    written = workflow.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    written = workflow.model_dump(exclude_unset=True)
     redaction = Redaction({**environment, **literal_secrets(written)})
     kept = without_secrets(written, redaction)
     return kept if kept == written else {**kept, HIDES: True}
@@ -296,9 +296,7 @@ def _with_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
     except OSError as error:
         message = f"{why}, which cannot be read: {error.strerror}"
         raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
-    written = None if loaded.workflow is None else loaded.workflow.model_dump(
-        mode="json", by_alias=True, exclude_unset=True
-    )  # fmt: skip
+    written = None if loaded.workflow is None else loaded.workflow.model_dump(exclude_unset=True)
     expected = {key: value for key, value in run.workflow.items() if key != HIDES}
     if loaded.workflow is None or not is_same(expected, written):
         hint = "put the file back as it was, or begin a new run"

@@ -13,8 +13,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ..core.records import dataclass
 from .schema import (
     STEP_TYPES,
@@ -22,13 +20,13 @@ from .schema import (
     Backoff,
     DefaultsPart,
     InputPart,
-    Part,
     Reaction,
     Retry,
     StepPart,
     ToolPart,
     WorkflowFile,
 )
+from .shapes import Part, ValidationError
 from .step_types import KINDS
 from .yaml_reader import TOP, SourcePosition, Spot, read_tree, shown
 

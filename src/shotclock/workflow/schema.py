@@ -6,20 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args
-
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from ..core.durations import MAX_MS, DurationError, parse_duration_ms
+from .shapes import After, Before, Limits, OneOf, Part, field, json_schema_of
 from .shell_quoting import SHELLS
 from .step_types import KINDS, Unit, duration_ms
 
@@ -40,8 +30,8 @@ def _duration_in(unit: Unit) -> Callable[[Any], Any]:
 
 
 # By the unit of a bare number. The clocks of a step are checked by its kind's, see StepPart.
-Seconds = Annotated[Duration, BeforeValidator(_duration_in("s"))]
-Milliseconds = Annotated[Duration, BeforeValidator(_duration_in("ms"))]
+Seconds = Annotated[Duration, Before(_duration_in("s"))]
+Milliseconds = Annotated[Duration, Before(_duration_in("ms"))]
 Clock = Duration
 
 
@@ -59,26 +49,11 @@ def _with_names(names: list[str]) -> list[str]:
 
 Names = Annotated[
     list[str],
-    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
-    AfterValidator(_with_names),
+    Before(_as_list, str | list[str]),
+    After(_with_names),
 ]
-WholeMs = Annotated[int, Field(ge=0, le=MAX_MS)]
-StepId = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)]
-
-
-class Part(BaseModel):
-    """A part of the file. A key that nobody knows is a mistake, never ignored."""
-
-    # Strict, because a file says what it means: `max: true` is not one try, `"3"` is text.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @classmethod
-    def keys_of(cls, name: str) -> list[str]:
-        """What a field is called in the file: its own name first, then what else is read."""
-        info = cls.model_fields[name]
-        if isinstance(info.validation_alias, AliasChoices):
-            return [str(choice) for choice in info.validation_alias.choices]
-        return [info.alias or name]
+WholeMs = Annotated[int, Limits(ge=0, le=MAX_MS)]
+StepId = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)]
 
 
 class Backoff(Part):
@@ -89,7 +64,7 @@ class Backoff(Part):
 
 
 class Retry(Part):
-    max: int = Field(ge=0, le=1000)
+    max: int = field(ge=0, le=1000)
     """How many times more, after the first."""
     backoff: Backoff = Backoff()
 
@@ -98,7 +73,7 @@ class Reaction(Part):
     """What else happens once a step has failed or succeeded."""
 
     retry: Retry | None = None
-    run: Names = []
+    run: Names = field(default=[])
     goto: str | None = None
 
 
@@ -109,7 +84,7 @@ class Approval(Part):
     remind: Seconds | None = None
     when_expired: Literal["reject", "default"] = "reject"
     """What happens when nobody decides: it fails, or it goes on as if it had been approved."""
-    deciders: Names = []
+    deciders: Names = field(default=[])
     destructive: bool = False
 
 
@@ -120,32 +95,32 @@ class StepPart(Part):
     soft: Clock | None = None
     idle: Clock | None = None
     grace: Clock | None = None
-    depends_on: Names = Field(default=[], validation_alias=AliasChoices("depends_on", "needs"))
-    if_: str | bool | None = Field(default=None, alias="if")
+    depends_on: Names = field(default=[], keys=("depends_on", "needs"))
+    if_: str | bool | None = field(default=None, keys=("if",))
     fail_if: str | None = None
     continue_on_failure: bool = False
     on_fail: Reaction | None = None
     on_success: Reaction | None = None
-    for_each: bool | str | list[Any] | None = Field(
-        default=None, validation_alias=AliasChoices("for_each", "forEach"), serialization_alias="for_each"
-    )
-    env: dict[str, Scalar] = {}
-    cwd: str | None = Field(
-        default=None, validation_alias=AliasChoices("cwd", "working_directory"), serialization_alias="cwd"
-    )
+    for_each: bool | str | list[Any] | None = field(default=None, keys=("for_each", "forEach"))
+    env: dict[str, Scalar] = field(default={})
+    cwd: str | None = field(default=None, keys=("cwd", "working_directory"))
     transform: str | None = None
     output_schema: dict[str, Any] | None = None
-    tags: Names = []
+    tags: Names = field(default=[])
     idempotent: bool = False
     overtime: dict[str, Any] | bool | None = None
     approval: Approval | bool = False
     description: str | None = None
 
-    @field_validator("timeout", "soft", "idle", "grace", "connect_timeout", mode="before", check_fields=False)
     @classmethod
-    def _in_unit_of_kind(cls, written: Any) -> Any:
-        (kind,) = get_args(cls.model_fields["type"].annotation)
-        return written if written is None else _duration_in(KINDS[kind].unit)(written)
+    def before_field(cls, name: str, written: Any) -> Any:
+        if written is None or name not in _CLOCKS:
+            return written
+        (kind,) = get_args(get_type_hints(cls)["type"])
+        return _duration_in(KINDS[kind].unit)(written)
+
+
+_CLOCKS = frozenset(("timeout", "soft", "idle", "grace", "connect_timeout"))
 
 
 def _known_shell(words: list[str]) -> list[str]:
@@ -161,14 +136,14 @@ def _known_shell(words: list[str]) -> list[str]:
 # The shell of a command, with its options.
 Shell = Annotated[
     list[str],
-    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
-    AfterValidator(_known_shell),
+    Before(_as_list, str | list[str]),
+    After(_known_shell),
 ]
 
 
 class CommandStep(StepPart):
     type: Literal["command"] = "command"
-    exec: str = Field(min_length=1)
+    exec: str = field(min_length=1)
     shell: Shell | None = None
     stdin: str | None = None
     output_format: Literal["auto", "json", "text"] = "auto"
@@ -176,88 +151,75 @@ class CommandStep(StepPart):
 
 class HttpStep(StepPart):
     type: Literal["http_client"]
-    url: str = Field(min_length=1)
+    url: str = field(min_length=1)
     method: str = "GET"
-    headers: dict[str, Scalar] = {}
+    headers: dict[str, Scalar] = field(default={})
     body: Any = None
-    params: dict[str, Scalar] = {}
-    max_body_bytes: int = Field(default=10_000_000, ge=1)
+    params: dict[str, Scalar] = field(default={})
+    max_body_bytes: int = field(default=10_000_000, ge=1)
     output_file: str | None = None
 
 
 class McpStep(StepPart):
     type: Literal["mcp"]
     command: str | None = None
-    args: list[str] = Field(
-        default=[], validation_alias=AliasChoices("args", "command_args"), serialization_alias="args"
-    )
+    args: list[str] = field(default=[], keys=("args", "command_args"))
     url: str | None = None
-    headers: dict[str, Scalar] = {}
-    method: str = Field(min_length=1, validation_alias=AliasChoices("method", "tool"), serialization_alias="method")
-    arguments: dict[str, Any] = Field(
+    headers: dict[str, Scalar] = field(default={})
+    method: str = field(min_length=1, keys=("method", "tool"))
+    arguments: dict[str, Any] = field(
         default={},
-        validation_alias=AliasChoices("arguments", "method_args", "methodArgs"),
-        serialization_alias="arguments",
+        keys=("arguments", "method_args", "methodArgs"),
     )
     connect_timeout: Clock | None = None
     transport: Literal["stdio", "http"] | None = None
     """As in other files: it follows from `command` or `url`."""
 
-    @model_validator(mode="after")
-    def _one_server(self) -> McpStep:
+    def check_together(self) -> None:
         if (self.command is None) == (self.url is None):
             raise ValueError("name one server: either `command` to start it, or `url` to reach it")
         if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
             raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
-        return self
 
 
 class ToolStep(StepPart):
     type: Literal["tool"]
-    tool: str = Field(min_length=1)
-    arguments: dict[str, Any] = Field(
-        default={}, validation_alias=AliasChoices("arguments", "args"), serialization_alias="arguments"
-    )
+    tool: str = field(min_length=1)
+    arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
 
 
 class GitStep(StepPart):
     type: Literal["git-checkout"]
-    repository: str = Field(min_length=1)
+    repository: str = field(min_length=1)
     ref: str | None = None
-    fetch_depth: int | None = Field(default=None, ge=0)
+    fetch_depth: int | None = field(default=None, ge=0)
     path: str | None = None
     clone_timeout_ms: WholeMs | None = None
 
 
 class HumanStep(StepPart):
     type: Literal["human-input"]
-    prompt: str = Field(min_length=1)
+    prompt: str = field(min_length=1)
     default: str | None = None
     placeholder: str | None = None
     allow_empty: bool = False
     multiline: bool = False
-    choices: list[str] = []
+    choices: list[str] = field(default=[])
     """The only answers that will do."""
 
 
 class FunctionStep(StepPart):
     type: Literal["function"]
-    target: str = Field(min_length=1)
+    target: str = field(min_length=1)
     """package.module:app or path/to/file.py:app"""
-    command: str = Field(min_length=1)
-    arguments: dict[str, Any] = Field(
-        default={}, validation_alias=AliasChoices("arguments", "args"), serialization_alias="arguments"
-    )
+    command: str = field(min_length=1)
+    arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
 
 
 class WorkflowStep(StepPart):
     type: Literal["workflow"]
-    workflow: str = Field(
-        min_length=1, validation_alias=AliasChoices("workflow", "config"), serialization_alias="workflow"
-    )
-    inputs: dict[str, Any] = Field(
-        default={}, validation_alias=AliasChoices("inputs", "args"), serialization_alias="inputs"
-    )
+    workflow: str = field(min_length=1, keys=("workflow", "config"))
+    inputs: dict[str, Any] = field(default={}, keys=("inputs", "args"))
 
 
 AnyStep = CommandStep | HttpStep | McpStep | ToolStep | GitStep | HumanStep | FunctionStep | WorkflowStep
@@ -279,13 +241,11 @@ class ToolPart(Part):
 
     name: str | None = None
     description: str | None = None
-    exec: str = Field(min_length=1)
-    input_schema: dict[str, Any] | None = Field(
-        default=None, validation_alias=AliasChoices("input_schema", "inputSchema"), serialization_alias="input_schema"
-    )
+    exec: str = field(min_length=1)
+    input_schema: dict[str, Any] | None = field(default=None, keys=("input_schema", "inputSchema"))
     shell: Shell | None = None
     stdin: str | None = None
-    env: dict[str, Scalar] = {}
+    env: dict[str, Scalar] = field(default={})
     cwd: str | None = None
     timeout: Milliseconds | None = None
 
@@ -305,7 +265,7 @@ def _with_unit(written: Any) -> Any:
     return str(written)
 
 
-WithUnit = Annotated[str, BeforeValidator(_with_unit)]
+WithUnit = Annotated[str, Before(_with_unit)]
 
 
 class DefaultsPart(Part):
@@ -315,14 +275,14 @@ class DefaultsPart(Part):
     soft: WithUnit | None = None
     idle: WithUnit | None = None
     grace: WithUnit | None = None
-    env: dict[str, Scalar] = {}
+    env: dict[str, Scalar] = field(default={})
     cwd: str | None = None
     shell: Shell | None = None
     continue_on_failure: bool = False
     on_fail: Reaction | None = None
 
 
-Step = Annotated[AnyStep, Field(discriminator="type")]
+Step = Annotated[AnyStep, OneOf("type", STEP_TYPES)]
 
 
 class WorkflowFile(Part):
@@ -332,21 +292,19 @@ class WorkflowFile(Part):
     name: str | None = None
     description: str | None = None
     timeout: Seconds | None = None
-    max_parallelism: int = Field(default=8, ge=1, le=1000)
+    max_parallelism: int = field(default=8, ge=1, le=1000)
     fail_fast: bool = False
-    env: dict[str, Scalar] = {}
-    inputs: dict[str, InputPart] = {}
-    outputs: dict[str, str] = {}
-    tools: dict[str, ToolPart] = {}
-    steps: dict[StepId, Step] = Field(
-        min_length=1, validation_alias=AliasChoices("steps", "checks"), serialization_alias="steps"
-    )
+    env: dict[str, Scalar] = field(default={})
+    inputs: dict[str, InputPart] = field(default={})
+    outputs: dict[str, str] = field(default={})
+    tools: dict[str, ToolPart] = field(default={})
+    steps: dict[StepId, Step] = field(min_length=1, keys=("steps", "checks"))
     defaults: DefaultsPart = DefaultsPart()
 
 
 def json_schema() -> dict[str, Any]:
     """For editors. Every other name of a key is there as well."""
-    schema = WorkflowFile.model_json_schema(by_alias=True, mode="validation")
+    schema = json_schema_of(WorkflowFile)
     definitions = schema["$defs"]
     schema["properties"]["steps"]["additionalProperties"] = False  # names that are none
     schema["patternProperties"] = {"^x-": True}  # what others merge in
@@ -354,16 +312,14 @@ def json_schema() -> dict[str, Any]:
     models: list[type[Part]] = [ToolPart, *STEP_TYPES.values()]
     for model in models:
         _also_called(model, definitions[model.__name__])
-    for definition in definitions.values():
-        definition.pop("title", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Shotclock workflow"}
 
 
 def _also_called(model: type[Part], schema: dict[str, Any]) -> None:
     required: list[str] = schema.get("required", [])
     either: list[dict[str, Any]] = []
-    for field in model.model_fields:
-        name, *others = model.keys_of(field)
+    for field_name in model.model_fields:
+        name, *others = model.keys_of(field_name)
         for other in others:
             schema["properties"][other] = schema["properties"][name]
         if others and name in required:

@@ -15,8 +15,6 @@ from contextvars import Token
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.effects import Ending
@@ -35,6 +33,7 @@ from ..runtime.loop_call import current_scope
 from .nested_file import approved_files, digests_of
 from .schema import STEP_TYPES, AnyStep, Approval, CommandStep, ToolStep, WorkflowStep
 from .secrets import HIDDEN, Redaction, looks_secret
+from .shapes import ValidationError
 from .state import StepState
 from .step_types import duration_ms
 
@@ -231,7 +230,7 @@ def _wrong(step: AnyStep, changed: Mapping[str, Any]) -> str | None:
     # What runs of a tool is a command; the step itself only names the tool.
     is_tool = isinstance(step, ToolStep)
     model = CommandStep if is_tool else STEP_TYPES[step.type]
-    written = {"exec": "-"} if is_tool else step.model_dump(by_alias=True, exclude_unset=True)
+    written = {"exec": "-"} if is_tool else step.model_dump(exclude_unset=True)
     try:
         model.model_validate({**written, **changed})
     except ValidationError as error:

@@ -147,7 +147,7 @@ def _unknown(path: Path_, kind: str, name: str, workflow: WorkflowFile) -> Findi
 
 
 def _texts(step: AnyStep) -> Iterator[tuple[Path_, str]]:
-    written = step.model_dump(by_alias=True, exclude_unset=True)
+    written = step.model_dump(exclude_unset=True)
     for key, value in written.items():
         if key in _CONDITIONS and isinstance(value, str):
             yield (key,), value
