@@ -1,1 +1,1 @@
-"""Durable state: one SQLite file. Plain typed values go in and out; no SQL leaves this package."""
+"""Durable state in one SQLite file. Plain typed values go in and out; no SQL leaves this package."""

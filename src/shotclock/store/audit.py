@@ -22,6 +22,8 @@ _COLUMNS = "seq, at, action, proposal, by, details, previous, hash"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """One entry of the audit trail, chained to the one before it by `previous`."""
+
     seq: int
     at: WallTime
     action: str
@@ -32,7 +34,7 @@ class Entry:
     hash: str
 
     def content(self) -> dict[str, Any]:
-        """All that the hash is made of."""
+        """Return all that the hash is made of."""
         return {
             "seq": self.seq,
             "at": self.at.iso(),
@@ -44,6 +46,7 @@ class Entry:
         }
 
     def line(self) -> str:
+        """Return the entry as a line of the audit file."""
         return canonical({**self.content(), "hash": self.hash}) + "\n"
 
 
@@ -55,7 +58,8 @@ def append(
     by: str,
     details: Mapping[str, Any],
 ) -> int:
-    """Its number. Only inside a writing transaction, which makes us alone with the end of the chain."""
+    """Append an entry and return its number. Only inside a writing transaction, which makes us alone with the end of
+    the chain."""
     seq, previous = _last(connection)
     seq += 1
     entry = Entry(seq, now, action, proposal, by, dict(details), previous, "")
@@ -67,7 +71,7 @@ def append(
 
 
 def next_seq(connection: sqlite3.Connection) -> int:
-    """The number of the next entry. Only inside a writing transaction."""
+    """Return the number of the next entry. Only inside a writing transaction."""
     return _last(connection)[0] + 1
 
 
@@ -82,34 +86,39 @@ def digest_of_row(row: Sequence[object]) -> str:
 
 
 class Audit:
+    """Table of the audit trail."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
-        """The oldest first."""
+        """Return the entries after this number, the oldest first."""
         with self._database.read() as connection:
             return _entries(connection, after_seq, limit)
 
     def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
-        """The history of one proposal."""
+        """Return the history of one proposal."""
         with self._database.read() as connection:
             return entries_of(connection, proposal_id, limit)
 
     def head(self) -> tuple[int, str]:
-        """The number and the hash of the last entry: whoever keeps them elsewhere can tell later what was there."""
+        """Return the number and the hash of the last entry: whoever keeps them elsewhere can tell later what was
+        there."""
         with self._database.read() as connection:
             return _last(connection)
 
     def unfiled(self, limit: int) -> list[Entry]:
+        """Return the entries that are not known to be in the file, the oldest first."""
         with self._database.read() as connection:
             return _entries(connection, _filed(connection), limit)
 
     def filed(self) -> int:
+        """Return the number of the last entry that is known to be in the file."""
         with self._database.read() as connection:
             return _filed(connection)
 
     def mark_filed(self, seq: int) -> None:
-        """Everything up to this one is in the file, and on the disk."""
+        """Record that everything up to this one is in the file, and on the disk."""
         with self._database.write(durable=False) as connection:
             connection.execute("UPDATE audit_filed SET seq = max(seq, ?)", (seq,))
 

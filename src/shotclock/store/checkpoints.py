@@ -1,4 +1,4 @@
-"""How far some work got, in its own words, so that the next attempt does not begin at nothing.
+"""Checkpoints: how far some work got, in its own form, so that the next attempt does not begin at nothing.
 
 A checkpoint that was saved is on the disk. Whether it fits today's input, its fingerprint tells whoever loads it.
 """
@@ -22,11 +22,13 @@ class Checkpoint:
 
 
 class Checkpoints:
+    """Table of checkpoints, one for each key."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def save(self, key: str, fingerprint: str, state: object, now: WallTime) -> None:
-        """Takes the place of the one before, all of it or nothing. `state` is any JSON value."""
+        """Replace the checkpoint of this key, all of it or nothing. `state` is any JSON value."""
         text = c.json_in(state)
         with self._database.write() as connection:
             connection.execute(
@@ -37,6 +39,7 @@ class Checkpoints:
             )
 
     def load(self, key: str) -> Checkpoint | None:
+        """Return the checkpoint of this key, or None."""
         with self._database.read() as connection:
             row = connection.execute(
                 "SELECT key, fingerprint, state, saved_at FROM checkpoints WHERE key = ?", (c.text_in(key),)
@@ -46,12 +49,13 @@ class Checkpoints:
         return Checkpoint(c.text_out(row[0]), c.text_out(row[1]), c.json_out(row[2]), WallTime(row[3]))
 
     def clear(self, key: str) -> bool:
-        """Whether there was one."""
+        """Delete the checkpoint of this key. Return whether there was one."""
         with self._database.write() as connection:
             return connection.execute("DELETE FROM checkpoints WHERE key = ?", (c.text_in(key),)).rowcount > 0
 
     def forget_saved_before(self, before: WallTime, limit: int = 500) -> int:
-        """How many went: the oldest, `limit` at most. Those of jobs that are still active stay, however old."""
+        """Delete the oldest checkpoints, `limit` at most, and return how many. Those of jobs that are still active
+        stay, however old."""
         with self._database.write() as connection:
             return connection.execute(
                 "DELETE FROM checkpoints WHERE key IN (SELECT key FROM checkpoints WHERE saved_at < ? AND key NOT IN "

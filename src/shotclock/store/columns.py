@@ -1,4 +1,4 @@
-"""How values become columns and come back. Total on whatever may be in a path, an argument or a label."""
+"""Conversion of values to columns and back. Total on whatever may be in a path, an argument or a label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_JSON = 64 * 1024 * 1024
 
 
 def text_in(text: str) -> str | bytes:
-    """Text as such, unless it holds undecodable bytes (surrogates), which SQLite would refuse."""
+    """Return the text as it is, or as bytes if it holds undecodable ones (surrogates), which SQLite would refuse."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -34,7 +34,7 @@ def maybe_text_out(column: str | bytes | None) -> str | None:
 
 
 def json_in(value: object) -> str:
-    """ValueError or TypeError for what is no JSON, too deep, or too long."""
+    """Return JSON text. Raises ValueError or TypeError for what is no JSON, too deep, or too long."""
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except RecursionError:
@@ -49,7 +49,7 @@ def json_out(column: str) -> Any:
 
 
 def holder_in(holder: ProcessIdentity) -> str:
-    """One canonical text, so that equal holders are equal columns."""
+    """Return one canonical text, so that equal processes are equal columns."""
     return json_in([holder.host, holder.boot_id, holder.pid, holder.started, holder.namespace])
 
 
@@ -70,7 +70,8 @@ def maybe_time_out(column: int | None) -> WallTime | None:
 
 
 def count_in(count: int, what: str) -> int:
-    """A whole number from 0 up that fits into a column."""
+    """Return the number, checked to be a whole one from 0 up that fits into a column. Raises TypeError or
+    ValueError."""
     if type(count) is not int:
         raise TypeError(f"{what} must be a whole number, not {count!r}")
     if not 0 <= count < 2**63:

@@ -58,6 +58,8 @@ _torn = False  # this process was forked while another thread was opening some s
 
 
 class Database:
+    """One connection to the file, shared by the threads of this process and dropped before a fork."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         # Whoever waits for the lock holds the gate, so a thread in a hurry cannot come back before it: Python's locks
@@ -78,13 +80,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """For reading: what is seen inside belongs to one instant."""
+        """Open a transaction for reading: what is seen inside belongs to one instant."""
         with self._transaction("BEGIN") as connection:
             yield connection
 
     @contextmanager
     def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[sqlite3.Connection]:
-        """For reading and writing, alone among all processes. All of it happens, or nothing does.
+        """Open a transaction for reading and writing, alone among all processes. All of it happens, or nothing does.
 
         `may_wait=False` is for an event loop: StoreBusy at once where another thread or process is in the way.
         """
@@ -92,8 +94,8 @@ class Database:
             yield connection
 
     def shrink(self, pages: int | None = None) -> bool:
-        """Give room of what was deleted back to the file system: so many pages at most, or all of it. Whether that was
-        possible: others may be in the middle of something, or the disk may have no room for a copy."""
+        """Give space of what was deleted back to the file system: so many pages at most, or all of it. Return whether
+        that was possible: others may be in the middle of something, or the disk may have no space for a copy."""
         with self._locked():
             self._check_file()
             connection = self._connection or self._connect()
@@ -163,7 +165,7 @@ class Database:
             self._lock.release()
 
     def _acquire(self, within_s: float) -> bool:
-        """Twice that, at the worst: at the gate, and behind it."""
+        """Take the lock. Waits twice that long at the worst: for the queue lock, and for the lock itself."""
         if not self._gate.acquire(timeout=within_s):
             return False
         try:
@@ -172,7 +174,8 @@ class Database:
             self._gate.release()
 
     def _check_file(self) -> None:
-        """Whoever goes on with a file that was removed or replaced shares its locks with nobody."""
+        """Raise StoreUnusable if the file was removed or replaced: whoever goes on with it shares its locks with
+        nobody."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -255,7 +258,7 @@ class Database:
 
 
 def _prepare_file(path: Path) -> tuple[int, int]:
-    """The file is there, a regular one, ours, and private. Its identity."""
+    """Make the file if it is not there, check that it is a regular one, ours, and private, and return its identity."""
     try:
         descriptor = private_file(path)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What can go wrong with the store, as expected failures with a registered code.
+"""Expected failures of the store, each with a registered code.
 
     StoreError
     ├── StoreBusy       somebody else was writing for longer than we wait; nothing was changed, try again
@@ -33,7 +33,7 @@ class StoreUnusable(StoreError):
 
 
 def printable(path: str | os.PathLike[str]) -> str:
-    """A path may hold any bytes; an envelope may not."""
+    """Return a path as text for an envelope, which may not hold undecodable bytes."""
     return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
 
 
@@ -57,7 +57,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def translated(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
-    """The one place where a foreign exception becomes one of ours."""
+    """Return the error of ours that a SQLite error stands for. The one place where it is translated."""
     if is_busy(error):
         return StoreBusy("the store is in use by others", path)
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF

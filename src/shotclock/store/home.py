@@ -1,4 +1,4 @@
-"""Where the state of this user lives, and that nobody else can read or change it."""
+"""Directory of this user's state, and private files and directories in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ KEY_BYTES = 32
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
-    """SHOTCLOCK_HOME, else $XDG_STATE_HOME/shotclock, else ~/.local/state/shotclock. Empty is the same as not set.
+    """Return SHOTCLOCK_HOME, else $XDG_STATE_HOME/shotclock, else ~/.local/state/shotclock. Empty is the same as not
+    set.
 
     A relative SHOTCLOCK_HOME is refused: it would mean another store in every directory, and a job could not find
     the one it was started from. A relative XDG_STATE_HOME is ignored, as the XDG specification demands.
@@ -34,7 +35,8 @@ def state_home(environ: Mapping[str, str]) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make it if it is not there (0700, whatever the umask); refuse one that others own or may write to."""
+    """Make the directory if it is not there (0700, whatever the umask). Raises StoreUnusable for one that others own or
+    may write to."""
     try:
         _make(path)
         found = path.stat()
@@ -56,7 +58,8 @@ def private_directory(path: Path) -> Path:
 
 
 def private_file(path: Path) -> int:
-    """A new file that only this user can open, as a descriptor to write to. FileExistsError if there is one."""
+    """Create a file that only this user can open; return a descriptor to write to. Raises FileExistsError if there is
+    one."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         os.fchmod(descriptor, FILE_MODE)  # a umask may have taken away what we need ourselves
@@ -95,7 +98,7 @@ def private_key(path: Path) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """A new name in a directory survives a power loss only when the directory was written as well."""
+    """Write a directory to the disk: a new name in it survives a power loss only then."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

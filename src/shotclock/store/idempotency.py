@@ -26,17 +26,21 @@ from .database import Database
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """The caller runs it, and owes a `finish` or a `drop`, however it ends."""
+    """The key is new: the caller runs the call, and owes a `finish` or a `drop`, however it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallInProgress:
+    """A living process runs the call."""
+
     holder: ProcessIdentity
     began_at: WallTime
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
+    """The process that ran the call died before it answered."""
+
     holder: ProcessIdentity
     """The dead one."""
     began_at: WallTime
@@ -45,6 +49,8 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """The call has been answered."""
+
     envelope: dict[str, Any]
     began_at: WallTime
     finished_at: WallTime
@@ -52,6 +58,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
+    """The key was used with other arguments."""
+
     began_at: WallTime
     digest: str
     """Of the arguments that the key was first used with."""
@@ -61,6 +69,8 @@ Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
 
 
 class IdempotencyKeys:
+    """Table of idempotency keys and the answers under them."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -73,7 +83,8 @@ class IdempotencyKeys:
         now: WallTime,
         is_alive: Callable[[ProcessIdentity], bool],
     ) -> Beginning:
-        """`Fresh` to exactly one of all who ask. `is_alive` must not use the store."""
+        """Begin a call under a key, or return what became of the earlier one. `Fresh` goes to exactly one of all who
+        ask. `is_alive` must not use the store."""
         name = (c.text_in(scope), c.text_in(key))
         with self._database.write() as connection:
             row = connection.execute(
@@ -105,7 +116,7 @@ class IdempotencyKeys:
             return Finished(c.json_out(row[5]), began_at, ended_at)
 
     def is_known(self, scope: str, key: str) -> bool:
-        """Whether the key was used before, so that nothing has to be run for it."""
+        """Return whether the key was used before, so that nothing has to be run for it."""
         with self._database.read() as connection:
             found = connection.execute(
                 "SELECT 1 FROM replies WHERE scope = ? AND key = ?", (c.text_in(scope), c.text_in(key))
@@ -113,7 +124,7 @@ class IdempotencyKeys:
         return found is not None
 
     def finish(self, scope: str, key: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
-        """Whether this is now the answer. The first one stays."""
+        """Record the answer and return whether it is now the answer: the first one stays."""
         text = c.json_in(envelope)
         with self._database.write() as connection:
             return connection.execute(
@@ -123,7 +134,8 @@ class IdempotencyKeys:
             ).rowcount > 0  # fmt: skip
 
     def drop(self, scope: str, key: str) -> bool:
-        """As if the key had never been used: for calls that never began, or may be repeated."""
+        """Delete the key, as if it had never been used: for calls that never began, or may be repeated. Return whether
+        there was one."""
         with self._database.write() as connection:
             return connection.execute(
                 "DELETE FROM replies WHERE scope = ? AND key = ?", (c.text_in(scope), c.text_in(key))
@@ -132,7 +144,8 @@ class IdempotencyKeys:
     def forget_begun_before(
         self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool], limit: int = 500
     ) -> int:
-        """How many went: the oldest, `limit` at most. What a living process is still running stays, however old."""
+        """Delete the oldest keys, `limit` at most, and return how many. Those of calls that a living process still runs
+        stay, however old."""
         with self._database.write() as connection:
             rows = connection.execute(
                 "SELECT rowid, state, holder FROM replies WHERE began_at < ? ORDER BY began_at LIMIT ?",

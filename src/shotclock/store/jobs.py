@@ -1,4 +1,4 @@
-"""Detached work: who runs it, how far it is, how it ended, and who was told.
+"""Jobs, which are detached work: who runs each, how far it is, how it ended, and whether somebody was told.
 
 A job is *starting* until its keeper takes charge, *running* while it has one, and ends *finished* (the keeper said so)
 or *lost* (the keeper is gone without a word). The identical invocation finds it by its key. A new attempt after a loss
@@ -109,7 +109,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
-    """More than one job begins like this."""
+    """More than one job whose id has this prefix."""
 
     prefix: str
     ids: tuple[str, ...]
@@ -124,13 +124,15 @@ _COLUMNS = (
 
 
 class Jobs:
+    """Table of jobs."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def attach_or_create(
         self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
     ) -> tuple[Job, bool]:
-        """The job that does this work, and whether the caller is the one who must start its keeper.
+        """Return the job that does this work, and whether the caller is the one who must start its job runner.
 
         Of any number of callers at once, one is. The others get that job, running, or ended and not yet told.
         A lost one comes back as a further attempt under its id (progress, log and input are kept) if
@@ -159,7 +161,7 @@ class Jobs:
             return _got(connection, new.id), True
 
     def answering(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
-        """The job that does this work already, or has done it and told nobody."""
+        """Return the job that does this work already, or has done it and told nobody; None if there is none."""
         with self._database.read() as connection:
             job = _latest(connection, new.key)
         return job if job is not None and _answers(job, new, now, is_alive) else None
@@ -169,8 +171,8 @@ class Jobs:
             return _get(connection, id)
 
     def find(self, prefix: str, of: str | None = None) -> Job | Ambiguous | None:
-        """The one job whose id begins like this. The whole id always finds its job. `of`: only among those of this
-        owner; what others have is not there."""
+        """Return the one job whose id has this prefix. The whole id always finds its job. `of`: only among those of
+        this owner, as if others had none."""
         if not _ID.fullmatch(prefix):
             return None
         with self._database.read() as connection:
@@ -188,13 +190,14 @@ class Jobs:
     def list(
         self, app: str | None = None, active_only: bool = False, limit: int = 100, of: str | None = None
     ) -> tuple[Job, ...]:
-        """The newest first. `of`: only those of this owner."""
+        """Return the newest jobs first. `of`: only those of this owner."""
         query, parameters = _listing(app, active_only, limit, of)
         with self._database.read() as connection:
             return tuple(map(_job, connection.execute(query, parameters).fetchall()))
 
     def take_charge(self, id: str, keeper: ProcessIdentity, now: WallTime) -> Job | None:
-        """The job, now running under this keeper. None if it is not to be run: ended, or under another keeper."""
+        """Put a starting job under this job runner and return it. None if it is not to be run: ended, or under another
+        runner."""
         with self._database.write() as connection:
             connection.execute(
                 "UPDATE jobs SET state = 'running', keeper = ?, heartbeat_at = ? WHERE id = ? AND state = 'starting'",
@@ -206,7 +209,8 @@ class Jobs:
     def progress(
         self, id: str, done: int, total: int | None, unit: str | None, now: WallTime, *, attempt: int | None = None
     ) -> Progress | None:
-        """What is kept: `done` never decreases, and total and unit stay until others are given.
+        """Record progress and return what is kept: `done` never decreases, and total and unit stay until others are
+        given.
 
         Survives `kill -9`; a power loss may take the last few seconds. None if nothing was ever kept.
         """
@@ -234,7 +238,7 @@ class Jobs:
         return job.progress if job is not None else None
 
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
-        """Whether the job is still there to be kept. Not worth a word to the disk, and not given one."""
+        """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
         with self._database.write(durable=False) as connection:
             return _changed(connection.execute(
                 "UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND attempt = ifnull(?, attempt)",
@@ -242,7 +246,8 @@ class Jobs:
             ))  # fmt: skip
 
     def request_cancel(self, id: str, now: WallTime) -> Job | None:
-        """The job as it is now. The first request counts; one that has ended is left as it is."""
+        """Record that the job is to be cancelled and return it as it is now. The first request counts; one that has
+        ended is left as it is."""
         with self._database.write() as connection:
             connection.execute(
                 "UPDATE jobs SET cancel_requested_at = ? "
@@ -252,7 +257,7 @@ class Jobs:
             return _get(connection, id)
 
     def finish(self, id: str, envelope: Mapping[str, Any], now: WallTime, *, attempt: int | None = None) -> bool:
-        """Whether it was this call that ended the job. The first one does."""
+        """End the job with its envelope. Return whether it was this call that ended it: the first one does."""
         text = c.json_in(envelope)
         with self._database.write() as connection:
             return _end(connection, id, JobState.FINISHED, text, now, attempt)
@@ -260,7 +265,8 @@ class Jobs:
     def mark_lost(
         self, id: str, envelope: Mapping[str, Any] | None, now: WallTime, *, attempt: int | None = None
     ) -> bool:
-        """Ends a job whose keeper is gone, or gives the envelope to one that was found lost without."""
+        """End a job whose runner is gone, or give the envelope to one that was found lost without. Return whether
+        anything changed."""
         text = None if envelope is None else c.json_in(envelope)
         with self._database.write() as connection:
             if _end(connection, id, JobState.LOST, text, now, attempt):
@@ -272,7 +278,7 @@ class Jobs:
             ))  # fmt: skip
 
     def deliver(self, id: str, now: WallTime) -> bool:
-        """Somebody was told how it ended. Whether that was the first time."""
+        """Record that somebody was told how it ended. Return whether that was the first time."""
         with self._database.write() as connection:
             return _changed(connection.execute(
                 "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL",
@@ -280,7 +286,7 @@ class Jobs:
             ))  # fmt: skip
 
     def forget_ended_before(self, before: WallTime, limit: int = 500) -> tuple[Job, ...]:
-        """The oldest that ended before that, removed from the store; their files are the caller's to remove.
+        """Delete the oldest jobs that ended before then and return them; their files are the caller's to remove.
 
         At most `limit` at once, so that nobody waits long for the place among the writers: ask again until empty.
         """
@@ -294,7 +300,7 @@ class Jobs:
 
 
 def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> bool:
-    """Whether this job is the answer to the invocation as it stands."""
+    """Return whether this job is the answer to the invocation as it stands."""
     if job.state is JobState.STARTING:
         # Either way: a clock that was set back must not keep a job starting until it has caught up.
         return abs(now - job.attempt_at) < STARTING_LIMIT_MS
@@ -342,7 +348,8 @@ def _new_row(new: NewJob, now: WallTime) -> dict[str, Any]:
 
 
 def _take_up_again(connection: sqlite3.Connection, id: str, row: dict[str, Any]) -> None:
-    """A further attempt, with the clocks of the call that asked for it. Log and input stay: same key, same input."""
+    """Begin a further attempt, with the clocks of the call that asked for it. Log and input stay: same key, same
+    input."""
     connection.execute(
         """
         UPDATE jobs SET

@@ -1,4 +1,4 @@
-"""Named locks with a number of places, between all processes that share the store.
+"""Named locks with a number of slots, between all processes that share the store.
 
 A lock belongs to a token; the process behind it is written down, and when that is dead the next one who asks takes the
 place in the same transaction. Nobody waits in here: whoever gets a `Conflict` decides how long to ask again.
@@ -19,6 +19,8 @@ from .database import Database
 
 @dataclass(frozen=True, slots=True)
 class Lock:
+    """One slot of a named lock, held under a token."""
+
     name: str
     token: str
     holder: ProcessIdentity
@@ -37,6 +39,8 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Held:
+    """The slot that was acquired."""
+
     lock: Lock
     displaced: tuple[Lock, ...] = ()
     """Whose places were cleared to make room: dead holders, and leases that ran out."""
@@ -44,7 +48,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Every place is taken. `oldest` is the living holder who has been there longest."""
+    """Every slot is taken. `oldest` is the living holder who has been there longest."""
 
     oldest: Lock
     slots: int
@@ -69,6 +73,8 @@ _COLUMNS = "name, token, holder, label, acquired_at, expires_at"
 
 
 class Locks:
+    """Table of locks."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -84,7 +90,7 @@ class Locks:
         is_alive: Callable[[ProcessIdentity], bool],
         lease_ms: int | None = None,
     ) -> Held | Conflict:
-        """A place, if there is one. Asking again with a token that holds one renews its lease.
+        """Acquire a slot, or return the Conflict. Asking again with a token that holds one renews its lease.
 
         The holder may hold several, each under its own token. `is_alive` must not use the store.
         """
@@ -128,7 +134,8 @@ class Locks:
         return Held(lock, vacant)
 
     def release(self, token: str) -> bool:
-        """Whether it was held. Releasing what is not held (any more) does nothing."""
+        """Release the slot of this token and return whether it was held. Releasing what is not held (any more) does
+        nothing."""
         with self._database.write(durable=False) as connection:
             return connection.execute("DELETE FROM locks WHERE token = ?", (c.text_in(token),)).rowcount > 0
 
@@ -138,7 +145,7 @@ class Locks:
             return connection.execute("DELETE FROM locks WHERE holder = ?", (c.holder_in(holder),)).rowcount
 
     def list(self, name: str | None = None) -> tuple[Lock, ...]:
-        """The oldest first, with those of dead holders that nobody has taken over yet."""
+        """Return the oldest first, with those of dead holders that nobody has taken over yet."""
         with self._database.read() as connection:
             if name is not None:
                 return _of_name(connection, name)
@@ -156,7 +163,7 @@ class Locks:
 def _weigh(
     locks: tuple[Lock, ...], slots: int, token: str, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
 ) -> tuple[Conflict | None, tuple[Lock, ...]]:
-    """The conflict, if there is no place for this token; and the locks that hold a place without a right to it."""
+    """Return the conflict, if there is no slot for this token, and the locks that hold a slot without a right to it."""
     if any(lock.token == token for lock in locks):
         return None, ()
     vacant: list[Lock] = []

@@ -1,4 +1,4 @@
-"""Proposals, as they wait for a person and as they were decided.
+"""Table of proposals: what was asked for, how each was decided, and what became of it.
 
 Every change is one transaction that reads the proposal, lets core/proposal.py decide whether the change may be,
 and writes it down together with its entry in the audit trail. The entry's number is the proposal's new `seq`.
@@ -66,6 +66,8 @@ _SUMMARY = (
 
 @dataclass(frozen=True, slots=True)
 class NewProposal:
+    """A proposal that is to be opened, or found again."""
+
     id: str
     ask: ProposalRequest
     asked_by: str
@@ -77,6 +79,8 @@ class NewProposal:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
+    """The proposal that answers a request, and whether it was made for it."""
+
     proposal: Proposal
     was_made: bool
 
@@ -94,12 +98,14 @@ class Kept:
 
 
 class Proposals:
+    """Table of proposals. Every change is one transaction, with its entry in the audit trail."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def attach_or_create(self, new: NewProposal, now: WallTime, room: Room | None = None) -> Attached:
-        """The proposal that answers this call. Raises Failure if the key stands for another action (KEY_REUSED), or
-        if a new one would be one too many (INBOX_FULL).
+        """Return the proposal that answers this call. Raises Failure if the key stands for another action (KEY_REUSED),
+        or if a new one would be one too many (INBOX_FULL).
 
         Identical is the same key, or without one the same action without a key, by the same asker.
         """
@@ -111,8 +117,8 @@ class Proposals:
     def attach_or_create_all(
         self, asked: Sequence[NewProposal], now: WallTime, room: Room | None = None
     ) -> list[Attached | Failure]:
-        """Many at the price of one wait for the disk. Those before count for those that follow. `room` is how many may
-        be open then; None: as many as come."""
+        """Do the same for many at the price of one wait for the disk. Those before count for those that follow. `room`
+        is how many may be open then; None: as many as come."""
         texts = [c.json_in(new.ask.as_json()) for new in asked]
         with self._database.write() as connection:
             left = _RoomLeft(connection, now, room)
@@ -131,7 +137,8 @@ class Proposals:
         action_hash: str | None = None,
         confirmation: str | None = None,
     ) -> Proposal:
-        """Raises Failure unless it was open until now. Check the decision before: nothing here looks inside it."""
+        """Record a decision. Raises Failure unless the proposal was open until now. Check the decision before: nothing
+        here looks inside it."""
         details = {"notes": decision.notes, "decision": digest(decision.as_json()), **({"via": via} if via else {})}
 
         def step(proposal: Proposal) -> Proposal:
@@ -140,16 +147,20 @@ class Proposals:
         return self._change(id, now, step, decision.status.value, by, lambda _: details)
 
     def withdraw(self, id: str, by: str, now: WallTime) -> Proposal:
+        """Record that the asker took it back. Raises Failure unless it was open until now."""
         return self._change(id, now, lambda proposal: as_withdrawn(proposal, by), "withdrawn", by, lambda _: {})
 
     def extend(self, id: str, by_ms: int, by: str, now: WallTime) -> Proposal:
+        """Move its end. Raises Failure unless it was open until now."""
+
         def details(changed: Proposal) -> dict[str, Any]:
             return {"expires_at": changed.expires_at.iso()}
 
         return self._change(id, now, lambda proposal: as_extended(proposal, by_ms, by), "extended", by, details)
 
     def use(self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
-        """Raises Failure unless it is an approval of that action which nobody has used."""
+        """Record that the approval was used. Raises Failure unless it is an approval of that action which nobody has
+        used."""
         details = {"action_hash": action_hash}
 
         def step(proposal: Proposal) -> Proposal:
@@ -158,7 +169,7 @@ class Proposals:
         return self._change(id, now, step, "used", None, lambda _: details)
 
     def go_on_unanswered(self, id: str, action_hash: str, runner: Runner, now: WallTime) -> Proposal:
-        """Write down that nobody answered and that it goes on, as its rules say. Raises Failure unless they do."""
+        """Record that nobody answered and that it goes on, as its rules say. Raises Failure unless they do."""
         details = {"action_hash": action_hash}
 
         def step(proposal: Proposal) -> Proposal:
@@ -167,18 +178,18 @@ class Proposals:
         return self._change(id, now, step, "went-on", None, lambda _: details)
 
     def go_on_as_job(self, id: str, runner: Runner, now: WallTime) -> Proposal:
-        """Write down that what was approved is run by the keeper of a job."""
+        """Record that what was approved is run by a job runner."""
         details = {"job_id": runner.job_id}
         return self._change(id, now, lambda there: replace(there, runner=runner), "started", None, lambda _: details)
 
     def record_outcome(self, id: str, outcome: Ran) -> Proposal:
-        """Write down what became of what was approved. Raises Failure if nothing was run, or it is known already."""
+        """Record what became of what was approved. Raises Failure if nothing was run, or it is known already."""
         action = "succeeded" if outcome.ok else "failed"
         details = {} if outcome.ok else {"code": outcome.code}
         return self._change(id, outcome.at, lambda there: as_ended(there, outcome), action, None, lambda _: details)
 
     def end_due(self, now: WallTime) -> bool:
-        """Expire what is past its end, and remind of what soon will be. Whether anything changed."""
+        """Expire what is past its end, and remind of what soon will be. Return whether anything changed."""
         with self._database.read() as connection:  # mostly there is nothing to do, and no reason to keep writers out
             next_due_at = _next_due_at(connection)
         if next_due_at is None or now < next_due_at:
@@ -195,8 +206,8 @@ class Proposals:
         return True
 
     def forgettable(self, before: WallTime) -> tuple[str, ...]:
-        """Ids of proposals that were over before then, the oldest first. Open ones stay, decisions that may still hold,
-        and what a run that has not ended may come back to."""
+        """Return ids of proposals that were over before then, the oldest first. Open ones stay, decisions that may
+        still hold, and what a run that has not ended may come back to."""
         with self._database.read() as connection:
             rows = connection.execute(
                 "SELECT id FROM proposals WHERE status <> 'pending' AND coalesce(used_at, decided_at, created_at) < ? "
@@ -211,7 +222,8 @@ class Proposals:
             return tuple(c.text_out(id) for (id,) in rows)
 
     def forget(self, ids: Sequence[str], now: WallTime) -> int:
-        """How many went. Their entries in the audit trail stay, and one more says that they went."""
+        """Delete proposals and return how many. Their entries in the audit trail stay, and one more says that they were
+        deleted."""
         gone = 0
         with self._database.write() as connection:
             for id in ids:
@@ -255,7 +267,7 @@ class Proposals:
     # --- looking --------------------------------------------------------------------------------------------
 
     def open_of_run(self, asked_by: str, run_id: str) -> list[str]:
-        """The ids of what the steps of a run wait for."""
+        """Return the ids of the open proposals of a run's steps."""
         begins = f"{run_id}/"
         with self._database.read() as connection:
             rows = connection.execute(
@@ -265,7 +277,7 @@ class Proposals:
             return [c.text_out(id) for id, key in rows if c.text_out(key).startswith(begins)]
 
     def was_used(self, asked_by: str, key: str) -> bool:
-        """Whether anything was dispatched with an approval that was asked for under this key."""
+        """Return whether anything was dispatched with an approval that was asked for under this key."""
         with self._database.read() as connection:
             found = connection.execute(
                 # A runner without a use: nobody answered, and it went on as its rules say.
@@ -276,7 +288,7 @@ class Proposals:
         return found is not None
 
     def is_unused(self, asked_by: str, key: str) -> bool:
-        """Whether something was asked for under this key and nothing was dispatched with it."""
+        """Return whether something was asked for under this key and nothing was dispatched with it."""
         with self._database.read() as connection:
             found = connection.execute(
                 "SELECT count(*), count(used_at), count(runner) FROM proposals WHERE asked_by = ? AND key = ?",
@@ -285,12 +297,12 @@ class Proposals:
         return bool(found[0]) and not (found[1] or found[2])
 
     def get(self, id: str) -> Proposal | None:
-        """As it was written: one past its end may still be pending."""
+        """Return the proposal as it was written, or None: one past its end may still be pending."""
         with self._database.read() as connection:
             return _get(connection, id)
 
     def with_entries(self, id: str) -> Kept:
-        """All that is kept of one, as it was in one instant."""
+        """Return all that is kept of one, as it was in one instant."""
         with self._database.read() as connection:
             row = connection.execute(f"{_SUMMARY} FROM proposals WHERE id = ?", (c.text_in(id),)).fetchone()
             ask = connection.execute("SELECT ask FROM asks WHERE id = ?", (c.text_in(id),)).fetchone()
@@ -303,7 +315,7 @@ class Proposals:
             )
 
     def since(self, after_seq: int, limit: int = 100) -> list[tuple[Summary, str]]:
-        """Those that changed later, in the order of their last change, and what that was."""
+        """Return those that changed later, in the order of their last change, and what that was."""
         query = (
             f"{_SUMMARY}, audit.action FROM proposals LEFT JOIN audit ON audit.seq = proposals.seq "
             "WHERE proposals.seq > ? ORDER BY proposals.seq LIMIT ?"
@@ -316,7 +328,7 @@ class Proposals:
             return _last_seq(connection)
 
     def feed(self) -> Feed:
-        """For whoever waits for what others do. Close it."""
+        """Open a Feed for whoever waits for what others do. The caller closes it."""
         return Feed(self._database.path)
 
     def list(
@@ -328,7 +340,7 @@ class Proposals:
         limit: int = 200,
         before_seq: int | None = None,
     ) -> list[Summary]:
-        """The one that changed last comes first. `ended`: only those that are not pending any more."""
+        """Return the one that changed last first. `ended`: only those that are not pending any more."""
         wanted: list[tuple[str, Any]] = []
         if status is not None:
             wanted.append(("status = ?", status.value))
@@ -346,7 +358,7 @@ class Proposals:
 
 
 class Feed:
-    """Sees cheaply, on a connection of its own, whether anybody changed anything. For one thread."""
+    """Connection of its own that sees cheaply whether anybody changed anything. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self._database = Database(path)
@@ -357,7 +369,7 @@ class Feed:
             self.seen_seq = _last_seq(connection)
 
     def look(self, is_awaited: Callable[[str], bool], limit: int) -> tuple[int, list[Proposal]]:
-        """How many changed since the last look, and those of them that ended and that somebody waits for.
+        """Return how many changed since the last look, and those of them that ended and that somebody waits for.
 
         If it is as many as `limit`, look again. `is_awaited` must not use the store.
         """
@@ -378,7 +390,7 @@ class Feed:
         return len(rows), found
 
     def next_due_at(self) -> WallTime | None:
-        """When the next one expires or wants a reminder, if nothing changes before."""
+        """Return when the next one expires or wants a reminder, if nothing changes before."""
         with self._database.read() as connection:
             return _next_due_at(connection)
 
@@ -387,7 +399,7 @@ class Feed:
 
 
 class _RoomLeft:
-    """What may still be opened, by whom. Counted once in a transaction, which nobody else can add to."""
+    """How many proposals may still be opened, by whom. Counted once in a transaction, which nobody else can add to."""
 
     def __init__(self, connection: sqlite3.Connection, now: WallTime, room: Room | None) -> None:
         self._connection = connection
@@ -410,7 +422,8 @@ class _RoomLeft:
             self._open[who] = self._count(who) + 1
 
     def _count(self, who: str | None) -> int:
-        """Nobody: all of them. What is past its end does not count, whether or not anybody has noticed."""
+        """Count the open ones of an asker, or all of them for None. What is past its end does not count, whether or not
+        anybody has noticed."""
         if who not in self._open:
             query = "SELECT count(*) FROM proposals WHERE status = 'pending' AND expires_at > ?"
             given: list[Any] = [self._now.ms]
@@ -460,7 +473,7 @@ def _attach_or_create(
 def _append(
     connection: sqlite3.Connection, now: WallTime, action: str, id: str, by: str, details: dict[str, Any]
 ) -> None:
-    """The entry of a change that is in its row already, number included."""
+    """Append the entry of a change that is in its row already, number included."""
     append(connection, now, action, id, by, {**details, "row": _row_digest(connection, id)})
 
 
@@ -470,7 +483,7 @@ def _row_digest(connection: sqlite3.Connection, id: str) -> str:
 
 
 def _is_in_force(proposal: Proposal, now: WallTime) -> bool:
-    """Whether its key still stands for it."""
+    """Return whether its key still stands for it."""
     return now < proposal.expires_at and (proposal.is_open or proposal.status.is_decided)
 
 
@@ -499,13 +512,13 @@ def _due(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallT
 
 
 def _to_remind(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
-    """Those that are not past their end already."""
+    """Return those to remind of that are not past their end already."""
     query = "SELECT id, expires_at FROM proposals WHERE remind_at <= ? AND expires_at > ? LIMIT ?"
     return [(id, WallTime(at)) for id, at in connection.execute(query, (now.ms, now.ms, AT_ONCE))]
 
 
 def _expire(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: WallTime) -> int:
-    """A pending one. Its new `seq`."""
+    """Expire a pending one and return its new `seq`."""
     seq = next_seq(connection)
     connection.execute("UPDATE proposals SET seq = ?, status = 'expired', remind_at = NULL WHERE id = ?", (seq, id))
     _append(connection, now, "expired", id, THE_CLOCK, {"expires_at": expires_at.iso()})

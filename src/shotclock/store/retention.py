@@ -1,4 +1,5 @@
-"""How long what has ended is kept, and the deletion of what is older: runs by age, number and size, proposals by age.
+"""Retention: how long what has ended is kept, and the deletion of what is older: runs by age, number and size,
+proposals by age.
 
 What is under way, parked or waiting for a person is never deleted. The audit trail is kept whole: of a proposal that
 went, its entries stay, with one more that says so.
@@ -38,7 +39,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is kept. 0 is no limit."""
+    """Limits of what is kept. 0 is no limit."""
 
     runs_ms: int = 30 * DAY_MS
     runs: int = 1_000
@@ -48,7 +49,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went, or would."""
+    """Count of what was deleted, or would be."""
 
     runs: int = 0
     runs_bytes: int = 0
@@ -62,7 +63,7 @@ class Pruned:
 
 
 def retention_in(environment: Mapping[str, str]) -> Retention:
-    """Raises Failure that names every variable which says nonsense."""
+    """Read the limits from the environment. Raises Failure that names every variable which holds no valid value."""
     readers: dict[str, tuple[str, Callable[[str], int]]] = {
         "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_RUNS": ("runs", _count),
@@ -84,7 +85,7 @@ def retention_in(environment: Mapping[str, str]) -> Retention:
 
 
 def parse_size(text: str) -> int:
-    """Bytes: 500000, 200kB, 20MB, 1GB. Raises ValueError."""
+    """Return the bytes of a size: 500000, 200kB, 20MB, 1GB. Raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or len(found[1]) > 15:
         raise ValueError(f"{text[:40]!r} is not a size: write 500000, 200kB, 20MB or 1GB, or 0 for no limit")
@@ -136,7 +137,7 @@ def prune(
 def prune_by_the_way(
     store: Store, environment: Mapping[str, str], now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
 ) -> None:
-    """Once a day, a bounded part of it. Whatever keeps it from being done is told by `shotclock prune`."""
+    """Prune a bounded part, once a day. A failure is left for `shotclock prune` to report."""
     try:
         if store.begin_pruning(now, PAUSE_MS):
             pruned = prune(store, retention_in(environment), now, is_alive, limit=BY_THE_WAY)
@@ -152,7 +153,7 @@ def _before(now: WallTime, age_ms: int) -> WallTime | None:
 
 
 def _old_pages(store: Store, before: WallTime | None) -> list[str]:
-    """Reports that `report --open` has left in the store's folder."""
+    """Return the reports that `report --open` has left in the store's folder."""
     found = []
     with contextlib.suppress(OSError), os.scandir(store.home / "reports") as entries:
         for entry in entries:

@@ -55,7 +55,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """A run that may go."""
+    """A run that may be deleted."""
 
     seq: int
     bytes: int
@@ -64,7 +64,7 @@ class Outdated:
 
 
 class RunTaken(Exception):
-    """The run is somebody's: it is under way, or its id was used before."""
+    """The run belongs to somebody: it is under way, or its id was used before."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.id)
@@ -75,11 +75,13 @@ _COLUMNS = "id, name, file, workflow, inputs, trace_id, holder, created_at, dead
 
 
 class Runs:
+    """Table of runs and their steps."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def begin(self, new: NewRun, holder: ProcessIdentity, now: WallTime) -> Run:
-        """Raises RunTaken if there is one of that id already, however it ended."""
+        """Record a new run. Raises RunTaken if there is one of that id already, however it ended."""
         with self._database.write() as connection:
             if (there := _get(connection, new.id)) is not None:
                 raise RunTaken(there)
@@ -102,7 +104,8 @@ class Runs:
         return made
 
     def take_up(self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]) -> Run | None:
-        """The run, now this holder's; None if there is none. Raises RunTaken while another process lives that has it.
+        """Give the run to this holder and return it; None if there is none. Raises RunTaken while another process lives
+        that has it.
 
         One that has ended stays as it is.
         """
@@ -118,7 +121,7 @@ class Runs:
             return _get(connection, run_id)
 
     def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
-        """Nobody has it any more, until it is taken up again."""
+        """Record that nobody has it any more, until it is taken up again."""
         with self._database.write() as connection:
             connection.execute(
                 "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL",
@@ -126,8 +129,8 @@ class Runs:
             )
 
     def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
-        """How far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last moment, and
-        its step is then taken for one that was cut off. `may_wait`: see Database.write."""
+        """Record how far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last
+        moment, and its step is then taken for one that was cut off. `may_wait`: see Database.write."""
         rows = [(c.text_in(run_id), c.text_in(step.id), step.status, c.json_in(step.record), now.ms) for step in steps]
         with self._database.write(durable=False, may_wait=may_wait) as connection:
             connection.executemany(
@@ -143,7 +146,8 @@ class Runs:
             return {c.text_out(id): StepRecord(c.text_out(id), status, c.json_out(text)) for id, status, text in rows}
 
     def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
-        """Whether this ended it. The first end stays. What its steps have put out is kept once, with the steps."""
+        """Record the end of a run and return whether this ended it: the first end stays. What its steps have put out is
+        kept once, with the steps."""
         with self._database.write() as connection:
             text, size = _slimmed(connection, c.text_in(run_id), envelope)
             return connection.execute(
@@ -156,7 +160,7 @@ class Runs:
             return _get(connection, run_id)
 
     def inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
-        """The runs that a step has begun, which have not ended."""
+        """Return the ids of the runs that a step has begun, which have not ended."""
         first = f"{run_id}.{step_id}"
         with self._database.read() as connection:
             rows = connection.execute(
@@ -167,13 +171,13 @@ class Runs:
         return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
 
     def list(self, limit: int = 100) -> tuple[Run, ...]:
-        """The newest first."""
+        """Return the newest first."""
         with self._database.read() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()
         return tuple(map(_run, rows))
 
     def slim(self, limit: int = 50) -> int:
-        """How many ended runs of before outputs were kept once were brought to that, `limit` at most."""
+        """Rewrite ended runs from before outputs were kept once, `limit` at most, and return how many."""
         with self._database.write() as connection:
             rows = connection.execute(
                 "SELECT id, envelope FROM runs WHERE ended_at IS NOT NULL AND bytes IS NULL LIMIT ?",
@@ -185,8 +189,8 @@ class Runs:
         return len(rows)
 
     def outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
-        """Ended runs that ended before then, or that are more than so many or than so many bytes, the oldest first; 0
-        and None are no limit. What belongs to a run that has not ended stays."""
+        """Return ended runs that ended before then, or that are more than so many or than so many bytes, the oldest
+        first; 0 and None are no limit. What belongs to a run that has not ended stays."""
         kept = total = 0
         found = []
         with self._database.read() as connection:
@@ -201,7 +205,8 @@ class Runs:
             return tuple(each for each in reversed(found) if not _is_inside_open(connection, each.seq))
 
     def left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
-        """Runs that began before then and whose process died. One that is parked waits for a person, and stays."""
+        """Return runs that began before then and whose process died. One that is parked waits for a person, and
+        stays."""
         with self._database.read() as connection:
             rows = connection.execute(
                 "SELECT seq, holder FROM runs INDEXED BY runs_open "
@@ -211,7 +216,7 @@ class Runs:
         return tuple(Outdated(seq, 0, holder) for seq, holder in rows if not is_alive(c.holder_out(holder)))
 
     def forget(self, runs: Iterable[Outdated]) -> int:
-        """How many went, with their steps. One that was taken up meanwhile stays."""
+        """Delete runs with their steps and return how many. One that was taken up meanwhile stays."""
         with self._database.write() as connection:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
             return sum(connection.execute(query, (run.seq, run.holder)).rowcount for run in runs)
@@ -231,7 +236,8 @@ def _get(connection: sqlite3.Connection, run_id: str) -> Run | None:
 
 
 def _is_inside_open(connection: sqlite3.Connection, seq: int) -> bool:
-    """Whether it was begun by a step of a run that has not ended: that one's id and a dot are the beginning of its."""
+    """Return whether it was begun by a step of a run that has not ended: that one's id and a dot are the beginning of
+    its."""
     query = (
         "SELECT 1 FROM runs AS inner_run, runs AS around INDEXED BY runs_open WHERE inner_run.seq = ? "
         "AND around.ended_at IS NULL AND substr(inner_run.id, 1, length(around.id) + 1) = around.id || '.'"
@@ -240,7 +246,7 @@ def _is_inside_open(connection: sqlite3.Connection, seq: int) -> bool:
 
 
 def _slimmed(connection: sqlite3.Connection, id: str | bytes, envelope: Mapping[str, Any]) -> tuple[str, int]:
-    """The envelope without the outputs that stand with the steps as well, and how much the whole run takes."""
+    """Return the envelope without the outputs that stand with the steps as well, and how much the whole run takes."""
     rows = connection.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
     records = {c.text_out(step): c.json_out(record) for step, record in rows}
     kept = {

@@ -1,4 +1,4 @@
-"""The tables, as numbered migrations. Append only: what has been released is never edited.
+"""Tables, as numbered migrations. Append only: what has been released is never edited.
 
 Each migration is one transaction; `user_version` says how many a file has had. Columns ending in `_at` are wall-clock
 milliseconds. Text that may hold anything (paths, labels) is written through `columns.text_in`.

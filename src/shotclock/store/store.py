@@ -1,4 +1,4 @@
-"""The store: everything that must outlive a process, in eight rooms over one file."""
+"""The store: everything that must outlive a process, as tables over one file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _ROOMS = {
 
 
 class Store:
-    """Usable from several threads. Every method is one short transaction, and waits for a bounded time only.
+    """One user's state. Usable from several threads. Every method is one short transaction, and waits for a bounded
+    time only.
 
     It never reads a clock or looks for a process: whoever calls says what time it is and who is alive.
     """
@@ -53,7 +54,7 @@ class Store:
     tokens: Tokens
 
     def __init__(self, home: Path) -> None:
-        """Use `Store.open`. The directory must be absolute."""
+        """Open the store of this directory, which must be absolute. Use `Store.open`."""
         self.home = home
         self._database = Database(home / FILE_NAME)
 
@@ -67,7 +68,8 @@ class Store:
 
     @classmethod
     def open(cls, home: Path | None = None) -> Store:
-        """StoreUnusable says what must be mended; StoreBusy is worth another try."""
+        """Open the store. Raises StoreUnusable, which says what must be mended, and StoreBusy, which is worth another
+        try."""
         return cls(Path(os.path.abspath(home)) if home is not None else state_home(os.environ))
 
     @property
@@ -75,11 +77,11 @@ class Store:
         return self._database.path
 
     def shrink(self, pages: int | None = None) -> bool:
-        """Give room of what was deleted back: see Database.shrink."""
+        """Give space of what was deleted back: see Database.shrink."""
         return self._database.shrink(pages)
 
     def begin_pruning(self, now: WallTime, pause_ms: int) -> bool:
-        """Whether nobody has looked for what is too old for so long; if so, it is the caller's to do."""
+        """Return whether nobody has looked for what is too old for so long; if so, it is the caller's to do."""
         # A clock that was set back must not put it off for ever.
         due, values = "at < ? OR at > ?", (now.ms - pause_ms, now.ms)
         with self._database.read() as connection:  # mostly it is not, and a writer would wait for others
@@ -89,16 +91,17 @@ class Store:
             return connection.execute(f"UPDATE pruned SET at = ? WHERE {due}", (now.ms, *values)).rowcount > 0
 
     def prune_again_in(self, now: WallTime, pause_ms: int, sooner_ms: int) -> None:
-        """There is more to be done than was: not after the whole pause, but this much."""
+        """Record that there is more to be deleted: not after the whole pause, but this much."""
         with self._database.write(durable=False) as connection:
             connection.execute("UPDATE pruned SET at = ?", (now.ms - pause_ms + sooner_ms,))
 
     def folder(self, name: str) -> Path:
-        """A private directory beside the database, for files that belong to what is stored: logs, spooled input."""
+        """Make a private directory beside the database, for files that belong to what is stored: logs, spooled
+        input."""
         return private_directory(self.home / name)
 
     def close(self) -> None:
-        """Closing twice does nothing. What was committed stays, whether or not anybody closes."""
+        """Close the store. Closing twice does nothing. What was committed stays, whether or not anybody closes."""
         self._database.close()
 
     def __enter__(self) -> Store:

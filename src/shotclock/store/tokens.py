@@ -34,11 +34,13 @@ class Token:
 
 
 class Tokens:
+    """Table of tokens and of browser sessions that were ended."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, token: Token, by: str) -> None:
-        """Raises Failure if a living one has that name."""
+        """Record a token. Raises Failure if a living one has that name."""
         with self._database.write() as connection:
             if any(there.is_living(token.created_at) for there in _named(connection, token.name)):
                 message = f"there is an active token named {token.name!r}: revoke it first, or choose another name"
@@ -67,7 +69,7 @@ class Tokens:
         return None if row is None else _token(row)
 
     def revoke(self, id_or_name: str, by: str, now: WallTime) -> list[Token]:
-        """Those that were not revoked before: the one of that id, or all of that name."""
+        """Revoke the token of that id, or all of that name. Return those that were not revoked before."""
         query = f"SELECT {_COLUMNS} FROM tokens WHERE (id = ? OR name = ?) AND revoked_at IS NULL"
         with self._database.write() as connection:
             given = c.text_in(id_or_name)
@@ -79,7 +81,7 @@ class Tokens:
         return found
 
     def end_session(self, id: str, expires_at: WallTime, now: WallTime) -> None:
-        """Remember, until it expires, that a browser's session is not to be let in any more."""
+        """Record, until it expires, that a browser's session is not to be let in any more."""
         with self._database.write() as connection:
             connection.execute("DELETE FROM ended_sessions WHERE expires_at <= ?", (now.ms,))
             connection.execute("INSERT OR IGNORE INTO ended_sessions VALUES (?, ?)", (c.text_in(id), expires_at.ms))
@@ -90,13 +92,13 @@ class Tokens:
         return row is not None
 
     def digests(self) -> dict[str, str]:
-        """Of all that is kept of each, by its id, as its last entry has it."""
+        """Return the digest of all that is kept of each, by its id, as its last entry has it."""
         with self._database.read() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens").fetchall()
         return {row[0]: digest_of_row(row) for row in rows}
 
     def list(self) -> list[Token]:
-        """The oldest first, with those that are revoked or expired."""
+        """Return the oldest first, with those that are revoked or expired."""
         with self._database.read() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")
             return [_token(row) for row in rows]
