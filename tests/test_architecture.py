@@ -30,6 +30,16 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module
 
 
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield what a file imports with what it takes from it, `..store.database` as `shotclock.store.database`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = f"{'shotclock.' if node.level > 1 else ''}{node.module or ''}".rstrip(".")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
 def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """The imported things (and `print`) a file reads, by their full dotted names, with their lines."""
     known = {"print": "builtins.print"}
@@ -73,6 +83,12 @@ RULES = {
         r"|anyio\.(open_process|run_process)",
         r"(?!process/|runtime/).*",
     ),
+    # What reads and writes state goes through Store: another database is a change of store/ alone.
+    "only store speaks SQL": (
+        imported_names,
+        r"sqlite3(\..*)?|shotclock\.store\.(database|schema)(\..*)?",
+        r"(?!store/).*",
+    ),
     # Asking stdout something or flushing it writes nothing of ours.
     "only cli prints": (
         uses,
@@ -111,7 +127,7 @@ def test_the_tree_keeps_the_rule(rule: str) -> None:
     assert not broken, f"{rule}:\n" + "\n".join(broken)
 
 
-PURE, STOPPING, PRINTING, TIME = RULES
+PURE, STOPPING, SQL, PRINTING, TIME = RULES
 
 
 @pytest.mark.parametrize(
@@ -123,6 +139,11 @@ PURE, STOPPING, PRINTING, TIME = RULES
         (STOPPING, "cli/a.py", "from subprocess import run as r\nr(['true'])"),
         (STOPPING, "cli/a.py", "import os\nstop = os.killpg"),
         (STOPPING, "app.py", "import asyncio\nasync def f(): await asyncio.create_subprocess_exec('true')"),
+        (SQL, "dispatch/a.py", "import sqlite3"),
+        (SQL, "dispatch/a.py", "def f():\n    from sqlite3 import connect"),
+        (SQL, "server/web/a.py", "from ...store.database import Database"),
+        (SQL, "inbox/a.py", "from ..store import schema"),
+        (SQL, "app.py", "import shotclock.store.database"),
         (PRINTING, "process/a.py", "print('x', file=None)"),
         (PRINTING, "process/a.py", "import sys\nsys.stdout.write('x')"),
         (PRINTING, "process/a.py", "import sys\nout = sys.stdout"),
@@ -143,6 +164,8 @@ def test_a_breach_is_found(rule: str, path: str, source: str) -> None:
         (PURE, "core/a.py", "from .time import Instant"),
         (STOPPING, "process/a.py", "import os\nos.kill(1, 9)"),
         (STOPPING, "cli/a.py", "import os\nos.getpid()"),
+        (SQL, "store/a.py", "import sqlite3\nfrom .database import Database"),
+        (SQL, "inbox/a.py", "from ..store.store import Store\nfrom .database import x"),
         (PRINTING, "cli/a.py", "print('x')"),
         (PRINTING, "process/a.py", "import sys\nsys.stdout.flush(); sys.stdout = None"),
         (PRINTING, "process/a.py", "import sys\nsys.stderr.write('x')"),

@@ -18,15 +18,15 @@ from shotclock.core.proposal import (
     ProposalRequest,
     ProposalStatus,
     ProposedFile,
-    decided,
-    expired,
-    extended,
+    apply_decision,
+    apply_expiry,
+    apply_extension,
+    apply_use,
+    apply_withdrawal,
     problems_with,
     problems_with_decision,
     problems_with_key,
     result_of,
-    used,
-    withdrawn,
 )
 from shotclock.core.proposal_request import ARGUMENTS_LIMIT, DEPTH_LIMIT, FILE_LIMIT
 from shotclock.core.walltime import WallTime
@@ -57,13 +57,13 @@ def code_of(attempt: Any, *arguments: Any, **named: Any) -> str:
 statuses = st.sampled_from(list(ProposalStatus))
 decisions = st.sampled_from([APPROVED, MODIFIED, REJECTED]).map(lambda status: Decision(status, "because"))
 steps = st.one_of(
-    st.tuples(st.just(decided), decisions, st.sampled_from(["ann", "bob"])).map(
+    st.tuples(st.just(apply_decision), decisions, st.sampled_from(["ann", "bob"])).map(
         lambda s: lambda p, now: s[0](p, s[1], s[2], now)
     ),
-    st.just(lambda p, now: expired(p)),
-    st.sampled_from(["agent", "somebody"]).map(lambda by: lambda p, now: withdrawn(p, by)),
-    st.integers(1, 10**9).map(lambda ms: lambda p, now: extended(p, ms, "ann")),
-    st.sampled_from([OPERATION.action_hash, FILE.action_hash]).map(lambda h: lambda p, now: used(p, h, now)),
+    st.just(lambda p, now: apply_expiry(p)),
+    st.sampled_from(["agent", "somebody"]).map(lambda by: lambda p, now: apply_withdrawal(p, by)),
+    st.integers(1, 10**9).map(lambda ms: lambda p, now: apply_extension(p, ms, "ann")),
+    st.sampled_from([OPERATION.action_hash, FILE.action_hash]).map(lambda h: lambda p, now: apply_use(p, h, now)),
 )
 
 
@@ -101,10 +101,10 @@ def test_only_what_is_pending_can_be_decided_and_the_refusal_names_what_became_o
     earlier = {"decision": Decision(status), "decided_by": "bob", "decided_at": NOW} if status.is_decided else {}
     there = proposal(status=status, **earlier)
     if status.is_open:
-        assert decided(there, decision, "ann", NOW).decided_by == "ann"
+        assert apply_decision(there, decision, "ann", NOW).decided_by == "ann"
         return
     with pytest.raises(Failure) as refused:
-        decided(there, decision, "ann", NOW)
+        apply_decision(there, decision, "ann", NOW)
     expected = {"expired": "PROPOSAL_EXPIRED", "withdrawn": "PROPOSAL_WITHDRAWN"}.get(status.value, "ALREADY_DECIDED")
     assert refused.value.code == expected
     assert refused.value.context["status"] == status.value
@@ -115,47 +115,54 @@ def test_only_what_is_pending_can_be_decided_and_the_refusal_names_what_became_o
 
 def test_only_the_deciders_that_are_named_may_decide_or_extend():
     there = proposal(replace(OPERATION, policy=Policy(deciders=("ann",))))
-    assert code_of(decided, there, Decision(APPROVED), "bob", NOW) == "NOT_ALLOWED"
-    assert code_of(extended, there, 1000, "bob") == "NOT_ALLOWED"
-    assert decided(there, Decision(APPROVED), "ann", NOW).status is APPROVED
+    assert code_of(apply_decision, there, Decision(APPROVED), "bob", NOW) == "NOT_ALLOWED"
+    assert code_of(apply_extension, there, 1000, "bob") == "NOT_ALLOWED"
+    assert apply_decision(there, Decision(APPROVED), "ann", NOW).status is APPROVED
 
 
 def test_something_destructive_is_approved_only_with_its_name_typed_and_rejected_without():
     there = proposal(replace(OPERATION, policy=Policy(destructive=True)))
     for typed in (None, "", "yes", "ops/restar", "OPS/RESTART"):
         for status in (APPROVED, MODIFIED):
-            assert code_of(decided, there, Decision(status), "ann", NOW, confirmation=typed) == "CONFIRMATION_NEEDED"
-    assert decided(there, Decision(APPROVED), "ann", NOW, confirmation=" ops/restart\n").status is APPROVED
-    assert decided(there, Decision(REJECTED), "ann", NOW).status is REJECTED
+            assert (
+                code_of(apply_decision, there, Decision(status), "ann", NOW, confirmation=typed)
+                == "CONFIRMATION_NEEDED"
+            )
+    assert apply_decision(there, Decision(APPROVED), "ann", NOW, confirmation=" ops/restart\n").status is APPROVED
+    assert apply_decision(there, Decision(REJECTED), "ann", NOW).status is REJECTED
 
 
 def test_a_title_is_confirmed_as_it_is_read_whatever_blanks_are_in_it():
     ask = ProposalRequest(Kind.FILE, "Drop  the\ntable", file=ProposedFile("x", ""), policy=Policy(destructive=True))
-    assert decided(proposal(ask), Decision(APPROVED), "ann", NOW, confirmation="Drop the table").status is APPROVED
+    assert (
+        apply_decision(proposal(ask), Decision(APPROVED), "ann", NOW, confirmation="Drop the table").status is APPROVED
+    )
 
 
 def test_what_was_decided_on_must_be_what_is_proposed():
-    assert code_of(decided, proposal(), Decision(APPROVED), "a", NOW, action_hash="0" * 64) == "ACTION_CHANGED"
-    assert decided(proposal(), Decision(APPROVED), "a", NOW, action_hash=OPERATION.action_hash).status is APPROVED
+    assert code_of(apply_decision, proposal(), Decision(APPROVED), "a", NOW, action_hash="0" * 64) == "ACTION_CHANGED"
+    assert (
+        apply_decision(proposal(), Decision(APPROVED), "a", NOW, action_hash=OPERATION.action_hash).status is APPROVED
+    )
 
 
 def test_an_approval_is_used_once_for_the_action_it_is_about():
-    approved = decided(proposal(), Decision(APPROVED), "ann", NOW)
-    assert code_of(used, approved, FILE.action_hash, NOW) == "ACTION_CHANGED"
-    spent = used(approved, OPERATION.action_hash, NOW)
-    assert code_of(used, spent, OPERATION.action_hash, NOW) == "ALREADY_DECIDED"
-    for other in (proposal(), decided(proposal(), Decision(REJECTED), "ann", NOW), expired(proposal())):
-        assert code_of(used, other, OPERATION.action_hash, NOW) == "NOT_ALLOWED"
+    approved = apply_decision(proposal(), Decision(APPROVED), "ann", NOW)
+    assert code_of(apply_use, approved, FILE.action_hash, NOW) == "ACTION_CHANGED"
+    spent = apply_use(approved, OPERATION.action_hash, NOW)
+    assert code_of(apply_use, spent, OPERATION.action_hash, NOW) == "ALREADY_DECIDED"
+    for other in (proposal(), apply_decision(proposal(), Decision(REJECTED), "ann", NOW), apply_expiry(proposal())):
+        assert code_of(apply_use, other, OPERATION.action_hash, NOW) == "NOT_ALLOWED"
 
 
 def test_a_decision_answers_the_identical_call_until_the_end_or_until_it_is_used():
-    approved = decided(proposal(), Decision(APPROVED), "ann", NOW)
-    rejected = decided(proposal(), Decision(REJECTED), "ann", NOW)
+    approved = apply_decision(proposal(), Decision(APPROVED), "ann", NOW)
+    rejected = apply_decision(proposal(), Decision(REJECTED), "ann", NOW)
     end = approved.expires_at
     for there in (proposal(), approved, rejected):
         assert there.answers(end - 1) and not there.answers(end)
-    assert not used(approved, OPERATION.action_hash, NOW).answers(NOW)
-    assert not expired(proposal()).answers(NOW) and not withdrawn(proposal(), "agent").answers(NOW)
+    assert not apply_use(approved, OPERATION.action_hash, NOW).answers(NOW)
+    assert not apply_expiry(proposal()).answers(NOW) and not apply_withdrawal(proposal(), "agent").answers(NOW)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_a_title_is_needed_and_is_text(title: Any, wrong: str):
 
 @pytest.mark.parametrize("by_ms", [0, -1, 10**15, True, 1.5, None])
 def test_an_extension_is_a_time(by_ms: Any):
-    assert code_of(extended, proposal(), by_ms, "ann") == "ARG_ERROR"
+    assert code_of(apply_extension, proposal(), by_ms, "ann") == "ARG_ERROR"
 
 
 def test_an_extension_brings_a_new_reminder():
@@ -175,8 +182,8 @@ def test_an_extension_brings_a_new_reminder():
     assert there.remind_at == NOW + 600
     told = replace(there, reminded_at=NOW + 600)
     assert told.remind_at is None
-    assert extended(told, 500, "ann").remind_at == NOW + 1100
-    assert expired(there).remind_at is None
+    assert apply_extension(told, 500, "ann").remind_at == NOW + 1100
+    assert apply_expiry(there).remind_at is None
 
 
 # --- the same action ------------------------------------------------------------------------------
@@ -239,11 +246,11 @@ def test_an_ask_comes_back_from_json_whole(ask: ProposalRequest):
 def test_every_answer_has_the_same_fields_and_only_an_allowing_one_has_something_to_act_on():
     ends = {
         "pending": proposal(),
-        "approved": decided(proposal(), Decision(APPROVED, "go"), "ann", NOW),
-        "modified": decided(proposal(), Decision(MODIFIED, "less", arguments={"host": "b"}), "ann", NOW),
-        "rejected": decided(proposal(), Decision(REJECTED, "no"), "ann", NOW),
-        "expired": expired(proposal()),
-        "withdrawn": withdrawn(proposal(), "agent"),
+        "approved": apply_decision(proposal(), Decision(APPROVED, "go"), "ann", NOW),
+        "modified": apply_decision(proposal(), Decision(MODIFIED, "less", arguments={"host": "b"}), "ann", NOW),
+        "rejected": apply_decision(proposal(), Decision(REJECTED, "no"), "ann", NOW),
+        "expired": apply_expiry(proposal()),
+        "withdrawn": apply_withdrawal(proposal(), "agent"),
     }
     for status, there in ends.items():
         result = result_of(there)
@@ -257,13 +264,13 @@ def test_every_answer_has_the_same_fields_and_only_an_allowing_one_has_something
 
 
 def test_files_and_questions_answer_with_what_is_to_be_used():
-    approved = decided(proposal(FILE), Decision(APPROVED), "ann", NOW)
-    modified = decided(proposal(FILE), Decision(MODIFIED, file_text="a: 3\n"), "ann", NOW)
+    approved = apply_decision(proposal(FILE), Decision(APPROVED), "ann", NOW)
+    modified = apply_decision(proposal(FILE), Decision(MODIFIED, file_text="a: 3\n"), "ann", NOW)
     assert result_of(approved)["file"] == {"path": "routes.yaml", "text": "a: 1\n"}
     assert result_of(modified)["file"] == {"path": "routes.yaml", "text": "a: 3\n"}
-    answered = decided(proposal(QUESTION), Decision(APPROVED, answer="left"), "ann", NOW)
+    answered = apply_decision(proposal(QUESTION), Decision(APPROVED, answer="left"), "ann", NOW)
     assert result_of(answered)["answer"] == "left"
-    assert "answer" not in result_of(decided(proposal(QUESTION), Decision(REJECTED), "ann", NOW))
+    assert "answer" not in result_of(apply_decision(proposal(QUESTION), Decision(REJECTED), "ann", NOW))
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from shotclock.core.proposal import ProposalStatus
 from shotclock.inbox import audit_file
 from shotclock.inbox.access import Access, Role
 from shotclock.inbox.audit_file import AuditFile
-from shotclock.store.failures import StoreUnusable
+from shotclock.store.home import StoreUnusable
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN, APPROVE, REJECT, bounded, code_of, opened, operation, wall_now
@@ -302,7 +302,7 @@ def test_what_a_killed_process_left_half_written_is_finished(home: Path, file: P
     """Whatever part of the lines reached the file before the store could note that they are in it."""
     unfiled(home, 3)
     with Store.open(home) as store:
-        whole = b"".join(entry.line().encode() for entry in store.audit.unfiled(10))
+        whole = b"".join(entry.line().encode() for entry in store.audit.list_unfiled(10))
     with open(file, "ab") as output:
         output.write(whole[:kept])
     assert verified(home) == []

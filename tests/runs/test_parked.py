@@ -142,7 +142,7 @@ def test_an_answer_to_an_earlier_run_of_the_same_id_is_none_to_this_one(runs: Ru
     runs.decide(Decision(ProposalStatus.APPROVED, answer="yes"))
     runs("--resume", "r", code=0)
     with Store.open(runs.folder / "home") as store:
-        assert store.runs.forget(store.runs.outdated(WallTime.of_ns(time.time_ns() + 10**9), 0, 0)) == 1
+        assert store.runs.forget(store.runs.list_outdated(WallTime.of_ns(time.time_ns() + 10**9), 0, 0)) == 1
     runs("flow.yaml", "--run-id", "r", code=14)
     assert len(proposals(runs)) == 2
 

@@ -12,7 +12,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.walltime import WallTime
-from shotclock.store.failures import StoreBusy
+from shotclock.store.home import StoreBusy
 from shotclock.store.runs import StepRecord
 from shotclock.store.store import Store
 

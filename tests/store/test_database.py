@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.store import database
-from shotclock.store.failures import StoreBusy, StoreUnusable
+from shotclock.store.home import StoreBusy, StoreUnusable
 from shotclock.store.schema import MIGRATIONS
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, appears, holder, in_children, new_job
@@ -249,13 +249,13 @@ def test_many_threads_share_one_store(store: Store):
 
 def test_a_callback_that_uses_the_store_is_told_and_does_not_hang(store: Store):
     store.locks.acquire("l", holder=holder(1), label="", token="a", now=NOW, is_alive=all_alive)
-    store.replies.begin("s", "k", "d", holder(1), NOW, all_alive)
+    store.idempotency.begin("s", "k", "d", holder(1), NOW, all_alive)
 
     def asks_back(_: object) -> bool:
         return store.jobs.get("x") is None
 
     with pytest.raises(StoreBusy, match="own transactions"):
-        store.replies.begin("s", "k", "d", holder(2), NOW, asks_back)
+        store.idempotency.begin("s", "k", "d", holder(2), NOW, asks_back)
     assert store.checkpoints.load("k") is None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.store import database
-from shotclock.store.failures import StoreUnusable
+from shotclock.store.home import StoreUnusable
 from shotclock.store.store import Store
 from tests.store.work import NOW, appears, in_children
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure, error_entry
-from shotclock.store.failures import StoreError, StoreUnusable
-from shotclock.store.home import private_file, state_home
+from shotclock.store.home import StoreError, StoreUnusable, create_private_file, state_home
 from shotclock.store.store import Store
 from tests.store.work import NOW, in_children, new_job
 
@@ -91,7 +90,7 @@ def test_everything_is_private_whatever_the_umask(home: Path, umask: int):
     try:
         with Store.open(home / "deep" / "er") as store:
             store.checkpoints.save("k", "f", "x" * 100_000, NOW)
-            os.close(private_file(store.folder("spool") / "input"))
+            os.close(create_private_file(store.folder("spool") / "input"))
             assert modes(store.home) == {
                 "shotclock.db": 0o600, "shotclock.db-wal": 0o600, "shotclock.db-shm": 0o600, "spool": 0o700,
             }  # fmt: skip

@@ -17,7 +17,7 @@ from shotclock.core.walltime import WallTime
 from shotclock.process.identity import is_alive, this_process
 from shotclock.store.locks import Conflict, Held, Lock
 from shotclock.store.store import Store
-from tests.store.work import NOW, all_alive, all_dead, holder, in_children, wall_now
+from tests.store.work import NOW, all_alive, holder, in_children, wall_now
 
 ACQUIRED_WITHIN_S = 50
 
@@ -59,13 +59,6 @@ def test_releasing_is_idempotent_and_only_concerns_its_own_token(store: Store):
     acquire(store, "b", name="other")
     assert store.locks.release("a") and not store.locks.release("a") and not store.locks.release("never")
     assert [lock.token for lock in store.locks.list()] == ["b"]
-
-
-def test_a_process_that_leaves_releases_all_it_holds(store: Store):
-    for number in range(6):
-        acquire(store, str(number), name=f"l{number}", holder=holder(number % 2))
-    assert store.locks.release_all(holder(0)) == 3 and store.locks.release_all(holder(0)) == 0
-    assert {lock.holder for lock in store.locks.list()} == {holder(1)}
 
 
 def test_the_same_process_gets_no_second_place_under_another_token(store: Store):
@@ -111,15 +104,6 @@ def test_names_and_labels_may_hold_anything(store: Store):
         found = acquire(store, f"t{name}", name=name, label=name)
         assert isinstance(found, Held) and found.lock.name == found.lock.label == name
         assert [lock.token for lock in store.locks.list(name)] == [f"t{name}"]
-
-
-def test_locks_of_the_dead_that_nobody_asks_for_can_be_forgotten(store: Store):
-    for number in range(4):
-        acquire(store, str(number), name=f"l{number}", holder=holder(number))
-    assert store.locks.forget_dead(lambda who: who.pid > 1) == 2
-    assert store.locks.forget_dead(all_alive) == 0
-    assert {lock.token for lock in store.locks.list()} == {"2", "3"}
-    assert store.locks.forget_dead(all_dead) == 2
 
 
 # --- against a model ------------------------------------------------------------------------------
@@ -187,12 +171,6 @@ class LocksAgainstAModel(RuleBasedStateMachine):
         held = [lock for lock in self.model if lock.token == token]
         assert self.store.locks.release(token) == bool(held)
         self.model = [lock for lock in self.model if lock.token != token]
-
-    @rule(pid=st.integers(1, 6))
-    def leaves(self, pid: int) -> None:
-        mine = [lock for lock in self.model if lock.holder == holder(pid)]
-        assert self.store.locks.release_all(holder(pid)) == len(mine)
-        self.model = [lock for lock in self.model if lock not in mine]
 
     @rule()
     def is_opened_anew(self) -> None:

@@ -10,60 +10,62 @@ ENVELOPE = {"ok": True, "data": {"x": [1, "ü"]}}
 
 
 def test_the_first_runs_repeats_wait_and_then_get_its_answer(store: Store):
-    begin = store.replies.begin
+    begin = store.idempotency.begin
     assert begin("app", "k", "d", holder(1), NOW, all_alive) == Fresh()
     assert begin("app", "k", "d", holder(2), NOW + 1, all_alive) == CallInProgress(holder(1), NOW)
-    assert store.replies.finish("app", "k", ENVELOPE, NOW + 2)
-    assert not store.replies.finish("app", "k", {"ok": False}, NOW + 3)
+    assert store.idempotency.finish("app", "k", ENVELOPE, NOW + 2)
+    assert not store.idempotency.finish("app", "k", {"ok": False}, NOW + 3)
     assert begin("app", "k", "d", holder(2), NOW + 4, all_dead) == Finished(ENVELOPE, NOW, NOW + 2)
 
 
 def test_keys_of_different_scopes_have_nothing_to_do_with_each_other(store: Store):
     for scope, key in (("a", "k"), ("b", "k"), ("a", "l"), ("", "ak"), ("\udcff", "k")):
-        assert store.replies.begin(scope, key, "d", holder(), NOW, all_alive) == Fresh()
+        assert store.idempotency.begin(scope, key, "d", holder(), NOW, all_alive) == Fresh()
 
 
 def test_other_arguments_under_the_same_key_are_a_mismatch_whatever_became_of_the_first(store: Store):
-    store.replies.begin("a", "k", "d", holder(1), NOW, all_alive)
+    store.idempotency.begin("a", "k", "d", holder(1), NOW, all_alive)
     mismatch = Mismatch(NOW, "d")
-    assert store.replies.begin("a", "k", "other", holder(2), NOW, all_alive) == mismatch
-    assert store.replies.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
-    assert store.replies.begin("a", "k", "d", holder(2), NOW + 1, all_dead) == Interrupted(holder(1), NOW, NOW + 1)
-    assert store.replies.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
-    store.replies.finish("a", "k", ENVELOPE, NOW)
-    assert store.replies.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
+    assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_alive) == mismatch
+    assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
+    assert store.idempotency.begin("a", "k", "d", holder(2), NOW + 1, all_dead) == Interrupted(holder(1), NOW, NOW + 1)
+    assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
+    store.idempotency.finish("a", "k", ENVELOPE, NOW)
+    assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
 
 
 def test_after_a_death_nobody_runs_it_again_until_somebody_settles_it(store: Store):
-    store.replies.begin("a", "k", "d", holder(1), NOW, all_alive)
+    store.idempotency.begin("a", "k", "d", holder(1), NOW, all_alive)
     interrupted = Interrupted(holder(1), NOW, NOW + 5)
-    assert store.replies.begin("a", "k", "d", holder(2), NOW + 5, all_dead) == interrupted
+    assert store.idempotency.begin("a", "k", "d", holder(2), NOW + 5, all_dead) == interrupted
     # Whoever asks meanwhile hears the same, even if a new process has the pid of the dead one.
-    assert store.replies.begin("a", "k", "d", holder(3), NOW + 6, all_alive) == interrupted
-    assert store.replies.finish("a", "k", {"ok": False}, NOW + 7)
-    assert store.replies.begin("a", "k", "d", holder(3), NOW + 8, all_alive) == Finished({"ok": False}, NOW, NOW + 7)
+    assert store.idempotency.begin("a", "k", "d", holder(3), NOW + 6, all_alive) == interrupted
+    assert store.idempotency.finish("a", "k", {"ok": False}, NOW + 7)
+    assert store.idempotency.begin("a", "k", "d", holder(3), NOW + 8, all_alive) == Finished(
+        {"ok": False}, NOW, NOW + 7
+    )
 
 
 def test_what_may_be_repeated_is_dropped_and_runs_anew(store: Store):
-    store.replies.begin("a", "k", "d", holder(1), NOW, all_alive)
-    store.replies.begin("a", "k", "d", holder(2), NOW, all_dead)
-    assert store.replies.drop("a", "k") and not store.replies.drop("a", "k")
-    assert store.replies.begin("a", "k", "d", holder(2), NOW, all_alive) == Fresh()
+    store.idempotency.begin("a", "k", "d", holder(1), NOW, all_alive)
+    store.idempotency.begin("a", "k", "d", holder(2), NOW, all_dead)
+    assert store.idempotency.drop("a", "k") and not store.idempotency.drop("a", "k")
+    assert store.idempotency.begin("a", "k", "d", holder(2), NOW, all_alive) == Fresh()
 
 
 def test_finishing_what_never_began_is_no_answer(store: Store):
-    assert not store.replies.finish("a", "k", ENVELOPE, NOW)
-    assert store.replies.begin("a", "k", "d", holder(), NOW, all_alive) == Fresh()
+    assert not store.idempotency.finish("a", "k", ENVELOPE, NOW)
+    assert store.idempotency.begin("a", "k", "d", holder(), NOW, all_alive) == Fresh()
 
 
 def test_old_ones_are_forgotten_but_not_what_still_runs(store: Store):
-    begin = store.replies.begin
+    begin = store.idempotency.begin
     for n, key in enumerate(["finished", "running", "dead", "young"]):
         begin("a", key, "d", holder(n), NOW + n, all_alive)
-    store.replies.finish("a", "finished", ENVELOPE, NOW)
+    store.idempotency.finish("a", "finished", ENVELOPE, NOW)
     lives = {holder(1), holder(3)}.__contains__
-    assert store.replies.forget_begun_before(NOW + 3, lives) == 2
-    assert store.replies.forget_begun_before(NOW + 3, lives) == 0
+    assert store.idempotency.forget_begun_before(NOW + 3, lives) == 2
+    assert store.idempotency.forget_begun_before(NOW + 3, lives) == 0
     assert isinstance(begin("a", "running", "d", holder(9), NOW, lives), CallInProgress)
     assert isinstance(begin("a", "young", "d", holder(9), NOW, lives), CallInProgress)
     assert begin("a", "finished", "d", holder(9), NOW, lives) == Fresh()
@@ -72,7 +74,7 @@ def test_old_ones_are_forgotten_but_not_what_still_runs(store: Store):
 
 def begin_one(number: int, home: Path) -> str:
     with Store.open(home) as store:
-        return type(store.replies.begin("a", "k", "d", holder(number), NOW, all_alive)).__name__
+        return type(store.idempotency.begin("a", "k", "d", holder(number), NOW, all_alive)).__name__
 
 
 def test_of_twenty_processes_that_begin_at_once_one_runs(store: Store):

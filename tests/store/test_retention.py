@@ -16,7 +16,7 @@ from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, Pro
 from shotclock.core.walltime import WallTime
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
-from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, retention_in
+from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, read_retention
 from shotclock.store.runs import NewRun, StepRecord
 from shotclock.store.schema import APPLICATION_ID, MIGRATIONS
 from shotclock.store.store import Store
@@ -151,7 +151,7 @@ def test_what_is_under_way_or_parked_stays_and_what_a_dead_process_left_goes(sto
 
 def test_a_run_that_was_taken_up_meanwhile_stays(store: Store) -> None:
     begin(store, "left", ago(100), DEAD)
-    found = store.runs.left_behind(ago(30), is_alive)
+    found = store.runs.list_left_behind(ago(30), is_alive)
     assert store.runs.take_up("left", ME, is_alive) is not None
     assert store.runs.forget(found) == 0 and runs_left(store) == {"left"}
 
@@ -261,16 +261,16 @@ def test_it_is_done_by_the_way_once_a_day_and_bounded(store: Store) -> None:
 
 
 def test_the_environment_says_what_is_kept() -> None:
-    assert retention_in({}) == Retention()
+    assert read_retention({}) == Retention()
     said = {
         "SHOTCLOCK_KEEP_RUNS_FOR": "7d",
         "SHOTCLOCK_KEEP_RUNS": "5",
         "SHOTCLOCK_KEEP_RUNS_SIZE": "20MB",
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": "0",
     }
-    assert retention_in(said) == Retention(7 * DAY_MS, 5, 20_000_000, 0)
+    assert read_retention(said) == Retention(7 * DAY_MS, 5, 20_000_000, 0)
     with pytest.raises(Failure) as refused:
-        retention_in({"SHOTCLOCK_KEEP_RUNS_FOR": "7", "SHOTCLOCK_KEEP_RUNS": "-1", "SHOTCLOCK_KEEP_RUNS_SIZE": "big"})
+        read_retention({"SHOTCLOCK_KEEP_RUNS_FOR": "7", "SHOTCLOCK_KEEP_RUNS": "-1", "SHOTCLOCK_KEEP_RUNS_SIZE": "big"})
     errors: Any = refused.value.context["errors"]
     assert len(errors) == 3
 

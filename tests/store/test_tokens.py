@@ -38,15 +38,15 @@ def test_a_token_is_revoked_once_by_id_or_by_name_and_both_are_in_the_trail(stor
     assert store.tokens.revoke("aaaaaaaa", "ann", NOW) == []
     assert store.tokens.revoke("nobody", "ann", NOW) == []
     assert [token.id for token in store.tokens.revoke("bbbbbbbb", "ann", NOW)] == ["bbbbbbbb"]
-    assert all(not token.is_living(NOW) for token in store.tokens.list())
+    assert all(not token.is_active(NOW) for token in store.tokens.list())
     entries = store.audit.entries()
     assert [entry.action for entry in entries] == ["token-issued"] * 2 + ["token-revoked"] * 2
     assert "0" * 64 not in str([entry.details for entry in entries]), "the hash of a token is nobody's business"
 
 
 def test_a_token_lives_until_it_expires(store: Store):
-    assert TOKEN.is_living(NOW + 999) and not TOKEN.is_living(NOW + 1000)
-    assert replace(TOKEN, expires_at=None).is_living(NOW + 10**10)
+    assert TOKEN.is_active(NOW + 999) and not TOKEN.is_active(NOW + 1000)
+    assert replace(TOKEN, expires_at=None).is_active(NOW + 10**10)
 
 
 def add_one(number: int, home: Path) -> bool:

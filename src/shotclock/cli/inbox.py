@@ -535,7 +535,7 @@ def _audited(id: str, said: dict[str, Any]) -> Outcome:
 def _last_entries(store: Store, limit: int) -> list[Entry]:
     """Their numbers have no gaps, but for those that somebody took out."""
     last: list[Entry] = []
-    after = max(0, store.audit.filed() - limit)
+    after = max(0, store.audit.get_filed_seq() - limit)
     while entries := store.audit.entries(after):
         last = (last + entries)[-limit:]
         after = entries[-1].seq

@@ -35,7 +35,7 @@ from ..runtime.forked import Unfinished
 from ..runtime.forked import run as run_forked
 from ..server.web.proposal_json import Compared, arguments_text
 from ..server.web.requests import exact_arguments
-from ..store.home import private_file
+from ..store.home import create_private_file
 from ..store.store import Store
 from .output import is_terminal, say_line, write_quietly
 from .terminal import ANSWER_LIMIT_S
@@ -243,7 +243,7 @@ def _new_copy(proposal: Proposal) -> Path:
                 old.unlink()
     copy = folder / f"{proposal.id}-{os.getpid()}{suffix}"
     _remove(copy)  # of a process that had our number before us
-    descriptor = private_file(copy)
+    descriptor = create_private_file(copy)
     with open(descriptor, "wb") as file:
         file.write(_proposed_text(proposal).encode("utf-8", "surrogatepass"))
     return copy

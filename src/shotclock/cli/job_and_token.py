@@ -335,7 +335,7 @@ def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
 
 def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
     """Return nothing from which the token could be made."""
-    status = "active" if token.is_living(now) else "expired" if token.revoked_at is None else "revoked"
+    status = "active" if token.is_active(now) else "expired" if token.revoked_at is None else "revoked"
     return {
         "id": token.id,
         "name": token.name,

@@ -112,11 +112,11 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     from ..process.clock import wall_ns
     from ..process.identity import is_alive
     from ..runtime.outcomes import failure_outcome
-    from ..store.retention import prune, retention_in
+    from ..store.retention import prune, read_retention
     from ..store.store import Store
 
     try:
-        retention = replace(retention_in(os.environ), **changes)
+        retention = replace(read_retention(os.environ), **changes)
         with Store.open() as store:
             before = _size(store.path)
             pruned = prune(store, retention, WallTime.of_ns(wall_ns()), is_alive, dry_run=dry_run)

@@ -47,13 +47,15 @@ __all__ = [
     "Room",
     "Runner",
     "Summary",
+    "apply_decision",
+    "apply_expiry",
+    "apply_extension",
+    "apply_going_on",
+    "apply_outcome",
+    "apply_use",
+    "apply_withdrawal",
     "canonical",
-    "decided",
     "digest",
-    "ended",
-    "expired",
-    "extended",
-    "gone_on",
     "may_decide",
     "must_be_open",
     "problems_with",
@@ -61,8 +63,6 @@ __all__ = [
     "problems_with_key",
     "refusal",
     "result_of",
-    "used",
-    "withdrawn",
 ]
 
 STILL_QUEUED = "operator response timed out; proposal remains queued"
@@ -208,7 +208,7 @@ class Proposal:
 # --- transitions ------------------------------------------------------------------------------------------------
 
 
-def decided(
+def apply_decision(
     proposal: Proposal,
     decision: Decision,
     by: str,
@@ -236,19 +236,19 @@ def decided(
     )
 
 
-def expired(proposal: Proposal) -> Proposal:
+def apply_expiry(proposal: Proposal) -> Proposal:
     must_be_open(proposal)
     return replace(proposal, status=ProposalStatus.EXPIRED)
 
 
-def withdrawn(proposal: Proposal, by: str) -> Proposal:
+def apply_withdrawal(proposal: Proposal, by: str) -> Proposal:
     if by != proposal.asked_by:
         raise Failure("NOT_ALLOWED", f"{proposal.id} was proposed by {proposal.asked_by}, who alone may withdraw it")
     must_be_open(proposal)
     return replace(proposal, status=ProposalStatus.WITHDRAWN)
 
 
-def extended(proposal: Proposal, by_ms: int, by: str) -> Proposal:
+def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
     """With a reminder again, before the new end."""
     may_decide(proposal, by)
     must_be_open(proposal)
@@ -258,7 +258,7 @@ def extended(proposal: Proposal, by_ms: int, by: str) -> Proposal:
     return replace(proposal, expires_at=expires_at, reminded_at=None)
 
 
-def used(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
+def apply_use(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
     """Raises Failure unless this is an approval of exactly that action, and nobody has used it."""
     if not proposal.status.allows:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, not approved")
@@ -269,7 +269,7 @@ def used(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | N
     return replace(proposal, used_at=now, runner=runner)
 
 
-def gone_on(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
+def apply_going_on(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
     """Go on without an answer. Raises Failure unless its rules say so, it is of exactly that action, and nobody has."""
     if proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default":
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and nothing lets it go on")
@@ -280,7 +280,7 @@ def gone_on(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
     return replace(proposal, runner=runner)
 
 
-def ended(proposal: Proposal, outcome: Ran) -> Proposal:
+def apply_outcome(proposal: Proposal, outcome: Ran) -> Proposal:
     """Raises Failure unless it was used, and nobody has said yet what became of it."""
     if proposal.is_unused:
         raise Failure("NOT_ALLOWED", f"nothing was run with {proposal.id}")

@@ -409,7 +409,9 @@ class Dispatcher:
                 self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin, owner
             )
             return self.jobs().attached(invocation) is not None
-        return idempotency_key is not None and self.store().replies.is_known(self._scope(spec, owner), idempotency_key)
+        return idempotency_key is not None and self.store().idempotency.is_known(
+            self._scope(spec, owner), idempotency_key
+        )
 
     def _scope(self, spec: CommandSpec, owner: str | None) -> str:
         """Where an idempotency key counts: for one command of one owner. No name of either has an @ in it."""

@@ -26,7 +26,7 @@ LATER_LOOKS_S = 0.2
 
 def reused(store: Store, scope: str, key: str, digest: str) -> Problem | None:
     """Why this key cannot stand for this work: it stands for other work. From here on it stands for this."""
-    beginning = store.replies.begin(scope, key, digest, this_process(), _now(), is_alive)
+    beginning = store.idempotency.begin(scope, key, digest, this_process(), _now(), is_alive)
     return _reused(key, beginning.began_at) if isinstance(beginning, Mismatch) else None
 
 
@@ -72,10 +72,10 @@ class Repeats:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def _begin(self) -> Beginning:
-        return self._store.replies.begin(self._scope, self._key, self._digest, this_process(), _now(), is_alive)
+        return self._store.idempotency.begin(self._scope, self._key, self._digest, this_process(), _now(), is_alive)
 
     def _forget_old(self) -> None:
-        self._store.replies.forget_begun_before(WallTime(max(0, _now().ms - RETENTION_MS)), is_alive)
+        self._store.idempotency.forget_begun_before(WallTime(max(0, _now().ms - RETENTION_MS)), is_alive)
 
     def _told(self, admission: Call, beginning: Beginning) -> Envelope | None:
         if isinstance(beginning, Finished):
@@ -101,11 +101,11 @@ class Repeats:
         if envelope.ok or envelope.meta["side_effects"] != SideEffects.NONE.value:
             await asyncio.to_thread(self._finish, envelope)
         else:
-            await asyncio.to_thread(self._store.replies.drop, self._scope, self._key)
+            await asyncio.to_thread(self._store.idempotency.drop, self._scope, self._key)
         return envelope
 
     def _finish(self, envelope: Envelope) -> None:
-        self._store.replies.finish(self._scope, self._key, envelope.to_dict(), _now())
+        self._store.idempotency.finish(self._scope, self._key, envelope.to_dict(), _now())
 
 
 def _now() -> WallTime:

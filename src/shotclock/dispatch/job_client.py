@@ -29,7 +29,7 @@ from ..process.context import Progress
 from ..process.detached import start_detached
 from ..process.identity import is_alive
 from ..runtime.call import Call, Outcome, Tool, admit, answer
-from ..store.home import private_file
+from ..store.home import create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import Store
 from .invocation import Invocation
@@ -106,21 +106,21 @@ class JobClient:
         job, ours = self._store.jobs.attach_or_create(invocation.as_new_job(str(log), job_id, now()), now(), is_alive)
         if ours:
             if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
-                os.close(private_file(Path(job.stdin_path)))
+                os.close(create_private_file(Path(job.stdin_path)))
                 shutil.copyfile(invocation.stdin.path, job.stdin_path)
             self._start_keeper(job, trace)
         return job
 
     def attached(self, invocation: Invocation) -> Job | None:
         """Return the job that does this work already, or has done it and told nobody. Nothing is started."""
-        return self._store.jobs.answering(invocation.as_new_job("", "unstarted", now()), now(), is_alive)
+        return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", now()), now(), is_alive)
 
     def _start_keeper(self, job: Job, trace: TraceContext) -> None:
         assert job.log_path is not None
         environment = {name: value for name, value in os.environ.items() if name != TRACESTATE_VARIABLE}
         environment |= trace.as_variables()
         try:
-            output = private_file(Path(job.log_path))
+            output = create_private_file(Path(job.log_path))
         except FileExistsError:  # a further attempt writes on
             output = os.open(job.log_path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:

@@ -117,7 +117,7 @@ class Access:
         match = _TOKEN.fullmatch(text)
         token = None if match is None else self._tokens.get(match[1])
         proven = hmac.compare_digest(_NOBODY if token is None else token.digest, _digest(text))
-        if token is None or not proven or not token.is_living(now):
+        if token is None or not proven or not token.is_active(now):
             return None
         return Principal(token.name, Role(token.role))
 

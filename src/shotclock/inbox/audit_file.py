@@ -23,8 +23,7 @@ from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..process.clock import pause
 from ..store.audit import NOTHING_BEFORE, Entry
-from ..store.failures import StoreUnusable
-from ..store.home import private_file, sync_directory
+from ..store.home import StoreUnusable, create_private_file, sync_directory
 from ..store.proposals import Kept
 from ..store.store import Store
 
@@ -73,7 +72,7 @@ class AuditFile:
 
     def catch_up(self) -> None:
         """Bring every entry that is not in the file to it, and to the disk."""
-        if self._store.audit.unfiled(1):
+        if self._store.audit.list_unfiled(1):
             with self._locked() as descriptor:
                 self._append(descriptor)
 
@@ -83,7 +82,7 @@ class AuditFile:
         try:
             with self._locked() as descriptor:
                 self._append(descriptor)
-                lines, filed = self._check_store(problems), self._store.audit.filed()
+                lines, filed = self._check_store(problems), self._store.audit.get_filed_seq()
                 self._check_file(descriptor, lines, filed, problems)
         except OSError as error:
             problems.append(AuditProblem("file", f"{self.path} cannot be used: {error.strerror}"))
@@ -155,7 +154,7 @@ class AuditFile:
 
     def _open(self) -> int:
         try:
-            os.close(private_file(self.path))
+            os.close(create_private_file(self.path))
             sync_directory(self.path.parent)
         except FileExistsError:
             pass
@@ -168,7 +167,7 @@ class AuditFile:
         return descriptor
 
     def _append(self, descriptor: int) -> None:
-        while entries := self._store.audit.unfiled(ENTRIES_AT_ONCE):
+        while entries := self._store.audit.list_unfiled(ENTRIES_AT_ONCE):
             text = _missing_text(descriptor, [entry.line().encode() for entry in entries])
             while text:
                 text = text[os.write(descriptor, text) :]

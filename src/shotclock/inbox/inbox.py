@@ -43,7 +43,7 @@ from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns
 from ..process.identity import is_alive, this_process
 from ..store.audit import Entry
-from ..store.home import private_directory, private_key
+from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
 from ..store.retention import prune_by_the_way
 from ..store.store import Store
@@ -200,7 +200,7 @@ class Inbox:
 
         def work() -> str:
             if self._key is None:
-                self._key = private_key(private_directory(self._store.home) / KEY_FILE)
+                self._key = load_private_key(make_private_directory(self._store.home) / KEY_FILE)
             return hmac.new(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[
                 :HIDDEN_DIGITS
             ]

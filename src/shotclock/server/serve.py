@@ -113,7 +113,7 @@ def options_of(
 def _has_tokens() -> bool:
     now = WallTime.of_ns(wall_ns())
     with Store.open() as store:
-        return any(token.is_living(now) for token in store.tokens.list())
+        return any(token.is_active(now) for token in store.tokens.list())
 
 
 def serve_target(text: str, options: Options) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.proposal import canonical, digest
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from . import columns as c
+from . import schema as c
 from .database import Database
 
 NOTHING_BEFORE = "0" * 64
@@ -60,7 +60,7 @@ def append(
 ) -> int:
     """Append an entry and return its number. Only inside a writing transaction, which makes us alone with the end of
     the chain."""
-    seq, previous = _last(connection)
+    seq, previous = _read_last(connection)
     seq += 1
     entry = Entry(seq, now, action, proposal, by, dict(details), previous, "")
     connection.execute(
@@ -72,10 +72,10 @@ def append(
 
 def next_seq(connection: sqlite3.Connection) -> int:
     """Return the number of the next entry. Only inside a writing transaction."""
-    return _last(connection)[0] + 1
+    return _read_last(connection)[0] + 1
 
 
-def _last(connection: sqlite3.Connection) -> tuple[int, str]:
+def _read_last(connection: sqlite3.Connection) -> tuple[int, str]:
     last = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
     return (0, NOTHING_BEFORE) if last is None else (last[0], last[1])
 
@@ -105,17 +105,17 @@ class Audit:
         """Return the number and the hash of the last entry: whoever keeps them elsewhere can tell later what was
         there."""
         with self._database.read() as connection:
-            return _last(connection)
+            return _read_last(connection)
 
-    def unfiled(self, limit: int) -> list[Entry]:
+    def list_unfiled(self, limit: int) -> list[Entry]:
         """Return the entries that are not known to be in the file, the oldest first."""
         with self._database.read() as connection:
-            return _entries(connection, _filed(connection), limit)
+            return _entries(connection, _read_filed_seq(connection), limit)
 
-    def filed(self) -> int:
+    def get_filed_seq(self) -> int:
         """Return the number of the last entry that is known to be in the file."""
         with self._database.read() as connection:
-            return _filed(connection)
+            return _read_filed_seq(connection)
 
     def mark_filed(self, seq: int) -> None:
         """Record that everything up to this one is in the file, and on the disk."""
@@ -128,7 +128,7 @@ def entries_of(connection: sqlite3.Connection, proposal_id: str, limit: int = -1
     return [_entry(row) for row in connection.execute(query, (c.text_in(proposal_id), limit))]
 
 
-def _filed(connection: sqlite3.Connection) -> int:
+def _read_filed_seq(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT seq FROM audit_filed").fetchone()[0])
 
 

@@ -25,8 +25,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .failures import StoreBusy, StoreError, StoreUnusable, is_busy, translated
-from .home import FILE_MODE, private_directory, private_file, sync_directory
+from .home import (
+    FILE_MODE,
+    StoreBusy,
+    StoreError,
+    StoreUnusable,
+    create_private_file,
+    is_busy,
+    make_private_directory,
+    sync_directory,
+    translate_error,
+)
 from .schema import APPLICATION_ID, MIGRATIONS
 
 # How long SQLite waits for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
@@ -62,9 +71,9 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Whoever waits for the lock holds the gate, so a thread in a hurry cannot come back before it: Python's locks
-        # are not fair, and a fork would wait for ever behind one that writes in a loop.
-        self._gate = threading.Lock()
+        # Whoever waits for the lock holds the queue lock, so a thread in a hurry cannot come back before it: Python's
+        # locks are not fair, and a fork would wait for ever behind one that writes in a loop.
+        self._queue = threading.Lock()
         self._lock = threading.Lock()
         self._user = 0  # the thread inside
         self._pid = os.getpid()
@@ -74,7 +83,7 @@ class Database:
         self._busy_ms = -1
         self._let_go_by = 0
         self._closed = False
-        with self._locked():
+        with self._hold_lock():
             self._connect()
         _open.add(self)
 
@@ -96,7 +105,7 @@ class Database:
     def shrink(self, pages: int | None = None) -> bool:
         """Give space of what was deleted back to the file system: so many pages at most, or all of it. Return whether
         that was possible: others may be in the middle of something, or the disk may have no space for a copy."""
-        with self._locked():
+        with self._hold_lock():
             self._check_file()
             connection = self._connection or self._connect()
             try:
@@ -116,7 +125,7 @@ class Database:
     def close(self) -> None:
         if self._closed or self._pid != os.getpid():
             return
-        with self._locked():
+        with self._hold_lock():
             self._closed = True
             self._disconnect()
         _open.discard(self)
@@ -125,7 +134,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, begin: str, synchronous: str = "", may_wait: bool = True) -> Iterator[sqlite3.Connection]:
-        with self._locked(THREAD_WAIT_S if may_wait else 0):
+        with self._hold_lock(THREAD_WAIT_S if may_wait else 0):
             self._check_file()
             if self._connection is None and not may_wait:
                 raise StoreBusy("the store has to be opened again", self.path)
@@ -145,10 +154,10 @@ class Database:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
             except sqlite3.Error as error:
-                raise translated(error, self.path) from error
+                raise translate_error(error, self.path) from error
 
     @contextmanager
-    def _locked(self, within_s: float = THREAD_WAIT_S) -> Iterator[None]:
+    def _hold_lock(self, within_s: float = THREAD_WAIT_S) -> Iterator[None]:
         if self._closed:
             raise StoreUnusable("the store was closed", self.path)
         if self._pid != os.getpid():
@@ -166,12 +175,12 @@ class Database:
 
     def _acquire(self, within_s: float) -> bool:
         """Take the lock. Waits twice that long at the worst: for the queue lock, and for the lock itself."""
-        if not self._gate.acquire(timeout=within_s):
+        if not self._queue.acquire(timeout=within_s):
             return False
         try:
             return self._lock.acquire(timeout=within_s)
         finally:
-            self._gate.release()
+            self._queue.release()
 
     def _check_file(self) -> None:
         """Raise StoreUnusable if the file was removed or replaced: whoever goes on with it shares its locks with
@@ -191,13 +200,13 @@ class Database:
         if not _opening.acquire(timeout=THREAD_WAIT_S):
             raise StoreBusy("another thread of this process is opening a store", self.path)
         try:
-            self._connection = self._opened()
+            self._connection = self._open_connection()
             return self._connection
         finally:
             _opening.release()
 
-    def _opened(self) -> sqlite3.Connection:
-        private_directory(self.path.parent)
+    def _open_connection(self) -> sqlite3.Connection:
+        make_private_directory(self.path.parent)
         try:
             self._file = _prepare_file(self.path)
         except OSError as error:
@@ -218,7 +227,7 @@ class Database:
                 self._busy_ms = -1  # set by the first transaction
                 return connection
             except sqlite3.Error as error:
-                last = translated(error, self.path)
+                last = translate_error(error, self.path)
                 last.__cause__ = error
                 if connection is not None:
                     connection.close()
@@ -247,7 +256,7 @@ class Database:
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._gate = threading.Lock()  # somebody may have held it, who is not here
+            self._queue = threading.Lock()  # somebody may have held it, who is not here
         if self._let_go_by == threading.get_ident():  # two threads may fork at once
             self._let_go_by = 0
             self._pid = os.getpid()
@@ -260,7 +269,7 @@ class Database:
 def _prepare_file(path: Path) -> tuple[int, int]:
     """Make the file if it is not there, check that it is a regular one, ours, and private, and return its identity."""
     try:
-        descriptor = private_file(path)
+        descriptor = create_private_file(path)
     except FileExistsError:
         pass
     else:

@@ -1,20 +1,79 @@
-"""Directory of this user's state, and private files and directories in it."""
+"""Directory of this user's state, private files and directories in it, and the expected failures of the store.
+
+    StoreError
+    ├── StoreBusy       somebody else was writing for longer than we wait; nothing was changed, try again
+    └── StoreUnusable   the place, the file or the disk must be mended first; nothing was changed
+
+Wrong values given by our own code are plain ValueError and TypeError: bugs, not conditions.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
 import secrets
+import sqlite3
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
-from .failures import StoreUnusable
+from ..core.errors import Failure
 
 HOME_VARIABLE = "SHOTCLOCK_HOME"
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 KEY_BYTES = 32
+
+
+class StoreError(Failure):
+    CODE: ClassVar[str]
+
+    def __init__(self, message: str, path: str | os.PathLike[str], *, suggestion: str | None = None) -> None:
+        shown = printable(path)
+        super().__init__(self.CODE, f"{message}: {shown}", context={"store": shown}, suggestion=suggestion)
+
+
+class StoreBusy(StoreError):
+    CODE = "STORE_BUSY"
+
+
+class StoreUnusable(StoreError):
+    CODE = "STORE_UNUSABLE"
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """Return a path as text for an envelope, which may not hold undecodable bytes."""
+    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
+
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_MEANING = {
+    sqlite3.SQLITE_CORRUPT: "the store is corrupt; move it away to start a new one",
+    sqlite3.SQLITE_NOTADB: "this is not a Shotclock store, or a corrupt one; move it away to start a new one",
+    sqlite3.SQLITE_FULL: "the disk is full; nothing was written to the store",
+    sqlite3.SQLITE_READONLY: "the store cannot be written to",
+    sqlite3.SQLITE_PERM: "the store may not be used by this user",
+    sqlite3.SQLITE_AUTH: "the store may not be used by this user",
+    sqlite3.SQLITE_CANTOPEN: "the store cannot be opened",
+    sqlite3.SQLITE_IOERR: "the disk failed under the store",
+    sqlite3.SQLITE_NOMEM: "there is no memory left for the store",
+}
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    # Extended codes (SQLITE_BUSY_RECOVERY, …) carry the plain one in their lowest byte.
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _BUSY
+
+
+def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
+    """Return the error of ours that a SQLite error stands for. The one place where it is translated."""
+    if is_busy(error):
+        return StoreBusy("the store is in use by others", path)
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    meaning = _MEANING.get(code, "the store failed")
+    return StoreUnusable(f"{meaning} ({name}: {error})", path)
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
@@ -34,7 +93,7 @@ def state_home(environ: Mapping[str, str]) -> Path:
     return (Path(xdg) if os.path.isabs(xdg) else _user_home(environ) / ".local" / "state") / "shotclock"
 
 
-def private_directory(path: Path) -> Path:
+def make_private_directory(path: Path) -> Path:
     """Make the directory if it is not there (0700, whatever the umask). Raises StoreUnusable for one that others own or
     may write to."""
     try:
@@ -57,7 +116,7 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def private_file(path: Path) -> int:
+def create_private_file(path: Path) -> int:
     """Create a file that only this user can open; return a descriptor to write to. Raises FileExistsError if there is
     one."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -69,7 +128,7 @@ def private_file(path: Path) -> int:
     return descriptor
 
 
-def private_key(path: Path) -> bytes:
+def load_private_key(path: Path) -> bytes:
     """Read the key of this file, or make it. Raises StoreUnusable.
 
     Written beside its place and then linked to it, so that nobody can read half of it, and the first one stays.
@@ -77,7 +136,7 @@ def private_key(path: Path) -> bytes:
     try:
         if not path.exists():
             fresh = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-            descriptor = private_file(fresh)
+            descriptor = create_private_file(fresh)
             try:
                 os.write(descriptor, secrets.token_bytes(KEY_BYTES))
                 os.fsync(descriptor)

@@ -20,7 +20,7 @@ from typing import Any
 from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from . import columns as c
+from . import schema as c
 from .database import Database
 
 

@@ -1,8 +1,8 @@
-"""Jobs, which are detached work: who runs each, how far it is, how it ended, and whether somebody was told.
+"""Jobs, which are detached work: who runs each, how far it is, how it ended, whether somebody was told; checkpoints.
 
-A job is *starting* until its keeper takes charge, *running* while it has one, and ends *finished* (the keeper said so)
-or *lost* (the keeper is gone without a word). The identical invocation finds it by its key. A new attempt after a loss
-goes on under the same id, and what an earlier attempt still has to say is not listened to: writers may name the
+A job is *starting* until its job runner takes charge, *running* while it has one, and ends *finished* (the runner said
+so) or *lost* (the runner is gone without a word). The identical invocation finds it by its key. A new attempt after a
+loss goes on under the same id, and what an earlier attempt still has to say is not listened to: writers may name the
 attempt they belong to.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from . import columns as c
+from . import schema as c
 from .database import Database
 
-# A keeper takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
+# A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
 # would run this out.
 STARTING_LIMIT_MS = 30_000
 # How long the result of a job answers for the identical invocation (F-081: kept for a day).
@@ -90,7 +90,7 @@ class Job:
     keeper: ProcessIdentity | None
     progress: Progress | None
     heartbeat_at: WallTime | None
-    """The last sign of life of this attempt: its keeper took charge, beat or made progress."""
+    """The last sign of life of this attempt: its job runner took charge, beat or made progress."""
     created_at: WallTime
     attempt_at: WallTime
     deadline_at: WallTime | None
@@ -105,6 +105,17 @@ class Job:
     @property
     def is_active(self) -> bool:
         return self.ended_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far some work got, in its own form, so that the next attempt does not begin at nothing. Whether it fits
+    today's input, its fingerprint tells whoever loads it."""
+
+    key: str
+    fingerprint: str
+    state: Any
+    saved_at: WallTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,29 +152,29 @@ class Jobs:
         if not _ID.fullmatch(new.id):
             raise ValueError(f"{new.id!r} cannot be the id of a job: letters, digits, - and _ only")
         # Nearly every look finds a living job. Finding out costs no place among the writers.
-        if (job := self.answering(new, now, is_alive)) is not None:
+        if (job := self.find_answer(new, now, is_alive)) is not None:
             return job, False
         row = _new_row(new, now)
         with self._database.write() as connection:
-            job = _latest(connection, new.key)
+            job = _get_latest(connection, new.key)
             if job is not None and _answers(job, new, now, is_alive):
                 return job, False
             if job is not None and job.state is not JobState.FINISHED and new.resume:
                 _take_up_again(connection, job.id, row)
-                return _got(connection, job.id), True
+                return _get_existing(connection, job.id), True
             if job is not None and job.is_active:
                 _end(connection, job.id, JobState.LOST, None, now)
-                return _got(connection, job.id), False
+                return _get_existing(connection, job.id), False
             if _get(connection, new.id) is not None:
                 raise ValueError(f"there is another job of the id {new.id!r}")
             names = ", ".join(row)
             connection.execute(f"INSERT INTO jobs ({names}) VALUES ({', '.join(f':{n}' for n in row)})", row)
-            return _got(connection, new.id), True
+            return _get_existing(connection, new.id), True
 
-    def answering(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
+    def find_answer(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
         """Return the job that does this work already, or has done it and told nobody; None if there is none."""
         with self._database.read() as connection:
-            job = _latest(connection, new.key)
+            job = _get_latest(connection, new.key)
         return job if job is not None and _answers(job, new, now, is_alive) else None
 
     def get(self, id: str) -> Job | None:
@@ -191,7 +202,7 @@ class Jobs:
         self, app: str | None = None, active_only: bool = False, limit: int = 100, of: str | None = None
     ) -> tuple[Job, ...]:
         """Return the newest jobs first. `of`: only those of this owner."""
-        query, parameters = _listing(app, active_only, limit, of)
+        query, parameters = _list_query(app, active_only, limit, of)
         with self._database.read() as connection:
             return tuple(map(_job, connection.execute(query, parameters).fetchall()))
 
@@ -240,7 +251,7 @@ class Jobs:
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
         with self._database.write(durable=False) as connection:
-            return _changed(connection.execute(
+            return _has_changed(connection.execute(
                 "UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND attempt = ifnull(?, attempt)",
                 (now.ms, id, attempt),
             ))  # fmt: skip
@@ -271,7 +282,7 @@ class Jobs:
         with self._database.write() as connection:
             if _end(connection, id, JobState.LOST, text, now, attempt):
                 return True
-            return text is not None and _changed(connection.execute(
+            return text is not None and _has_changed(connection.execute(
                 "UPDATE jobs SET envelope = ? WHERE id = ? AND state = 'lost' AND envelope IS NULL "
                 "AND attempt = ifnull(?, attempt)",
                 (text, id, attempt),
@@ -280,7 +291,7 @@ class Jobs:
     def deliver(self, id: str, now: WallTime) -> bool:
         """Record that somebody was told how it ended. Return whether that was the first time."""
         with self._database.write() as connection:
-            return _changed(connection.execute(
+            return _has_changed(connection.execute(
                 "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL",
                 (now.ms, id),
             ))  # fmt: skip
@@ -299,6 +310,49 @@ class Jobs:
         return jobs
 
 
+class Checkpoints:
+    """Table of checkpoints, one for each key. One that was saved is on the disk."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, key: str, fingerprint: str, state: object, now: WallTime) -> None:
+        """Replace the checkpoint of this key, all of it or nothing. `state` is any JSON value."""
+        text = c.json_in(state)
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT INTO checkpoints (key, fingerprint, state, saved_at) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, "
+                "saved_at = excluded.saved_at",
+                (c.text_in(key), c.text_in(fingerprint), text, now.ms),
+            )
+
+    def load(self, key: str) -> Checkpoint | None:
+        """Return the checkpoint of this key, or None."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT key, fingerprint, state, saved_at FROM checkpoints WHERE key = ?", (c.text_in(key),)
+            ).fetchone()
+        if row is None:
+            return None
+        return Checkpoint(c.text_out(row[0]), c.text_out(row[1]), c.json_out(row[2]), WallTime(row[3]))
+
+    def clear(self, key: str) -> bool:
+        """Delete the checkpoint of this key. Return whether there was one."""
+        with self._database.write() as connection:
+            return connection.execute("DELETE FROM checkpoints WHERE key = ?", (c.text_in(key),)).rowcount > 0
+
+    def forget_saved_before(self, before: WallTime, limit: int = 500) -> int:
+        """Delete the oldest checkpoints, `limit` at most, and return how many. Those of jobs that are still active
+        stay, however old."""
+        with self._database.write() as connection:
+            return connection.execute(
+                "DELETE FROM checkpoints WHERE key IN (SELECT key FROM checkpoints WHERE saved_at < ? AND key NOT IN "
+                "(SELECT key FROM jobs WHERE ended_at IS NULL) ORDER BY saved_at LIMIT ?)",
+                (before.ms, c.count_in(limit, "limit")),
+            ).rowcount
+
+
 def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> bool:
     """Return whether this job is the answer to the invocation as it stands."""
     if job.state is JobState.STARTING:
@@ -313,7 +367,7 @@ def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessId
     return (untold or job.idempotency_key is not None) and now - job.ended_at < RETENTION_MS
 
 
-def _listing(app: str | None, active_only: bool, limit: int, of: str | None) -> tuple[str, tuple[Any, ...]]:
+def _list_query(app: str | None, active_only: bool, limit: int, of: str | None) -> tuple[str, tuple[Any, ...]]:
     conditions = (["app = ?"] if app is not None else []) + (["ended_at IS NULL"] if active_only else [])
     conditions += ["owner = ?"] if of is not None else []
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -371,18 +425,18 @@ def _end(
     now: WallTime,
     attempt: int | None = None,
 ) -> bool:
-    return _changed(connection.execute(
+    return _has_changed(connection.execute(
         "UPDATE jobs SET state = ?, envelope = ?, ended_at = ? "
         "WHERE id = ? AND ended_at IS NULL AND attempt = ifnull(?, attempt)",
         (state.value, envelope, now.ms, id, attempt),
     ))  # fmt: skip
 
 
-def _changed(cursor: sqlite3.Cursor) -> bool:
+def _has_changed(cursor: sqlite3.Cursor) -> bool:
     return cursor.rowcount > 0
 
 
-def _latest(connection: sqlite3.Connection, key: str) -> Job | None:
+def _get_latest(connection: sqlite3.Connection, key: str) -> Job | None:
     query = f"SELECT {_COLUMNS} FROM jobs WHERE key = ? ORDER BY seq DESC LIMIT 1"
     row = connection.execute(query, (c.text_in(key),)).fetchone()
     return None if row is None else _job(row)
@@ -393,7 +447,7 @@ def _get(connection: sqlite3.Connection, id: str) -> Job | None:
     return None if row is None else _job(row)
 
 
-def _got(connection: sqlite3.Connection, id: str) -> Job:
+def _get_existing(connection: sqlite3.Connection, id: str) -> Job:
     job = _get(connection, id)
     assert job is not None
     return job

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from . import columns as c
+from . import schema as c
 from .database import Database
 
 
@@ -139,25 +139,12 @@ class Locks:
         with self._database.write(durable=False) as connection:
             return connection.execute("DELETE FROM locks WHERE token = ?", (c.text_in(token),)).rowcount > 0
 
-    def release_all(self, holder: ProcessIdentity) -> int:
-        """How many this process held."""
-        with self._database.write(durable=False) as connection:
-            return connection.execute("DELETE FROM locks WHERE holder = ?", (c.holder_in(holder),)).rowcount
-
     def list(self, name: str | None = None) -> tuple[Lock, ...]:
         """Return the oldest first, with those of dead holders that nobody has taken over yet."""
         with self._database.read() as connection:
             if name is not None:
                 return _of_name(connection, name)
             return tuple(map(_lock, connection.execute(f"SELECT {_COLUMNS} FROM locks ORDER BY seq").fetchall()))
-
-    def forget_dead(self, is_alive: Callable[[ProcessIdentity], bool]) -> int:
-        """How many went with their holders. For names that nobody asks for again."""
-        dead = [lock.token for lock in self.list() if not is_alive(lock.holder)]
-        with self._database.write(durable=False) as connection:
-            return connection.executemany(
-                "DELETE FROM locks WHERE token = ?", [(c.text_in(token),) for token in dead]
-            ).rowcount if dead else 0  # fmt: skip
 
 
 def _weigh(

@@ -27,18 +27,18 @@ from ..core.proposal import (
     Room,
     Runner,
     Summary,
+    apply_decision,
+    apply_expiry,
+    apply_extension,
+    apply_going_on,
+    apply_outcome,
+    apply_use,
+    apply_withdrawal,
     digest,
 )
-from ..core.proposal import decided as as_decided
-from ..core.proposal import ended as as_ended
-from ..core.proposal import expired as as_expired
-from ..core.proposal import extended as as_extended
-from ..core.proposal import gone_on as as_gone_on
-from ..core.proposal import used as as_used
-from ..core.proposal import withdrawn as as_withdrawn
 from ..core.records import dataclass
 from ..core.walltime import LATEST_MS, WallTime
-from . import columns as c
+from . import schema as c
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
 from .database import Database
 
@@ -142,13 +142,15 @@ class Proposals:
         details = {"notes": decision.notes, "decision": digest(decision.as_json()), **({"via": via} if via else {})}
 
         def step(proposal: Proposal) -> Proposal:
-            return as_decided(proposal, decision, by, now, via=via, action_hash=action_hash, confirmation=confirmation)
+            return apply_decision(
+                proposal, decision, by, now, via=via, action_hash=action_hash, confirmation=confirmation
+            )
 
         return self._change(id, now, step, decision.status.value, by, lambda _: details)
 
     def withdraw(self, id: str, by: str, now: WallTime) -> Proposal:
         """Record that the asker took it back. Raises Failure unless it was open until now."""
-        return self._change(id, now, lambda proposal: as_withdrawn(proposal, by), "withdrawn", by, lambda _: {})
+        return self._change(id, now, lambda proposal: apply_withdrawal(proposal, by), "withdrawn", by, lambda _: {})
 
     def extend(self, id: str, by_ms: int, by: str, now: WallTime) -> Proposal:
         """Move its end. Raises Failure unless it was open until now."""
@@ -156,7 +158,7 @@ class Proposals:
         def details(changed: Proposal) -> dict[str, Any]:
             return {"expires_at": changed.expires_at.iso()}
 
-        return self._change(id, now, lambda proposal: as_extended(proposal, by_ms, by), "extended", by, details)
+        return self._change(id, now, lambda proposal: apply_extension(proposal, by_ms, by), "extended", by, details)
 
     def use(self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
         """Record that the approval was used. Raises Failure unless it is an approval of that action which nobody has
@@ -164,7 +166,7 @@ class Proposals:
         details = {"action_hash": action_hash}
 
         def step(proposal: Proposal) -> Proposal:
-            return as_used(proposal, action_hash, now, runner)
+            return apply_use(proposal, action_hash, now, runner)
 
         return self._change(id, now, step, "used", None, lambda _: details)
 
@@ -173,7 +175,7 @@ class Proposals:
         details = {"action_hash": action_hash}
 
         def step(proposal: Proposal) -> Proposal:
-            return as_gone_on(proposal, action_hash, runner)
+            return apply_going_on(proposal, action_hash, runner)
 
         return self._change(id, now, step, "went-on", None, lambda _: details)
 
@@ -186,7 +188,9 @@ class Proposals:
         """Record what became of what was approved. Raises Failure if nothing was run, or it is known already."""
         action = "succeeded" if outcome.ok else "failed"
         details = {} if outcome.ok else {"code": outcome.code}
-        return self._change(id, outcome.at, lambda there: as_ended(there, outcome), action, None, lambda _: details)
+        return self._change(
+            id, outcome.at, lambda there: apply_outcome(there, outcome), action, None, lambda _: details
+        )
 
     def end_due(self, now: WallTime) -> bool:
         """Expire what is past its end, and remind of what soon will be. Return whether anything changed."""
@@ -197,7 +201,7 @@ class Proposals:
         more = True
         while more:
             with self._database.write() as connection:
-                due, to_remind = _due(connection, now), _to_remind(connection, now)
+                due, to_remind = _list_due(connection, now), _list_to_remind(connection, now)
                 for id, expires_at in due:
                     _expire(connection, id, expires_at, now)
                 for id, expires_at in to_remind:
@@ -205,7 +209,7 @@ class Proposals:
                 more = AT_ONCE in (len(due), len(to_remind))
         return True
 
-    def forgettable(self, before: WallTime) -> tuple[str, ...]:
+    def list_forgettable(self, before: WallTime) -> tuple[str, ...]:
         """Return ids of proposals that were over before then, the oldest first. Open ones stay, decisions that may
         still hold, and what a run that has not ended may come back to."""
         with self._database.read() as connection:
@@ -252,7 +256,7 @@ class Proposals:
             if proposal is None:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
             if proposal.is_due(now):
-                proposal = _expired(connection, proposal, now)
+                proposal = _expire_proposal(connection, proposal, now)
             refusal: Failure | None = None
             try:
                 changed = step(proposal)
@@ -438,11 +442,11 @@ def _attach_or_create(
     connection: sqlite3.Connection, new: NewProposal, text: str, now: WallTime, left: _RoomLeft
 ) -> Attached | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
-    there = _identical(connection, new, action_hash)
+    there = _find_identical(connection, new, action_hash)
     if there is not None and new.since is not None and there.created_at < new.since:
         there = None
     if there is not None and there.is_due(now):
-        there = _expired(connection, there, now)
+        there = _expire_proposal(connection, there, now)
     if there is not None and there.action_hash != action_hash and _is_in_force(there, now):
         message = f"the key {new.key!r} stands for another proposal: {there.id}"
         return Failure("KEY_REUSED", message, context={"proposal_id": there.id})
@@ -487,7 +491,7 @@ def _is_in_force(proposal: Proposal, now: WallTime) -> bool:
     return now < proposal.expires_at and (proposal.is_open or proposal.status.is_decided)
 
 
-def _identical(connection: sqlite3.Connection, new: NewProposal, action_hash: str) -> Proposal | None:
+def _find_identical(connection: sqlite3.Connection, new: NewProposal, action_hash: str) -> Proposal | None:
     if new.key is not None:
         where, given = "key = ?", c.text_in(new.key)
     else:
@@ -506,12 +510,12 @@ def _next_due_at(connection: sqlite3.Connection) -> WallTime | None:
     return WallTime(min(times)) if times else None
 
 
-def _due(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
+def _list_due(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
     query = "SELECT id, expires_at FROM proposals WHERE status = 'pending' AND expires_at <= ? LIMIT ?"
     return [(id, WallTime(at)) for id, at in connection.execute(query, (now.ms, AT_ONCE))]
 
 
-def _to_remind(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
+def _list_to_remind(connection: sqlite3.Connection, now: WallTime) -> list[tuple[str, WallTime]]:
     """Return those to remind of that are not past their end already."""
     query = "SELECT id, expires_at FROM proposals WHERE remind_at <= ? AND expires_at > ? LIMIT ?"
     return [(id, WallTime(at)) for id, at in connection.execute(query, (now.ms, now.ms, AT_ONCE))]
@@ -525,8 +529,8 @@ def _expire(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: 
     return seq
 
 
-def _expired(connection: sqlite3.Connection, proposal: Proposal, now: WallTime) -> Proposal:
-    return replace(as_expired(proposal), seq=_expire(connection, proposal.id, proposal.expires_at, now))
+def _expire_proposal(connection: sqlite3.Connection, proposal: Proposal, now: WallTime) -> Proposal:
+    return replace(apply_expiry(proposal), seq=_expire(connection, proposal.id, proposal.expires_at, now))
 
 
 def _remind(connection: sqlite3.Connection, id: str, expires_at: WallTime, now: WallTime) -> None:

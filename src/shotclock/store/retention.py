@@ -62,11 +62,11 @@ class Pruned:
         return {name: value for name, value in asdict(self).items() if name != "is_all"}
 
 
-def retention_in(environment: Mapping[str, str]) -> Retention:
+def read_retention(environment: Mapping[str, str]) -> Retention:
     """Read the limits from the environment. Raises Failure that names every variable which holds no valid value."""
     readers: dict[str, tuple[str, Callable[[str], int]]] = {
         "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
-        "SHOTCLOCK_KEEP_RUNS": ("runs", _count),
+        "SHOTCLOCK_KEEP_RUNS": ("runs", _parse_count),
         "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
     }
@@ -92,7 +92,7 @@ def parse_size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal() or len(text) > 15:
         raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
     return int(text)
@@ -112,13 +112,13 @@ def prune(
     while not dry_run and left and store.runs.slim(SLIMMED_AT_ONCE) == SLIMMED_AT_ONCE:
         left = max(0, left - SLIMMED_AT_ONCE) if limit >= 0 else left
     before = _before(now, retention.runs_ms)
-    runs = store.runs.outdated(before, retention.runs, retention.runs_bytes)
+    runs = store.runs.list_outdated(before, retention.runs, retention.runs_bytes)
     if before is not None:
-        runs += store.runs.left_behind(before, is_alive)
+        runs += store.runs.list_left_behind(before, is_alive)
     asked_before = _before(now, retention.proposals_ms)
-    proposals = () if asked_before is None else store.proposals.forgettable(asked_before)
+    proposals = () if asked_before is None else store.proposals.list_forgettable(asked_before)
     chosen_runs, chosen = (runs, proposals) if limit < 0 else (runs[:limit], proposals[:limit])
-    pages = _old_pages(store, before)
+    pages = _list_old_pages(store, before)
     if dry_run:
         return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages))
     gone = 0
@@ -140,7 +140,7 @@ def prune_by_the_way(
     """Prune a bounded part, once a day. A failure is left for `shotclock prune` to report."""
     try:
         if store.begin_pruning(now, PAUSE_MS):
-            pruned = prune(store, retention_in(environment), now, is_alive, limit=BY_THE_WAY)
+            pruned = prune(store, read_retention(environment), now, is_alive, limit=BY_THE_WAY)
             store.shrink(PAGES_BY_THE_WAY)
             if not pruned.is_all:
                 store.prune_again_in(now, PAUSE_MS, PAUSE_WITH_MORE_MS)
@@ -152,7 +152,7 @@ def _before(now: WallTime, age_ms: int) -> WallTime | None:
     return WallTime(max(0, now.ms - age_ms)) if age_ms else None
 
 
-def _old_pages(store: Store, before: WallTime | None) -> list[str]:
+def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:
     """Return the reports that `report --open` has left in the store's folder."""
     found = []
     with contextlib.suppress(OSError), os.scandir(store.home / "reports") as entries:

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from . import columns as c
+from . import schema as c
 from .database import Database
 
 
@@ -149,7 +149,7 @@ class Runs:
         """Record the end of a run and return whether this ended it: the first end stays. What its steps have put out is
         kept once, with the steps."""
         with self._database.write() as connection:
-            text, size = _slimmed(connection, c.text_in(run_id), envelope)
+            text, size = _slim_envelope(connection, c.text_in(run_id), envelope)
             return connection.execute(
                 "UPDATE runs SET envelope = ?, bytes = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL",
                 (text, size, now.ms, c.text_in(run_id)),
@@ -159,7 +159,7 @@ class Runs:
         with self._database.read() as connection:
             return _get(connection, run_id)
 
-    def inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
+    def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
         """Return the ids of the runs that a step has begun, which have not ended."""
         first = f"{run_id}.{step_id}"
         with self._database.read() as connection:
@@ -184,11 +184,11 @@ class Runs:
                 (c.count_in(limit, "limit"),),
             ).fetchall()
             for id, envelope in rows:
-                text, size = _slimmed(connection, id, c.json_out(envelope))
+                text, size = _slim_envelope(connection, id, c.json_out(envelope))
                 connection.execute("UPDATE runs SET envelope = ?, bytes = ? WHERE id = ?", (text, size, id))
         return len(rows)
 
-    def outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
+    def list_outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
         """Return ended runs that ended before then, or that are more than so many or than so many bytes, the oldest
         first; 0 and None are no limit. What belongs to a run that has not ended stays."""
         kept = total = 0
@@ -204,7 +204,7 @@ class Runs:
                     found.append(Outdated(seq, bytes))
             return tuple(each for each in reversed(found) if not _is_inside_open(connection, each.seq))
 
-    def left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
+    def list_left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
         """Return runs that began before then and whose process died. One that is parked waits for a person, and
         stays."""
         with self._database.read() as connection:
@@ -245,7 +245,7 @@ def _is_inside_open(connection: sqlite3.Connection, seq: int) -> bool:
     return connection.execute(query, (seq,)).fetchone() is not None
 
 
-def _slimmed(connection: sqlite3.Connection, id: str | bytes, envelope: Mapping[str, Any]) -> tuple[str, int]:
+def _slim_envelope(connection: sqlite3.Connection, id: str | bytes, envelope: Mapping[str, Any]) -> tuple[str, int]:
     """Return the envelope without the outputs that stand with the steps as well, and how much the whole run takes."""
     rows = connection.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
     records = {c.text_out(step): c.json_out(record) for step, record in rows}

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .database import Database
-from .home import private_directory, state_home
+from .home import make_private_directory, state_home
 
 if TYPE_CHECKING:
     from ..core.walltime import WallTime
     from .audit import Audit
-    from .checkpoints import Checkpoints
     from .idempotency import IdempotencyKeys
-    from .jobs import Jobs
+    from .jobs import Checkpoints, Jobs
     from .locks import Locks
     from .proposals import Proposals
     from .runs import Runs
     from .tokens import Tokens
 
 FILE_NAME = "shotclock.db"
-# The module and the class of each.
-_ROOMS = {
-    "audit": ("audit", "Audit"),
-    "checkpoints": ("checkpoints", "Checkpoints"),
-    "jobs": ("jobs", "Jobs"),
-    "locks": ("locks", "Locks"),
-    "proposals": ("proposals", "Proposals"),
-    "replies": ("idempotency", "IdempotencyKeys"),
-    "runs": ("runs", "Runs"),
-    "tokens": ("tokens", "Tokens"),
-}
+
+Table = TypeVar("Table")
 
 
 class Store:
@@ -43,28 +33,11 @@ class Store:
     It never reads a clock or looks for a process: whoever calls says what time it is and who is alive.
     """
 
-    # Each is imported when it is first entered: most commands need one of them.
-    audit: Audit
-    checkpoints: Checkpoints
-    jobs: Jobs
-    locks: Locks
-    proposals: Proposals
-    replies: IdempotencyKeys
-    runs: Runs
-    tokens: Tokens
-
     def __init__(self, home: Path) -> None:
         """Open the store of this directory, which must be absolute. Use `Store.open`."""
         self.home = home
         self._database = Database(home / FILE_NAME)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _ROOMS:
-            raise AttributeError(f"a store has no {name!r}")
-        module, kind = _ROOMS[name]
-        room = getattr(import_module(f".{module}", __package__), kind)(self._database)
-        setattr(self, name, room)
-        return room
+        self._tables: dict[Any, Any] = {}
 
     @classmethod
     def open(cls, home: Path | None = None) -> Store:
@@ -98,7 +71,7 @@ class Store:
     def folder(self, name: str) -> Path:
         """Make a private directory beside the database, for files that belong to what is stored: logs, spooled
         input."""
-        return private_directory(self.home / name)
+        return make_private_directory(self.home / name)
 
     def close(self) -> None:
         """Close the store. Closing twice does nothing. What was committed stays, whether or not anybody closes."""
@@ -111,3 +84,61 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # --- tables: each is imported when it is first used, because most commands need one of them ---------------
+
+    @property
+    def audit(self) -> Audit:
+        from .audit import Audit
+
+        return self._table(Audit)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        from .jobs import Checkpoints
+
+        return self._table(Checkpoints)
+
+    @property
+    def idempotency(self) -> IdempotencyKeys:
+        from .idempotency import IdempotencyKeys
+
+        return self._table(IdempotencyKeys)
+
+    @property
+    def jobs(self) -> Jobs:
+        from .jobs import Jobs
+
+        return self._table(Jobs)
+
+    @property
+    def locks(self) -> Locks:
+        from .locks import Locks
+
+        return self._table(Locks)
+
+    @property
+    def proposals(self) -> Proposals:
+        from .proposals import Proposals
+
+        return self._table(Proposals)
+
+    @property
+    def runs(self) -> Runs:
+        from .runs import Runs
+
+        return self._table(Runs)
+
+    @property
+    def tokens(self) -> Tokens:
+        from .tokens import Tokens
+
+        return self._table(Tokens)
+
+    def _table(self, kind: Callable[[Database], Table]) -> Table:
+        """Return the one table of this kind, made when it is first asked for."""
+        table: Table | None = self._tables.get(kind)
+        if table is None:
+            # Two threads may make one each: a table holds nothing but the database.
+            table = self._tables[kind] = kind(self._database)
+        return table

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import Failure
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from . import columns as c
+from . import schema as c
 from .audit import append, digest_of_row
 from .database import Database
 
@@ -29,7 +29,7 @@ class Token:
     expires_at: WallTime | None = None
     revoked_at: WallTime | None = None
 
-    def is_living(self, now: WallTime) -> bool:
+    def is_active(self, now: WallTime) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
@@ -42,7 +42,7 @@ class Tokens:
     def add(self, token: Token, by: str) -> None:
         """Record a token. Raises Failure if a living one has that name."""
         with self._database.write() as connection:
-            if any(there.is_living(token.created_at) for there in _named(connection, token.name)):
+            if any(there.is_active(token.created_at) for there in _list_named(connection, token.name)):
                 message = f"there is an active token named {token.name!r}: revoke it first, or choose another name"
                 raise Failure("ARG_ERROR", message, context={"errors": [{"field": "name", "message": message}]})
             connection.execute(
@@ -108,7 +108,7 @@ def _row_digest(connection: sqlite3.Connection, id: str) -> str:
     return digest_of_row(connection.execute(f"SELECT {_COLUMNS} FROM tokens WHERE id = ?", (id,)).fetchone())
 
 
-def _named(connection: sqlite3.Connection, name: str) -> list[Token]:
+def _list_named(connection: sqlite3.Connection, name: str) -> list[Token]:
     rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens WHERE name = ?", (c.text_in(name),))
     return [_token(row) for row in rows]
 

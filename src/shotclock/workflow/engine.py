@@ -41,7 +41,7 @@ from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
-from ..store.failures import StoreBusy
+from ..store.home import StoreBusy
 from ..store.retention import prune_by_the_way
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
@@ -580,7 +580,7 @@ def _cancelled(run_id: str, store: Store) -> Envelope:
     known = _cut_off(workflow, states, store, run)
     for step_id, step in workflow.steps.items():
         if step.type == "workflow":
-            for inner in store.runs.inside(run_id, step_id):
+            for inner in store.runs.list_inside(run_id, step_id):
                 _cancelled(inner, store)
         state = known.setdefault(step_id, StepState(step_id, step.type))
         if not state.status.is_final:

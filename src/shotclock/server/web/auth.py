@@ -234,7 +234,7 @@ class AuthMiddleware:
         if session.token_id is None:
             return Principal(session.name, Role.OPERATOR) if self.is_direct(headers) else None
         token = await asyncio.to_thread(self._store().tokens.get, session.token_id)
-        if token is None or not token.is_living(now):
+        if token is None or not token.is_active(now):
             return None
         return Principal(token.name, Role(token.role))
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ...core.records import dataclass
 from ...core.walltime import WallTime
-from ...store.home import private_directory, private_key
+from ...store.home import load_private_key, make_private_directory
 
 KEY_FILE = "operators.key"
 LASTS_MS = 30 * 24 * 60 * 60 * 1000
@@ -79,7 +79,7 @@ class Sessions:
 
     def _key(self) -> bytes:
         if self._kept is None:
-            self._kept = private_key(private_directory(self._home()) / KEY_FILE)
+            self._kept = load_private_key(make_private_directory(self._home()) / KEY_FILE)
         return self._kept
 
 
