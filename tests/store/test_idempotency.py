@@ -79,4 +79,4 @@ def begin_one(number: int, home: Path) -> str:
 
 def test_of_twenty_processes_that_begin_at_once_one_runs(store: Store):
     answers = in_children(20, begin_one, store.home)
-    assert sorted(answers) == ["Fresh"] + ["Running"] * 19
+    assert sorted(answers) == ["CallInProgress"] * 19 + ["Fresh"]
