@@ -89,9 +89,10 @@ test-matrix: ## the whole suite on Python 3.11, 3.12 and 3.13, as far as they ar
 check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(PYTEST) -n 3 --dist worksteal -m "not slow and not soak and not alone"
+	@$(BIN)/mypy & types=$$!; \
+	$(PYTEST) -n 3 --dist worksteal -m "not slow and not soak and not alone"; tests=$$?; \
+	wait $$types && exit $$tests
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers
 	$(BIN)/python -m benchmarks

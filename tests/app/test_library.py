@@ -228,6 +228,7 @@ def test_a_budget_hands_the_work_over_and_the_identical_call_gets_it_back(
     assert len(home.jobs()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("C-008")
 def test_steps_and_progress_are_heard_here_as_well(validate_envelope: Any):
     heard: list[Any] = []
@@ -246,6 +247,7 @@ def test_steps_and_progress_are_heard_here_as_well(validate_envelope: Any):
     assert heard[-1] == (5, 5, None)
 
 
+@pytest.mark.slow
 def test_an_app_can_be_entered_again_and_calls_outside_do_not_close_it():
     async def scenario() -> list[Any]:
         values = []

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import SHOTCLOCK, envelopes_in, read_slowly, wait_for, warning_codes
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 # Past the clock: stopping, verifying, answering, on a machine that runs other tests. What is promised is 100 ms,
 # and that is measured where nothing else runs.
@@ -40,7 +40,6 @@ def timed_out(envelope: dict[str, Any], code: str = "TIMEOUT") -> dict[str, Any]
 # --- timeout --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"])
 def test_a_command_that_takes_too_long_is_stopped_and_the_clock_is_named(
     form: list[str], shotclock: Any, validate_envelope: Any
@@ -112,7 +111,6 @@ def test_within_the_grace_the_command_may_clean_up(tmp_path: Path, shotclock: An
     assert ran.envelope()["meta"]["duration_ms"] < 5000, "what has cleaned up is not waited for any longer"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["inherited", "json"])
 def test_what_ignores_the_polite_stop_is_killed_when_the_grace_is_over(
     form: list[str], shotclock: Any, validate_envelope: Any
@@ -126,7 +124,6 @@ def test_what_ignores_the_polite_stop_is_killed_when_the_grace_is_over(
     assert envelope["data"]["signal"] == "SIGKILL"
 
 
-@pytest.mark.slow
 def test_without_grace_nobody_is_asked(tmp_path: Path, shotclock: Any):
     script = f"trap 'touch {tmp_path}/asked' TERM; while :; do sleep 0.05; done"
     ran = shotclock("exec", "--timeout", "300ms", "--grace", "0", "--", "sh", "-c", script)
@@ -137,7 +134,6 @@ def test_without_grace_nobody_is_asked(tmp_path: Path, shotclock: Any):
 # --- idle -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["relayed", "json"])
 def test_a_silent_command_is_stalled(form: list[str], shotclock: Any, validate_envelope: Any):
     ran = shotclock("exec", *form, "--idle", "300ms", "--", "sh", "-c", "echo last words; sleep 300")
@@ -150,7 +146,6 @@ def test_a_silent_command_is_stalled(form: list[str], shotclock: Any, validate_e
     assert (envelope["data"]["stdout"].encode() if form else ran.stdout) == b"last words\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("form", "stream"), [([], 1), ([], 2), (["--json"], 2)], ids=["stdout", "stderr", "json"])
 def test_output_on_either_stream_keeps_a_command_alive(form: list[str], stream: int, shotclock: Any):
     script = f"for i in 1 2 3 4 5 6 7 8; do sleep 0.1; echo $i >&{stream}; done"
@@ -159,7 +154,6 @@ def test_output_on_either_stream_keeps_a_command_alive(form: list[str], stream: 
     assert ran.elapsed_s > 0.8
 
 
-@pytest.mark.slow
 def test_a_reader_that_pauses_is_not_the_commands_silence(start: Any):
     """The command has more to say and we are the ones who do not take it: that is no reason to call it stalled."""
     theirs, ours = os.pipe()
@@ -170,7 +164,6 @@ def test_a_reader_that_pauses_is_not_the_commands_silence(start: Any):
     assert len(received) == 1_000_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["stdout", "stderr", "both in one"])
 def test_the_bell_rings_on_time_even_if_nobody_takes_the_output(where: str, start: Any):
     """Whoever holds the clock must not wait for whoever reads: not even where both streams share one full pipe."""
@@ -298,7 +291,6 @@ def test_an_instant_read_on_another_machine_is_not_believed(shotclock: Any):
     assert 0 < envelope["meta"]["timeout_ms"] <= 20_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("work", ["sleep 300", IGNORES_TERM], ids=["sleeps", "ignores TERM"])
 def test_inside_another_the_inner_answer_arrives_before_the_outer_bell(
     work: str, shotclock: Any, validate_envelope: Any

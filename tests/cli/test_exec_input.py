@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from .conftest import envelopes_in
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 BAD_DURATIONS = [
     "", " ", "soon", "30", "1.5", "-5s", "-5", "+5s", "nan", "inf", "-inf", "1e3s", "1e400", "0x10s", "1_000s", "1,5s",
@@ -347,7 +347,6 @@ some_words = st.lists(
 EXIT_CODES = {0, 1, 2, 4, 5, 7, 10}
 
 
-@pytest.mark.slow
 @settings(
     max_examples=30,
     deadline=None,

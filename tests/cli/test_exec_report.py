@@ -6,7 +6,7 @@ import pytest
 
 from .conftest import envelopes_in
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 WAYS: dict[str, Any] = {
     "option": lambda form: (["--report", form], {}),

@@ -157,6 +157,7 @@ def fastest_s(work: Callable[[], object], times: int = 3) -> float:
     return min(took)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize(
     "shape", [chain, lambda length: chain(length, forwards=False), fan], ids=["chain", "reversed chain", "fan"]

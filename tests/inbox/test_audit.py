@@ -23,6 +23,8 @@ from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN, APPROVE, REJECT, bounded, code_of, opened, operation, wall_now
 from tests.store.work import in_children
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = 8
 
 

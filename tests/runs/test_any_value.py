@@ -57,6 +57,8 @@ from typing import Any
 
 import shotclock
 
+pytestmark = pytest.mark.slow
+
 app = shotclock.App("any-value")
 
 
@@ -167,7 +169,6 @@ def check_batch(batch: list[tuple[str, str]], run: Run, store: Store, web: Web, 
     assert json.loads(envelope.to_json())["data"]["steps"].keys() == statuses(envelope).keys()
 
 
-@pytest.mark.slow
 @settings(max_examples=3, **BOUNDS)
 @given(batch=BATCH)
 def test_any_value_from_anywhere_is_handed_on_or_fails_its_own_step(

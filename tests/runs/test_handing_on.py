@@ -16,7 +16,7 @@ from shotclock.workflow import step_executor
 
 from .conftest import statuses, step
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 Run = Callable[..., Envelope]
 
 

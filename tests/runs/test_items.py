@@ -9,7 +9,7 @@ from shotclock.core.envelope import Envelope
 
 from .conftest import statuses, step
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 Run = Callable[..., Envelope]
 
 LIST = """list: {exec: 'echo ''[{"n": "x"}, {"n": "y z"}]''', for_each: true}"""

@@ -16,7 +16,7 @@ from shotclock.workflow.scheduler import Scheduler
 from shotclock.workflow.schema import AnyStep, WorkflowFile
 from shotclock.workflow.state import Status, StepState
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 ROUNDS = 3
 RUN_LIMIT_S = 60  # of a run of a few thousand steps that do nothing
@@ -42,7 +42,6 @@ def growth(seconds_per_step: Callable[[int], float], short: int, long: int) -> f
     return for_long / for_short
 
 
-@pytest.mark.slow
 def test_the_time_of_a_command_does_not_grow_with_the_run() -> None:
     def seconds_per_step(count: int) -> float:
         async def main() -> float:

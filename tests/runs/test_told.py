@@ -8,7 +8,7 @@ from shotclock.core.envelope import Envelope
 
 from .conftest import statuses, step
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 Run = Callable[..., Envelope]
 LISTS = ("completed", "failed", "skipped", "pending")
 

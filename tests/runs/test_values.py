@@ -67,6 +67,7 @@ def shell_says(shell: str, template: str, value: str, folder: Path) -> str:
     return ran.stdout.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_value_reaches_the_shell_as_data_wherever_its_placeholder_stands(

@@ -20,7 +20,7 @@ from shotclock import Clocks, Context, Envelope, Failure, Operation, Runtime
 from tests.runtime import operations, work
 from tests.runtime.bounds import ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -65,7 +65,6 @@ def test_every_problem_with_the_arguments_is_reported_at_once_and_nothing_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_arguments_that_cannot_be_sent_to_a_worker_are_refused_and_cost_no_worker(validate_envelope: Validate) -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -179,7 +178,6 @@ def test_a_failure_thrown_by_a_guard_keeps_its_code(place: str, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["awaits", "blocks"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_guard_that_hangs_is_bounded_like_everything_else(
@@ -239,7 +237,6 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_every_observer_is_told_exactly_once_how_a_call_ended(place: str, validate_envelope: Validate) -> None:
     first: list[Envelope] = []
@@ -276,7 +273,6 @@ def test_every_observer_is_told_exactly_once_how_a_call_ended(place: str, valida
         assert (cancelled.code, cancelled.meta["command"]) == ("CANCELLED", "cancel")
 
 
-@pytest.mark.slow
 def test_commands_are_told_to_observers_as_well() -> None:
     told: list[Envelope] = []
 
@@ -344,7 +340,6 @@ def test_an_observer_that_hangs_delays_no_answer_and_the_others_are_still_told(h
     run(scenario())
 
 
-@pytest.mark.slow
 def test_an_observer_that_always_blocks_does_not_cost_a_thread_per_call() -> None:
     released = threading.Event()
 
@@ -396,7 +391,6 @@ def ask(parent: str, child: Operation, clocks: Clocks, *, arguments: Any = None,
     return run(scenario())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_reserve(
     parent: str, validate_envelope: Validate
@@ -427,7 +421,6 @@ def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_re
         assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
@@ -441,7 +434,6 @@ def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own
     assert answer.meta["duration_ms"] < 8000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
@@ -457,7 +449,6 @@ def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(par
     assert answer.meta["duration_ms"] < timeout_ms
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parent", PLACES)
 def test_a_child_that_blocks_its_loop_is_answered_to_its_parent_on_the_childs_timeout(parent: str) -> None:
     released = threading.Event()
@@ -477,7 +468,6 @@ def test_a_child_that_blocks_its_loop_is_answered_to_its_parent_on_the_childs_ti
     assert answer.meta["duration_ms"] < 8000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_calls_that_call_themselves_end_at_the_depth_bound(place: Any, validate_envelope: Validate) -> None:
     handler = calls_itself_async if place == "loop" else operations.calls_itself
@@ -492,7 +482,6 @@ def test_calls_that_call_themselves_end_at_the_depth_bound(place: Any, validate_
     assert envelope.value == {"depth": 15, "code": "DEPTH_EXCEEDED"}
 
 
-@pytest.mark.slow
 def test_a_worker_that_calls_further_needs_no_place_of_its_own_for_the_child() -> None:
     async def scenario() -> list[Envelope]:
         child = Operation("child", operations.noop)
@@ -591,7 +580,6 @@ def test_a_handler_that_is_silent_for_the_idle_clock_is_stopped_as_stalled(
     assert 200 <= envelope.meta["duration_ms"] < 3900
 
 
-@pytest.mark.slow
 def test_a_soft_clock_that_rings_while_the_call_still_waits_for_a_worker_is_heard_when_it_starts() -> None:
     """The pool is cold and takes longer than the soft clock."""
     operation = Operation("soft", operations.works_until_asked_to_stop)
@@ -600,7 +588,6 @@ def test_a_soft_clock_that_rings_while_the_call_still_waits_for_a_worker_is_hear
     assert [warning["code"] for warning in envelope.warnings] == ["SOFT_LIMIT"]
 
 
-@pytest.mark.slow
 def test_the_idle_clock_does_not_count_the_wait_for_a_worker_and_rings_after_it() -> None:
     """Nothing is silent that has not begun; once it has, silence is noticed as ever."""
 
@@ -620,7 +607,6 @@ def test_the_idle_clock_does_not_count_the_wait_for_a_worker_and_rings_after_it(
     assert (silent.code, silent.ending) == ("STALLED", "killed"), silent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["process", "thread"])
 def test_progress_is_a_sign_of_life_to_the_idle_clock(place: Any) -> None:
     clocks = Clocks.of("10s", idle="300ms")
@@ -633,7 +619,6 @@ def test_progress_is_a_sign_of_life_to_the_idle_clock(place: Any) -> None:
 # --- what cannot be stopped -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_abandoned_calls_are_listed_and_at_the_limit_only_killable_work_is_still_taken(
     validate_envelope: Validate,
 ) -> None:
@@ -763,7 +748,6 @@ async def spin(ms: float) -> None:
         pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("grace", ["0ms", "1s"])
 @pytest.mark.parametrize("share_loop", [False, True], ids=["own loop", "shared loop"])
 def test_handlers_that_obey_are_cancelled_however_many_have_to_at_once(share_loop: bool, grace: str) -> None:
@@ -793,7 +777,6 @@ def test_handlers_that_obey_are_cancelled_however_many_have_to_at_once(share_loo
     assert run(scenario()) == {"cancelled": 400}
 
 
-@pytest.mark.slow
 def test_a_loop_that_many_block_a_little_each_is_not_waited_for_because_it_moves() -> None:
     async def dawdles() -> None:
         try:
@@ -841,7 +824,6 @@ def test_those_who_obey_are_told_from_the_one_that_blocks_their_loop_right_after
 # --- cancellation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("surface", ["process", "command", "loop", "thread"])
 def test_cancelling_the_caller_stops_the_work_and_is_passed_on(surface: Any, again: bool, tmp_path: Path) -> None:
@@ -945,7 +927,6 @@ def test_work_cancelled_before_it_could_start_never_runs_and_holds_nobody_up(sur
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -1028,7 +1009,6 @@ async def calls_on(ctx: Context, further: int) -> int:
     return 1 + (await ctx.call("calls_on", {"further": further - 1})).value if further else 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share_loop", [False, True], ids=["own loop", "shared loop"])
 def test_a_handler_is_the_same_on_the_callers_loop_as_on_another(share_loop: bool) -> None:
     async def scenario() -> None:
@@ -1077,7 +1057,6 @@ async def calls_twice(ctx: Context) -> list[Any]:
     return seen
 
 
-@pytest.mark.slow
 def test_a_handler_stays_on_its_loop_also_where_its_answer_comes_while_that_is_blocked() -> None:
     async def scenario() -> Envelope:
         operations = [Operation("waits_a_little", waits_a_little), Operation("calls_twice", calls_twice)]
@@ -1100,7 +1079,6 @@ def test_a_handler_stays_on_its_loop_also_where_its_answer_comes_while_that_is_b
     assert rest == [True, first, True, first]
 
 
-@pytest.mark.slow
 def test_blocked_loops_are_looked_after_also_where_a_call_made_by_a_call_on_one_of_them_was_the_last() -> None:
     began = threading.Event()
 
@@ -1128,7 +1106,6 @@ def test_blocked_loops_are_looked_after_also_where_a_call_made_by_a_call_on_one_
 # --- an inherited deadline --------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("surface", [*PLACES, "command"])
 def test_a_deadline_inherited_through_the_environment_caps_every_call(
     surface: Any, monkeypatch: pytest.MonkeyPatch, validate_envelope: Validate
@@ -1200,7 +1177,6 @@ def test_a_failure_with_an_unregistered_code_is_a_bug_of_its_handler(place: str,
     assert "TEST_NEVER_REGISTERED" in envelope.error["message"]
 
 
-@pytest.mark.slow
 def test_a_code_that_only_the_worker_registered_arrives_as_it_is(validate_envelope: Validate) -> None:
     envelope = one_call(Operation("late", operations.fails_with_a_code_only_the_worker_knows))
     validate_envelope(envelope.to_dict())
@@ -1255,7 +1231,6 @@ def test_whatever_a_handler_raises_is_an_answer_and_the_next_call_works(
     run(scenario())
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(validate_envelope: Validate) -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -1271,7 +1246,6 @@ def test_a_worker_that_dies_under_its_function_is_a_crash_with_its_signal(valida
     run(scenario())
 
 
-@pytest.mark.slow
 def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path, validate_envelope: Validate) -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -1291,7 +1265,6 @@ def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path
     assert all(process["command"].startswith("sleep") for process in warning["context"]["processes"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_twenty_megabytes_travel_both_ways(place: str) -> None:
     payload = os.urandom(1024) * 20 * 1024
@@ -1299,7 +1272,6 @@ def test_twenty_megabytes_travel_both_ways(place: str) -> None:
     assert envelope.value == payload
 
 
-@pytest.mark.slow
 def test_a_worker_that_never_reads_a_big_payload_is_killed_on_time() -> None:
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD, workers=1) as runtime:
@@ -1373,7 +1345,6 @@ async def main():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["file", "module"])
 def test_handlers_of_a_script_run_in_workers(how: str, tmp_path: Path, validate_envelope: Validate) -> None:
     script = tmp_path / "a_script.py"
@@ -1386,7 +1357,6 @@ def test_handlers_of_a_script_run_in_workers(how: str, tmp_path: Path, validate_
     assert bad["error"]["message"] == "ValueError: 21"
 
 
-@pytest.mark.slow
 def test_a_script_without_a_main_guard_gets_an_answer_that_says_what_is_wrong(tmp_path: Path) -> None:
     script = tmp_path / "a_script.py"
     script.write_text(SCRIPT + "asyncio.run(main())\n")
@@ -1400,7 +1370,6 @@ def test_a_script_without_a_main_guard_gets_an_answer_that_says_what_is_wrong(tm
 # --- the pool -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_when_no_worker_comes_free_within_the_queue_clock_the_call_never_starts(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -1432,7 +1401,6 @@ def test_when_no_worker_comes_free_within_the_queue_clock_the_call_never_starts(
     assert 150 <= timed_out.meta["duration_ms"] < 1900
 
 
-@pytest.mark.slow
 def test_the_pool_grows_around_workers_that_hang(tmp_path: Path) -> None:
     async def scenario() -> float:
         async with Runtime(preload=PRELOAD, workers=1) as runtime:
@@ -1472,7 +1440,6 @@ def test_a_worker_killed_before_it_came_up_is_given_nothing_when_it_does() -> No
     run(scenario())
 
 
-@pytest.mark.slow
 def test_a_worker_killed_at_its_deadline_is_replaced_by_a_fork_and_nothing_is_imported_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1497,7 +1464,6 @@ async def make_quick(runtime: Runtime) -> None:
     assert all(envelope.value == 1 for envelope in await asyncio.gather(*noops))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -1523,7 +1489,6 @@ def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_pa
     run(scenario())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["stopping", "progress", "further"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_handler_that_uses_its_context_takes_nothing_from_the_calls_behind_it(workers: int, way: str) -> None:
@@ -1550,7 +1515,6 @@ def test_a_handler_that_uses_its_context_takes_nothing_from_the_calls_behind_it(
     run(scenario(), within=40)
 
 
-@pytest.mark.slow
 def test_a_word_that_came_too_late_for_its_call_does_not_swallow_the_next(validate_envelope: Validate) -> None:
     async def scenario() -> list[Envelope]:
         async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
@@ -1564,7 +1528,6 @@ def test_a_word_that_came_too_late_for_its_call_does_not_swallow_the_next(valida
     assert second.value == 1, second
 
 
-@pytest.mark.slow
 def test_a_crash_costs_only_the_call_that_crashed() -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, workers=2) as runtime:
@@ -1585,7 +1548,6 @@ def test_a_crash_costs_only_the_call_that_crashed() -> None:
     run(scenario())
 
 
-@pytest.mark.slow
 def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_its_worker(tmp_path: Path) -> None:
     """Between the bell and the kill a worker may answer, and must not be trusted with another call then."""
 
@@ -1602,7 +1564,6 @@ def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_it
     run(scenario(), within=60)
 
 
-@pytest.mark.slow
 def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:
     """The race of the test above, held still: the answer is out, the stop is on its way, the next call is there."""
 
@@ -1618,7 +1579,6 @@ def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:
     assert second.value == "not stopped", second
 
 
-@pytest.mark.slow
 def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(40)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -1635,7 +1595,6 @@ def test_modules_that_hang_while_they_are_imported_hang_no_call(tmp_path: Path, 
     assert envelope.meta["duration_ms"] < 8000
 
 
-@pytest.mark.slow
 def test_a_preload_that_fails_is_told_by_the_call_that_needs_it_only(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "broken_module.py").write_text("def handler() -> int:\n    return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -1657,7 +1616,6 @@ def test_a_preload_that_fails_is_told_by_the_call_that_needs_it_only(tmp_path: P
     assert fine.value == 1
 
 
-@pytest.mark.slow
 def test_calls_from_another_loop_and_thread_are_answered_there(tmp_path: Path) -> None:
     """A server may call from loops of its own; workers and commands are waited for on the loop that entered."""
 
@@ -1676,7 +1634,6 @@ def test_calls_from_another_loop_and_thread_are_answered_there(tmp_path: Path) -
     assert run(scenario()) == [1, 1, 1, "here\n"]
 
 
-@pytest.mark.slow
 def test_a_runtime_leaves_no_thread_and_no_descriptor_behind() -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, observers=[lambda envelope: None]) as runtime:

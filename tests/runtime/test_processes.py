@@ -18,7 +18,7 @@ from shotclock.process.output_capture import SPILL_CAP, Capture
 from tests.runtime import work
 from tests.runtime.bounds import ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon
 
-pytestmark = pytest.mark.usefixtures("no_survivors", "home")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]
 Run = Callable[..., dict[str, Any]]
@@ -78,7 +78,6 @@ def python(code: str) -> list[str]:
 # --- output -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_output_within_the_limit_is_kept_whole_and_no_file_is_written(surface: Run, home: Path) -> None:
     envelope = surface("sh", "-c", "printf 12345678; printf abcd >&2", output_limit=8)
     assert (envelope["data"]["stdout"], envelope["data"]["stderr"]) == ("12345678", "abcd")
@@ -87,7 +86,6 @@ def test_output_within_the_limit_is_kept_whole_and_no_file_is_written(surface: R
     assert not home.exists()
 
 
-@pytest.mark.slow
 def test_of_more_output_head_and_tail_are_kept_the_file_has_it_all_and_the_gap_is_said(surface: Run) -> None:
     envelope = surface(*python("for n in range(20000): print(n)"), output_limit=1000)
     whole = "".join(f"{n}\n" for n in range(20000)).encode()
@@ -112,7 +110,6 @@ def test_the_two_streams_are_kept_apart(surface: Run) -> None:
     assert Path(data["stderr_file"]).read_bytes() == b"e" * 7000
 
 
-@pytest.mark.slow
 def test_past_its_cap_the_file_ends_and_that_is_said() -> None:
     async def scenario() -> Envelope:
         async with Runtime() as runtime:
@@ -176,7 +173,6 @@ def test_of_truncated_output_that_is_not_utf8_head_and_tail_arrive_exactly(surfa
     assert sorted(warnings_of(envelope)) == ["OUTPUT_NOT_UTF8", "OUTPUT_TRUNCATED"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
 def test_a_cut_in_the_middle_of_a_character_is_not_taken_for_broken_text(character: str) -> None:
     async def scenario() -> list[Envelope]:
@@ -189,7 +185,6 @@ def test_a_cut_in_the_middle_of_a_character_is_not_taken_for_broken_text(charact
         assert set(envelope.data["stdout"].partition("\n[…")[0]) == {character}
 
 
-@pytest.mark.slow
 def test_a_flood_of_output_does_not_grow_our_memory(tmp_path: Path) -> None:
     """Measured by the kernel, over the process and everything it waited for, its supervisor included."""
 
@@ -211,7 +206,6 @@ def test_a_flood_of_output_does_not_grow_our_memory(tmp_path: Path) -> None:
     assert flood <= quiet + limit_mb + 20
 
 
-@pytest.mark.slow
 def test_a_flood_does_not_grow_the_memory_of_a_runtime(tmp_path: Path) -> None:
     script = """
         import asyncio, resource
@@ -265,7 +259,6 @@ def test_a_command_without_a_deadline_is_told_of_none(surface: Run, monkeypatch:
     assert envelope["meta"]["timeout_ms"] == 0
 
 
-@pytest.mark.slow
 def test_the_remaining_time_shrinks_from_one_shotclock_to_the_next_below_it(shotclock: Any) -> None:
     show = "echo $SHOTCLOCK_REMAINING_MS"
     again = f"{sys.executable} -m shotclock exec --timeout 60s --"
@@ -286,7 +279,6 @@ def test_nothing_of_ours_is_open_in_the_command(surface: Run) -> None:
     assert surface(*python(code))["data"]["stdout"] == "[0, 1, 2]\n"
 
 
-@pytest.mark.slow
 def test_signals_have_their_default_meaning_in_the_command(surface: Run) -> None:
     code = "import signal; print([n for n in range(1, 32) if signal.getsignal(n) is signal.SIG_IGN])"
     # Python itself ignores SIGPIPE and SIGXFSZ when it starts.
@@ -364,7 +356,6 @@ def test_words_that_cannot_be_passed_are_refused_all_at_once(validate_envelope: 
     assert len(several.error["errors"]) == 4
 
 
-@pytest.mark.slow
 def test_arguments_too_long_for_the_kernel_are_refused() -> None:
     async def scenario() -> Envelope:
         async with Runtime() as runtime:
@@ -381,7 +372,6 @@ def command(adversary: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "tests.runtime.work", adversary, str(folder)]
 
 
-@pytest.mark.slow
 def test_a_command_that_cleans_up_in_time_is_let_finish(surface: Run, tmp_path: Path) -> None:
     def attempt(number: int) -> dict[str, Any]:
         folder = tmp_path / str(number)
@@ -398,7 +388,6 @@ def test_a_command_that_cleans_up_in_time_is_let_finish(surface: Run, tmp_path: 
     on_time(attempt, beyond_ms=150)
 
 
-@pytest.mark.slow
 def test_grace_shrinks_where_the_inherited_deadline_is_near(
     surface: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,7 +412,6 @@ def test_grace_shrinks_where_the_inherited_deadline_is_near(
     on_time(attempt, beyond_ms=lambda number: 400 * 2**number)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("late_ms", [0, 2, 5, 20])
 def test_a_command_stopped_just_after_it_started_does_not_lose_the_polite_stop(late_ms: int) -> None:
     """Between fork and exec the child is still our own program, and would take the signal for its own."""
@@ -447,7 +435,6 @@ def test_a_command_stopped_just_after_it_started_does_not_lose_the_polite_stop(l
     assert run(scenario(), within=30) < 2
 
 
-@pytest.mark.slow
 def test_the_soft_clock_asks_a_command_to_wind_down_and_its_end_counts(tmp_path: Path) -> None:
     async def scenario() -> tuple[Envelope, Envelope]:
         async with Runtime() as runtime:
@@ -467,7 +454,6 @@ def test_the_soft_clock_asks_a_command_to_wind_down_and_its_end_counts(tmp_path:
     assert died.error["context"]["clock"]["kind"] == "soft"
 
 
-@pytest.mark.slow
 def test_a_silent_command_is_stopped_as_stalled_and_a_chatty_one_is_not() -> None:
     async def scenario() -> tuple[Envelope, Envelope]:
         async with Runtime() as runtime:
@@ -490,7 +476,6 @@ def test_a_background_child_that_ends_by_itself_soon_is_waited_for_and_not_menti
     assert envelope["warnings"] == []
 
 
-@pytest.mark.slow
 def test_what_outlives_its_command_and_ignores_term_is_killed_and_named(surface: Run, tmp_path: Path) -> None:
     script = f"trap '' TERM; sleep {work.FOREVER_S} & echo $!"
     envelope = surface("sh", "-c", script)
@@ -502,7 +487,6 @@ def test_what_outlives_its_command_and_ignores_term_is_killed_and_named(surface:
     assert envelope["meta"]["duration_ms"] < 3000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("adversary", ["leaves_a_daemon", "leaves_a_grandchild_on_its_stdout"])
 def test_children_that_were_asked_to_be_left_live_on(adversary: str, tmp_path: Path, shotclock: Any) -> None:
     ran = shotclock("exec", "--json", "--leave-children", "--", *command(adversary, tmp_path), cwd=ROOT)
@@ -538,7 +522,6 @@ def test_a_signal_to_exec_stops_the_tree_and_answers_with_its_number(
     assert envelope["error"]["context"]["signal"] == number.name
 
 
-@pytest.mark.slow
 def test_fifty_commands_at_once_all_end_on_time(validate_envelope: Validate) -> None:
     async def scenario() -> list[Envelope]:
         async with Runtime() as runtime:
@@ -551,7 +534,6 @@ def test_fifty_commands_at_once_all_end_on_time(validate_envelope: Validate) -> 
         assert envelope.meta["duration_ms"] < 3000
 
 
-@pytest.mark.slow
 def test_a_command_on_a_runtime_that_another_task_cancels_leaves_the_others_alone(tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with Runtime() as runtime:

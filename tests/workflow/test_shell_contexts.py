@@ -393,6 +393,7 @@ def test_commands_deep_inside_each_other_are_refused_and_not_an_error_of_ours() 
         with_references("echo " + "${a:-" * 5000 + mark(0), ["1"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.parametrize(
     ("command", "value"),
