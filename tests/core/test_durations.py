@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.durations import MAX_MS, DurationError, format_duration, parse_duration_ms
+from shotclock.core.durations import MAX_MS, DurationError, format_duration, in_seconds, parse_duration_ms
 
 S, M, H, D = 1000, 60_000, 3_600_000, 86_400_000
 UNITS = {"d": D, "h": H, "m": M, "s": S, "ms": 1}
@@ -285,3 +285,15 @@ def test_any_timedelta_is_a_duration_in_range_or_refused(span: timedelta):
 @example(86_400_000, 500)
 def test_a_timedelta_finer_than_a_millisecond_is_refused_however_long_it_is(ms: int, microseconds: int):
     assert outcome_of(timedelta(milliseconds=ms, microseconds=microseconds)) is None
+
+
+def test_a_time_in_words_has_one_second_and_two_seconds():
+    assert [in_seconds(ms) for ms in (1000, 2000, 2500, 500, 0)] == [
+        "1 second", "2 seconds", "2.5 seconds", "0.5 seconds", "0 seconds",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", ["-1", -1, -1.0])
+def test_a_negative_time_is_told_as_it_was_written_with_what_to_write(written: object):
+    with pytest.raises(DurationError, match=r"^-1 is negative: write a time above 0, as in 30s, or 0 for no limit$"):
+        parse_duration_ms(written, bare="s")

@@ -366,6 +366,11 @@ WRONG = {
     "half an alternative": ("steps: {a: {exec: x, depends_on: 'b|'}}", "steps.a.depends_on", "a name is empty"),
     "two servers": ("steps: {a: {type: mcp, url: u, command: c, method: m}}", "steps.a", "name one server"),
     "no server": ("steps: {a: {type: mcp, method: m}}", "steps.a", "name one server"),
+    "a shell that is a number": (
+        "steps: {a: {exec: x, shell: 5}}",
+        "steps.a.shell",
+        "should be text or a list of texts, and is 5",
+    ),
     "a mode nobody knows": (
         "steps: {a: {exec: x, on_fail: {retry: {max: 1, backoff: {mode: exponentail}}}}}",
         "steps.a.on_fail.retry.backoff.mode",
