@@ -309,7 +309,7 @@ def test_the_routes_are_listed_and_a_service_that_hangs_fails_or_is_gone_is_a_to
 
         for says, code, word in (
             ((500, b"out of memory"), "HTTP_STATUS", "500"),
-            ((200, b"<html>"), "FETCH_FAILED", "no JSON"),
+            ((200, b"<html>"), "FETCH_FAILED", "not JSON"),
             ((200, b'"' + b"x" * 300_000 + b'"'), "BODY_TOO_LARGE", "bytes"),
         ):
             egress.says = says
