@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposal import Room
+from shotclock.core.proposal import InboxLimits
 from shotclock.inbox.inbox import Inbox
-from shotclock.inbox.wait_budget import response_budget_ms, room_in_inbox
+from shotclock.inbox.wait_budget import read_inbox_limits, read_response_budget_ms
 from shotclock.store.store import Store
 
 OURS, SECONDS = "SHOTCLOCK_RESPONSE_TIMEOUT", "SUPERVISE_RESPONSE_TIMEOUT_SECONDS"
@@ -32,13 +32,13 @@ EACH, ALL = "SHOTCLOCK_INBOX_LIMIT_EACH", "SHOTCLOCK_INBOX_LIMIT"
     ],
 )
 def test_the_budget_is_what_the_environment_says(environ: dict[str, str], ms: int):
-    assert response_budget_ms(environ) == ms
+    assert read_response_budget_ms(environ) == ms
 
 
 @pytest.mark.parametrize("said", ["-1", "nan", "NaN", "inf", "-inf", "soon", "30", "1e3", "5 s", "99999999d", "٣s"])
 def test_what_is_no_duration_is_refused_by_the_name_of_its_variable(said: str):
     with pytest.raises(Failure, match=OURS) as refused:
-        response_budget_ms({OURS: said})
+        read_response_budget_ms({OURS: said})
     assert refused.value.code == "ARG_ERROR"
     assert refused.value.context["errors"][0]["field"] == OURS
 
@@ -48,20 +48,20 @@ def test_what_is_no_duration_is_refused_by_the_name_of_its_variable(said: str):
 )
 def test_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_variable(said: str):
     with pytest.raises(Failure, match=SECONDS) as refused:
-        response_budget_ms({SECONDS: said})
+        read_response_budget_ms({SECONDS: said})
     assert refused.value.code == "ARG_ERROR"
     assert refused.value.context["errors"][0]["field"] == SECONDS
 
 
 def test_nonsense_in_either_variable_is_refused_whichever_counts():
     with pytest.raises(Failure) as refused:
-        response_budget_ms({OURS: "250ms", SECONDS: "soon"})
+        read_response_budget_ms({OURS: "250ms", SECONDS: "soon"})
     assert SECONDS in str(refused.value)
 
 
 def test_without_an_environment_it_is_our_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(OURS, "7s")
-    assert response_budget_ms() == 7_000
+    assert read_response_budget_ms() == 7_000
 
 
 # --- room -----------------------------------------------------------------------------------------
@@ -70,21 +70,21 @@ def test_without_an_environment_it_is_our_own(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("environ", "room"),
     [
-        ({}, Room(100, 1_000)),
-        ({EACH: " ", ALL: ""}, Room(100, 1_000)),
-        ({EACH: "5"}, Room(5, 1_000)),
-        ({EACH: "20000", ALL: " 30000 "}, Room(20_000, 30_000)),
+        ({}, InboxLimits(100, 1_000)),
+        ({EACH: " ", ALL: ""}, InboxLimits(100, 1_000)),
+        ({EACH: "5"}, InboxLimits(5, 1_000)),
+        ({EACH: "20000", ALL: " 30000 "}, InboxLimits(20_000, 30_000)),
     ],
 )
-def test_the_room_is_what_the_environment_says(environ: dict[str, str], room: Room):
-    assert room_in_inbox(environ) == room
+def test_the_room_is_what_the_environment_says(environ: dict[str, str], room: InboxLimits):
+    assert read_inbox_limits(environ) == room
 
 
 @pytest.mark.parametrize("name", [EACH, ALL])
 @pytest.mark.parametrize("said", ["0", "-1", "1.5", "1e3", "many", "1_000", "٣", "9" * 10, "5 6"])
 def test_what_is_no_number_of_proposals_is_refused_with_the_budget(name: str, said: str):
     with pytest.raises(Failure, match=name) as refused:
-        response_budget_ms({name: said})
+        read_response_budget_ms({name: said})
     assert refused.value.code == "ARG_ERROR"
     assert refused.value.context["errors"][0]["field"] == name
 

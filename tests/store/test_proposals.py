@@ -13,13 +13,13 @@ import pytest
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import (
     Decision,
+    InboxLimits,
     Kind,
     Policy,
     Proposal,
     ProposalRequest,
     ProposalStatus,
     ProposedFile,
-    Room,
     Runner,
 )
 from shotclock.core.walltime import WallTime
@@ -47,10 +47,10 @@ def propose(
     by: str = "agent",
     key: str | None = None,
     now: WallTime = NOW,
-    room: Room | None = None,
+    limits: InboxLimits | None = None,
 ) -> tuple[Proposal, bool]:
     new = NewProposal(f"p-{os.getpid()}-{next(_numbers)}", ask, by, key)
-    attached = store.proposals.attach_or_create(new, now, room)
+    attached = store.proposals.attach_or_create(new, now, limits)
     return attached.proposal, attached.was_made
 
 
@@ -297,7 +297,7 @@ def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_t
         )
 
 
-# --- room -----------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------
 
 
 def full(attempt: Any) -> dict[str, Any]:
@@ -312,21 +312,21 @@ def number(n: int, **policy: Any) -> ProposalRequest:
 
 
 def test_nobody_has_more_open_than_there_is_room_for_and_what_is_open_still_answers(store: Store):
-    room = Room(each=2, all=3)
-    first, _ = propose(store, number(1), "a", room=room)
-    propose(store, number(2), "a", room=room)
+    limits = InboxLimits(each=2, all=3)
+    first, _ = propose(store, number(1), "a", limits=limits)
+    propose(store, number(2), "a", limits=limits)
     before = store.audit.entries()
-    assert full(lambda: propose(store, number(3), "a", room=room)) == {"asked_by": "a", "open": 2, "limit": 2}
-    assert propose(store, number(1), "a", room=room) == (first, False), "the identical call attaches"
+    assert full(lambda: propose(store, number(3), "a", limits=limits)) == {"asked_by": "a", "open": 2, "limit": 2}
+    assert propose(store, number(1), "a", limits=limits) == (first, False), "the identical call attaches"
     assert store.audit.entries() == before and len(store.proposals.list()) == 2, "nothing was made"
-    propose(store, number(3), "b", room=room)
-    assert full(lambda: propose(store, number(4), "b", room=room)) == {"asked_by": None, "open": 3, "limit": 3}
+    propose(store, number(3), "b", limits=limits)
+    assert full(lambda: propose(store, number(4), "b", limits=limits)) == {"asked_by": None, "open": 3, "limit": 3}
 
 
 @pytest.mark.parametrize("end", ["decided", "withdrawn", "expired"])
 def test_what_has_ended_makes_room(store: Store, end: str):
-    room = Room(each=1, all=1)
-    made, _ = propose(store, number(1), room=room)
+    limits = InboxLimits(each=1, all=1)
+    made, _ = propose(store, number(1), limits=limits)
     now = NOW
     if end == "decided":
         store.proposals.decide(made.id, REJECT, "ann", NOW)
@@ -334,12 +334,12 @@ def test_what_has_ended_makes_room(store: Store, end: str):
         store.proposals.withdraw(made.id, "agent", NOW)
     else:
         now = END  # nobody has noticed yet
-    assert propose(store, number(2), now=now, room=room)[1]
+    assert propose(store, number(2), now=now, limits=limits)[1]
 
 
 def test_of_many_at_once_those_that_fit_are_made(store: Store):
     asked = [NewProposal(f"p-f{n}", number(n % 4), "a") for n in range(8)]
-    found = store.proposals.attach_or_create_all(asked, NOW, Room(each=3, all=9))
+    found = store.proposals.attach_or_create_all(asked, NOW, InboxLimits(each=3, all=9))
     codes = [each.code if isinstance(each, Failure) else each.proposal.id for each in found]
     assert codes == ["p-f0", "p-f1", "p-f2", "INBOX_FULL"] * 2
 
@@ -349,7 +349,7 @@ def propose_in_a_loop(me: int, home: Path) -> int:
     with Store.open(home) as store:
         for n in range(40):
             try:
-                made += propose(store, number(1000 * me + n), f"agent{me}", room=Room(each=30, all=50))[1]
+                made += propose(store, number(1000 * me + n), f"agent{me}", limits=InboxLimits(each=30, all=50))[1]
             except Failure as failure:
                 assert failure.code == "INBOX_FULL"
     return made

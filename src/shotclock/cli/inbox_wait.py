@@ -22,7 +22,7 @@ from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox, Reminder
 from ..inbox.outcomes import outcome_of, refused
-from ..inbox.wait_budget import response_budget_ms
+from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import monotonic_ns, wall_ns
 from ..runtime.call import Call, Outcome, answer
 from ..runtime.handlers import raised
@@ -43,7 +43,7 @@ WAITING_SHOWN = 200
 
 def ask_and_wait(verb: str, said: dict[str, Any], admission: Call) -> Envelope:
     """Propose, or look, and wait for the decision for as long as was said. Raises Failure."""
-    budget_ms = response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
+    budget_ms = read_response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
     _, wait_ms = JobClient.patience(admission, budget_ms if said["wait"] is None else said["wait"])
     asker = Principal(said.get("asker") or Principal.local().name, Role.AGENT)
     ask = _ask(said) if verb == "propose" else None

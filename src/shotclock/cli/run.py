@@ -22,7 +22,7 @@ from ..core.errors import Failure
 from ..core.records import made, value
 from ..core.texts import one_line
 from ..core.walltime import WallTime
-from ..inbox.wait_budget import response_budget_ms
+from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import wall_ns
 from ..runtime.call import Outcome, admit, answer
 from ..runtime.handlers import raised
@@ -132,7 +132,7 @@ def _budget_ms(asked: RunOptions) -> int | None:
     """How long a person is waited for. Whoever sits at a terminal is that person. Raises Failure."""
     if asked.budget_ms is not None:
         return asked.budget_ms or None
-    return None if is_terminal(sys.stdin) else response_budget_ms()
+    return None if is_terminal(sys.stdin) else read_response_budget_ms()
 
 
 async def _started(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:

@@ -18,13 +18,13 @@ from .process_identity import ProcessIdentity
 from .proposal_request import (
     JSON,
     Decision,
+    InboxLimits,
     Kind,
     Policy,
     Problems,
     ProposalRequest,
     ProposalStatus,
     ProposedFile,
-    Room,
     canonical,
     digest,
     problems_with,
@@ -36,6 +36,7 @@ from .walltime import LATEST_MS, WallTime
 
 __all__ = [
     "Decision",
+    "InboxLimits",
     "Kind",
     "Policy",
     "Problems",
@@ -44,7 +45,6 @@ __all__ = [
     "ProposalStatus",
     "ProposedFile",
     "Ran",
-    "Room",
     "Runner",
     "Summary",
     "apply_decision",

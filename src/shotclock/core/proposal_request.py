@@ -28,7 +28,7 @@ ACTION_FORM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class InboxLimits:
     """How many proposals may be open at once. An agent that asks in a loop buries neither a person nor other agents."""
 
     each: int = 100

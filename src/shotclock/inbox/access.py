@@ -1,4 +1,4 @@
-"""Who somebody is, and what that lets them do: agents propose and look after their own, operators decide.
+"""Principals, their roles and their tokens: agents propose and look after their own, operators decide.
 
 A token reads `shotclock_ROLE_ID_SECRET`. The id finds it, the secret proves it; kept is only the hash of the whole,
 which needs no salt, because nobody can try all secrets of 256 bits.
@@ -37,6 +37,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
+    """Somebody who acts on the inbox, with the role that says what they may do."""
+
     name: str
     role: Role
     via: str = field(default="", compare=False)
@@ -44,7 +46,7 @@ class Principal:
 
     @classmethod
     def local(cls) -> Principal:
-        """Whoever runs this process: the store is this user's, so there is nothing to be kept from them."""
+        """Return whoever runs this process: the store is this user's, so there is nothing to be kept from them."""
         try:
             return cls(pwd.getpwuid(os.getuid()).pw_name, Role.OPERATOR)
         except KeyError:  # a container may run as a user that has no name
@@ -52,39 +54,43 @@ class Principal:
 
     @property
     def owner(self) -> str | None:
-        """Whose their jobs and keys are. None: the user's whose store it is."""
+        """Return the name that their jobs and keys are kept under. None: the user whose store it is."""
         return None if self == Principal.local() else self.name
 
     @property
     def sees_jobs_of(self) -> str | None:
-        """An agent sees its own. None: everybody's."""
+        """Return the owner whose jobs they see: an agent its own. None: everybody's."""
         return self.name if self.role is Role.AGENT else None
 
     def may_see(self, proposal: Proposal | Summary) -> bool:
         return self.role is Role.OPERATOR or proposal.asked_by == self.name
 
     def must_be_operator(self, to: str = "decide") -> None:
-        """Before anything is read or looked up, so that nothing can be learnt from the refusal. Raises Failure."""
+        """Raise Failure unless they are an operator: before anything is read or looked up, so that nothing can be
+        learnt from the refusal."""
         if self.role is not Role.OPERATOR:
             raise Failure("NOT_ALLOWED", f"{self.name} is an agent: agents propose, operators {to}")
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
+    """A token that was just made, with its text."""
+
     text: str
     """To be shown once: it is not kept anywhere."""
     token: Token
 
 
 class Access:
-    """The tokens of one store. Each method is one short transaction."""
+    """Tokens of one store. Each method is one short transaction."""
 
     def __init__(self, store: Store) -> None:
         self._tokens = store.tokens
         self._file = AuditFile(store)
 
     def issue(self, name: str, role: Role, by: Principal, now: WallTime, *, ttl_ms: int | None = None) -> Issued:
-        """Raises Failure for a name that is none or that a living token has, and unless an operator asks."""
+        """Make a token. Raises Failure for a name that is none or that a living token has, and unless an operator
+        asks."""
         by.must_be_operator("issue tokens")
         role = Role(role)
         problems = []
@@ -102,18 +108,18 @@ class Access:
         return Issued(text, token)
 
     def tokens(self) -> list[Token]:
-        """The oldest first, with those that are revoked or expired."""
+        """Return the oldest first, with those that are revoked or expired."""
         return self._tokens.list()
 
     def revoke(self, id_or_name: str, by: Principal, now: WallTime) -> list[Token]:
-        """Those that it ended; none if there is no such token, or it was revoked before."""
+        """Revoke tokens by id or name and return them; none if there is no such token, or it was revoked before."""
         by.must_be_operator("revoke tokens")
         revoked = self._tokens.revoke(id_or_name, by.name, now)
         self._file.catch_up_if_possible()
         return revoked
 
     def authenticate(self, text: str, now: WallTime) -> Principal | None:
-        """None for whatever is not a living token, without saying why."""
+        """Return whose token this is; None for whatever is not a living one, without saying why."""
         match = _TOKEN.fullmatch(text)
         token = None if match is None else self._tokens.get(match[1])
         proven = hmac.compare_digest(_NOBODY if token is None else token.digest, _digest(text))

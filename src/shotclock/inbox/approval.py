@@ -37,7 +37,7 @@ from ..runtime.call import Call, Outcome, invalid
 from .access import Principal
 from .inbox import Inbox
 from .outcomes import CALL_AGAIN, action_changed, outcome_of, told_of, undecided
-from .wait_budget import response_budget_ms
+from .wait_budget import read_response_budget_ms
 
 TITLE_LENGTH = 200
 # The one parameter beside the text that a command with an approved file may have.
@@ -87,7 +87,7 @@ class Approvals:
         self._app = catalogue.name
         self._specs = {spec.name: spec for spec in catalogue.commands if spec.approval is not None}
         self._inbox = inbox
-        self._budget_ms = response_budget_ms() if self._specs else 0
+        self._budget_ms = read_response_budget_ms() if self._specs else 0
 
     def guards(self, name: str) -> bool:
         return name in self._specs

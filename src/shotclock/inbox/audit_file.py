@@ -39,7 +39,7 @@ ANCHOR_LIMIT = 16_000_000
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The end of the trail."""
+    """The last entry of the trail."""
 
     seq: int
     """How many entries there are."""
@@ -48,6 +48,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
+    """One thing that is wrong with the audit trail."""
+
     place: str
     """`file`, `store`, `proposal`, `token` or `anchor`: the line, the entry, or what does not fit its entries."""
     message: str
@@ -59,28 +61,31 @@ class AuditProblem:
 
 
 class AuditFile:
+    """The audit file of one store."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self.path: Path = store.home / FILE_NAME
 
     def catch_up_if_possible(self) -> None:
-        """The change itself is done and kept, so a file that cannot be written now must not make it fail."""
+        """Catch up, and ignore a failure: the change itself is done and kept, so a file that cannot be written now must
+        not make it fail."""
         try:
             self.catch_up()
         except (OSError, Failure):
             pass  # verifying says what is wrong with it
 
     def catch_up(self) -> None:
-        """Bring every entry that is not in the file to it, and to the disk."""
+        """Append every entry that is not in the file to it, and bring it to the disk."""
         if self._store.audit.list_unfiled(1):
-            with self._locked() as descriptor:
+            with self._hold_lock() as descriptor:
                 self._append(descriptor)
 
     def verify(self) -> list[AuditProblem]:
-        """Everything that was removed, changed, reordered or cut off; empty if the trail is whole."""
+        """Return everything that was removed, changed, reordered or cut off; empty if the trail is whole."""
         problems: list[AuditProblem] = []
         try:
-            with self._locked() as descriptor:
+            with self._hold_lock() as descriptor:
                 self._append(descriptor)
                 lines, filed = self._check_store(problems), self._store.audit.get_filed_seq()
                 self._check_file(descriptor, lines, filed, problems)
@@ -91,9 +96,10 @@ class AuditFile:
         return problems
 
     def check_anchor(self, anchor: Path) -> list[AuditProblem]:
-        """What the trail no longer has of what it had when it was anchored. Raises Failure for an unreadable file."""
+        """Return what the trail no longer has of what it had when it was anchored. Raises Failure for an unreadable
+        file."""
         problems: list[AuditProblem] = []
-        for number, line in enumerate(_anchored(anchor), 1):
+        for number, line in enumerate(_read_anchors(anchor), 1):
             try:
                 said = json.loads(line)
                 seq, hash = said["seq"], said["hash"]
@@ -131,7 +137,7 @@ class AuditFile:
     # --- appending ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _hold_lock(self) -> Iterator[int]:
         descriptor = self._open()
         try:
             for attempt in range(LOCK_ATTEMPTS):
@@ -177,12 +183,12 @@ class AuditFile:
     # --- verifying ------------------------------------------------------------------------------------------
 
     def _check_store(self, problems: list[AuditProblem]) -> dict[int, bytes]:
-        """The hashes of the lines that should be in the file."""
+        """Check the chain of entries in the store. Return the hashes of the lines that should be in the file."""
         lines: dict[int, bytes] = {}
         previous, last = NOTHING_BEFORE, 0
         for entry in self._entries():
             if entry.seq != last + 1:
-                _gone(problems, "store", last + 1, entry.seq - 1)
+                _report_missing(problems, "store", last + 1, entry.seq - 1)
             elif entry.previous != previous:
                 message = f"entry {entry.seq} of the store does not follow the one before it"
                 problems.append(AuditProblem("store", message, entry.seq))
@@ -222,23 +228,23 @@ class AuditFile:
             first = end = missing.pop(0)
             while missing and missing[0] == end + 1:
                 end = missing.pop(0)
-            _gone(problems, "file", first, end, cut=end == filed)
+            _report_missing(problems, "file", first, end, cut=end == filed)
 
     def _check_proposals(self, problems: list[AuditProblem]) -> None:
-        """Whether the proposals are what their entries say."""
+        """Check that the proposals are what their entries say."""
         ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
         for id in sorted(ids):
             # Each with its entries, as they were in one instant: others go on deciding.
             kept = self._store.proposals.with_entries(id)
             proposal = kept.proposal
-            told = _Told()
+            history = _ProposalHistory()
             for entry in kept.entries:
-                told.hear(entry, problems)
-            if told.is_forgotten and proposal is None:
+                history.apply(entry, problems)
+            if history.is_forgotten and proposal is None:
                 continue
             if proposal is None:
                 problems.append(AuditProblem("proposal", f"proposal {id} is gone from the store"))
-            elif not told.fits(kept, proposal):
+            elif not history.fits(kept, proposal):
                 message = f"proposal {id} is not what its entries say: it was changed"
                 problems.append(AuditProblem("proposal", message, proposal.seq))
         seq = 0
@@ -250,7 +256,7 @@ class AuditFile:
                     problems.append(AuditProblem("proposal", message, seq))
 
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
-        """Whether the tokens are what their entries say. Those of before entries had a digest are known by name."""
+        """Check that the tokens are what their entries say. Those of before entries had a digest are known by name."""
         digests = self._store.tokens.digests()  # first: what others issue from here on has no digest yet
         told: dict[str, str | None] = {}
         for entry in self._entries():
@@ -271,7 +277,7 @@ class AuditFile:
             last = entries[-1].seq
 
 
-def _anchored(anchor: Path) -> list[str]:
+def _read_anchors(anchor: Path) -> list[str]:
     try:
         descriptor = os.open(anchor, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, encoding="utf-8") as file:
@@ -287,8 +293,8 @@ def _anchored(anchor: Path) -> list[str]:
 _ENDS = frozenset(status.value for status in ProposalStatus if not status.is_open)
 
 
-class _Told:
-    """What the entries say about one proposal."""
+class _ProposalHistory:
+    """State of one proposal as its entries give it."""
 
     def __init__(self) -> None:
         self.status = ProposalStatus.PENDING
@@ -302,7 +308,8 @@ class _Told:
         self.is_forgotten = False
         """What was asked and decided is too old to be kept; these entries are."""
 
-    def hear(self, entry: Entry, problems: list[AuditProblem]) -> None:
+    def apply(self, entry: Entry, problems: list[AuditProblem]) -> None:
+        """Take over what an entry says; add a problem where it cannot follow those before it."""
         if entry.action in _ENDS:
             if not self.status.is_open:
                 message = f"entry {entry.seq} ends proposal {entry.proposal} a second time"
@@ -326,6 +333,7 @@ class _Told:
         self.row = entry.details.get("row")
 
     def fits(self, kept: Kept, proposal: Proposal) -> bool:
+        """Return whether the proposal is what its entries say."""
         decision = None if proposal.decision is None else digest(proposal.decision.as_json())
         return (
             self.status is proposal.status
@@ -340,7 +348,8 @@ class _Told:
 
 
 def _missing_text(descriptor: int, lines: list[bytes]) -> bytes:
-    """What of these lines is not at the end of the file. A killed process may have left any part of them there."""
+    """Return what of these lines is not at the end of the file. A killed process may have left any part of them
+    there."""
     window = 2 * max(map(len, lines)) + 1  # the last line and a piece of the next, if they are ours
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, window, max(0, size - window))
@@ -362,7 +371,7 @@ def _seq_of(line: bytes) -> int | None:
     return seq if type(seq) is int else None
 
 
-def _gone(problems: list[AuditProblem], place: str, first: int, end: int, *, cut: bool = False) -> None:
+def _report_missing(problems: list[AuditProblem], place: str, first: int, end: int, *, cut: bool = False) -> None:
     which = f"entry {first} is" if first == end else f"entries {first} to {end} are"
     how = " from the end, which was cut off" if cut else ""
     problems.append(AuditProblem(place, f"{which} missing in the {place}{how}", first))

@@ -24,11 +24,11 @@ from ..core.envelope import shortened
 from ..core.errors import Failure
 from ..core.proposal import (
     Decision,
+    InboxLimits,
     Proposal,
     ProposalRequest,
     ProposalStatus,
     Ran,
-    Room,
     Runner,
     Summary,
     may_decide,
@@ -49,7 +49,7 @@ from ..store.retention import prune_by_the_way
 from ..store.store import Store
 from .access import Principal
 from .audit_file import AuditFile, AuditProblem
-from .wait_budget import room_in_inbox
+from .wait_budget import read_inbox_limits
 from .watcher import Watcher
 
 # How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
@@ -74,20 +74,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reminder:
-    """The proposal is about to expire, and nobody has decided it."""
+    """A proposal that is about to expire, and nobody has decided."""
 
     proposal: Summary
 
 
 class Inbox:
-    """May be used from several event loops. What is refused is a Failure with a registered code."""
+    """Proposals of one store. May be used from several event loops. What is refused is a Failure with a registered
+    code."""
 
-    def __init__(self, store: Store, room: Room | None = None) -> None:
-        """Raises Failure where the environment says nonsense about how many may be open."""
-        self._room = room or room_in_inbox()
+    def __init__(self, store: Store, limits: InboxLimits | None = None) -> None:
+        """Raise Failure where the environment holds no valid limit of how many may be open."""
+        self._limits = limits or read_inbox_limits()
         self._store = store
         self._proposals = store.proposals
-        self._hand = ThreadPoolExecutor(1, thread_name_prefix="shotclock-inbox-store")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shotclock-inbox-store")
         self._watcher = Watcher(store.proposals, self._file_soon)
         self._file = AuditFile(store)
         self._lock = threading.Lock()
@@ -97,13 +98,13 @@ class Inbox:
         self._key: bytes | None = None
 
     async def close(self) -> None:
-        """Whoever still waits gets the proposal as it was. The store stays open."""
+        """Close the inbox: whoever still waits gets the proposal as it was. The store stays open."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        last = self._hand.submit(self._finish)
-        self._hand.shutdown(wait=False)
+        last = self._thread.submit(self._finish)
+        self._thread.shutdown(wait=False)
         await asyncio.wait([asyncio.wrap_future(last)], timeout=CLOSE_LIMIT_S)
 
     # --- for those who ask ----------------------------------------------------------------------------------
@@ -111,34 +112,35 @@ class Inbox:
     async def propose(
         self, ask: ProposalRequest, by: Principal, *, key: str | None = None, since: WallTime | None = None
     ) -> Proposal:
-        """The proposal that answers this call: one that is open, a decision that still holds, or a new one.
+        """Return the proposal that answers this call: one that is open, a decision that still holds, or a new one.
 
         `since`: whatever was asked under the key from then on answers it, also one that has expired meanwhile.
-        Raises Failure (INBOX_FULL) where a new one would be one too many."""
+        Raises Failure (INBOX_FULL) where a new one would be one too many.
+        """
         id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
         answer: Future[Proposal] = Future()
         with self._lock:
             self._must_not_be_closed()
             self._asked.append((NewProposal(id, ask, by.name, key, since), answer))
-            self._hand.submit(self._propose_next)
+            self._thread.submit(self._propose_next)
         return await asyncio.wrap_future(answer)
 
     async def wait(self, proposal_id: str, wait_ms: int) -> Proposal:
-        """The proposal once it is not pending any more, or as it is when the time is up.
+        """Return the proposal once it is not pending any more, or as it is when the time is up.
 
         Raises Failure if there is none of that id, or the store cannot be used; never because of time.
         """
         if wait_ms <= 0:
-            return await self._do(lambda: self._existing(proposal_id))
+            return await self._do(lambda: self._get_existing(proposal_id))
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
         told = self._watcher.register(proposal_id)
         bell = None
         try:
-            proposal = await self._do(lambda: self._existing(proposal_id, watched=True))
+            proposal = await self._do(lambda: self._get_existing(proposal_id, watched=True))
             if not proposal.is_open:
                 return proposal
-            bell = loop.call_at(until, _ring, told)
+            bell = loop.call_at(until, _time_out, told)
             return await told or proposal
         finally:
             self._watcher.unregister(proposal_id, told)
@@ -146,7 +148,7 @@ class Inbox:
                 bell.cancel()
 
     async def wait_until(self, proposal: Proposal, deadline: Deadline | None) -> Proposal:
-        """As `wait`, until a deadline; None waits for as long as people take, or the proposal's own end."""
+        """Wait as `wait` does, until a deadline; None waits for as long as people take, or the proposal's own end."""
         while proposal.is_open:
             left_ms = LONGEST_WAIT_MS if deadline is None else deadline.remaining_ms(monotonic_ns())
             if left_ms <= 0:
@@ -155,14 +157,15 @@ class Inbox:
         return proposal
 
     async def withdraw(self, proposal_id: str, by: Principal) -> Proposal:
-        """Only by whoever proposed it."""
+        """Withdraw a proposal. Raises Failure unless by whoever proposed it."""
         return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, _now()))
 
     async def use(self, proposal_id: str, action_hash: str, *, unanswered: bool = False) -> bool:
-        """Whether this approval of exactly that action is ours to act on: once, and for nobody after us. `unanswered`:
-        nobody said anything, and its rules let it go on.
+        """Use this approval of exactly that action: once, and nobody after us. Return False where it is not ours to act
+        on. `unanswered`: nobody answered, and its rules let it go on.
 
-        Whoever uses it owes a `record_outcome`."""
+        Whoever uses it owes a `record_outcome`.
+        """
 
         def work() -> bool:
             runner = Runner(this_process())
@@ -175,13 +178,13 @@ class Inbox:
                 if failure.code in ("ALREADY_DECIDED", "ACTION_CHANGED", "NOT_ALLOWED"):
                     return False
                 raise
-            self._changed()
+            self._announce_change()
             return True
 
         return await self._do(work)
 
     def record_outcome(self, proposal_id: str, code: str | None, message: str = "") -> None:
-        """Write down what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
+        """Record what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
         outcome = Ran(code is None, _now(), code, shortened(message, OUTCOME_SHOWN) if code is not None else None)
 
         def work() -> None:
@@ -189,14 +192,15 @@ class Inbox:
                 self._proposals.record_outcome(proposal_id, outcome)
             except Failure:  # it is known already, or the store cannot be used: what was done is done
                 return
-            self._changed()
+            self._announce_change()
 
         with self._lock:
             if not self._closed:
-                self._hand.submit(work)
+                self._thread.submit(work)
 
     async def digest_of_hidden(self, text: str) -> str:
-        """Tell hidden values apart without showing them. Keyed, so that nobody finds a short one by trying."""
+        """Return a digest that tells hidden values apart without showing them. Keyed, so that nobody finds a short one
+        by trying."""
 
         def work() -> str:
             if self._key is None:
@@ -218,11 +222,12 @@ class Inbox:
         action_hash: str | None = None,
         confirmation: str | None = None,
     ) -> Proposal:
-        """Of two at once one wins, and the other is told who. `action_hash` is that of what the person was shown."""
+        """Record a decision. Of two at once one wins, and the other is told who. `action_hash` is that of what the
+        person was shown."""
         by.must_be_operator("decide")
 
         def work() -> Proposal:
-            proposal = self._existing(proposal_id)
+            proposal = self._get_existing(proposal_id)
             may_decide(proposal, by.name)
             must_be_open(proposal)
             if problems := problems_with_decision(proposal, decision):
@@ -240,6 +245,7 @@ class Inbox:
         return await self._change(work)
 
     async def extend(self, proposal_id: str, by_ms: int, by: Principal) -> Proposal:
+        """Move the end of a proposal. Raises Failure unless an operator asks and it is open."""
         by.must_be_operator("extend")
         return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, _now()))
 
@@ -249,7 +255,7 @@ class Inbox:
         return await self._do(lambda: self._look(proposal_id))
 
     async def changes(self, after_seq: int | None = None) -> AsyncIterator[Summary | Reminder]:
-        """Each proposal as it is after it changed, for ever; several changes at once are one.
+        """Yield each proposal as it is after it changed, for ever; several changes at once are one.
 
         `after_seq` is the `seq` of the last one seen, None means from now on. Ends when the inbox is closed.
         """
@@ -257,7 +263,7 @@ class Inbox:
         while True:
             told = self._watcher.register(None)
             try:
-                found = await self._do(partial(self._since, seq))
+                found = await self._do(partial(self._list_changes, seq))
                 if not found:
                     await asyncio.wait([told], timeout=CHANGES_LOOK_S)
             except Failure as failure:
@@ -271,11 +277,11 @@ class Inbox:
                 yield Reminder(proposal) if action == "reminded" else proposal
 
     async def history(self, proposal_id: str) -> list[Entry]:
-        """What the audit trail holds about it, the oldest first."""
+        """Return what the audit trail holds about it, the oldest first."""
         return await self._do(lambda: self._store.audit.of(proposal_id))
 
     async def verify_audit(self) -> list[AuditProblem]:
-        """What is wrong with the audit trail; nothing, if it is whole."""
+        """Return what is wrong with the audit trail; nothing, if it is whole."""
         return await self._do(self._file.verify)
 
     # --- on the inbox's own thread --------------------------------------------------------------------------
@@ -283,7 +289,7 @@ class Inbox:
     async def _do(self, work: Callable[[], T]) -> T:
         with self._lock:
             self._must_not_be_closed()
-            started = self._hand.submit(work)
+            started = self._thread.submit(work)
         return await asyncio.wrap_future(started)
 
     def _must_not_be_closed(self) -> None:
@@ -291,7 +297,7 @@ class Inbox:
             raise Failure("SHUTTING_DOWN", "the inbox is closed")
 
     def _propose_next(self) -> None:
-        """All that are in line by now, because a transaction of many waits for the disk once."""
+        """Propose all that are in line by now, because a transaction of many waits for the disk once."""
         with self._lock:
             asked = [self._asked.popleft() for _ in range(min(len(self._asked), PROPOSED_AT_ONCE))]
         asked = [(new, answer) for new, answer in asked if answer.set_running_or_notify_cancel()]
@@ -304,13 +310,13 @@ class Inbox:
                     fitting.append((new, answer))
             if not fitting:
                 return
-            found = self._proposals.attach_or_create_all([new for new, _ in fitting], _now(), self._room)
+            found = self._proposals.attach_or_create_all([new for new, _ in fitting], _now(), self._limits)
         except BaseException as error:
             for _, answer in asked:
                 if not answer.done():
                     answer.set_exception(error)
             return
-        self._changed()
+        self._announce_change()
         for (_, answer), attached in zip(fitting, found, strict=True):
             if isinstance(attached, Failure):
                 answer.set_exception(attached)
@@ -322,11 +328,11 @@ class Inbox:
             try:
                 return work()
             finally:
-                self._changed()  # a refusal may have found it expired
+                self._announce_change()  # a refusal may have found it expired
 
         return await self._do(changing)
 
-    def _existing(self, proposal_id: str, *, watched: bool = False) -> Proposal:
+    def _get_existing(self, proposal_id: str, *, watched: bool = False) -> Proposal:
         if watched:
             self._watcher.start()
         proposal = self._look(proposal_id)
@@ -341,15 +347,15 @@ class Inbox:
             return self._proposals.get(proposal_id)
         return proposal
 
-    def _since(self, seq: int) -> list[tuple[Summary, str]]:
+    def _list_changes(self, seq: int) -> list[tuple[Summary, str]]:
         self._watcher.start()
         return self._proposals.since(seq, CHANGES_AT_ONCE)
 
     def _end_due(self) -> None:
         if self._proposals.end_due(_now()):
-            self._changed()
+            self._announce_change()
 
-    def _changed(self) -> None:
+    def _announce_change(self) -> None:
         self._watcher.look_now()
         self._file_soon()
 
@@ -358,7 +364,7 @@ class Inbox:
             if self._filing or self._closed:
                 return
             self._filing = True
-            self._hand.submit(self._bring_to_file)
+            self._thread.submit(self._bring_to_file)
 
     def _bring_to_file(self) -> None:
         with self._lock:
@@ -381,7 +387,7 @@ class Inbox:
         limit: int = 200,
         before_seq: int | None = None,
     ) -> list[Summary]:
-        """The one that changed last comes first. `ended`: only those that are not pending any more."""
+        """Return the one that changed last first. `ended`: only those that are not pending any more."""
 
         def work() -> list[Summary]:
             self._end_due()
@@ -396,6 +402,6 @@ def _now() -> WallTime:
     return WallTime.of_ns(wall_ns())
 
 
-def _ring(told: asyncio.Future[Proposal | None]) -> None:
+def _time_out(told: asyncio.Future[Proposal | None]) -> None:
     if not told.done():
         told.set_result(None)

@@ -25,28 +25,29 @@ STOP_LIMIT_S = 5.0
 # Changes of proposals that are read at once.
 CHANGES_AT_ONCE = 1_000
 
-Told = asyncio.Future[Proposal | None]
+ProposalFuture = asyncio.Future[Proposal | None]
 
 
 class Watcher:
-    """`on_expiry` is called, in the thread, when proposals were ended or reminded of."""
+    """Thread that looks for changes while anybody waits. It calls `on_expiry` when proposals were ended or reminded
+    of."""
 
     def __init__(self, proposals: Proposals, on_expiry: Callable[[], None]) -> None:
         self._proposals = proposals
         self._on_expiry = on_expiry
         self._lock = threading.Lock()  # never held while the store is used: event loops take it
-        self._waiters: dict[str | None, set[Told]] = {}
+        self._waiters: dict[str | None, set[ProposalFuture]] = {}
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._feed: Feed | None = None
         self._closed = False
 
-    def register(self, proposal_id: str | None) -> Told:
-        """Resolved with the proposal once it is not pending any more; None when we are closed.
+    def register(self, proposal_id: str | None) -> ProposalFuture:
+        """Return a future that gets the proposal once it is not pending any more; None when we are closed.
 
         Without an id: with None after any change of any proposal.
         """
-        told: Told = asyncio.get_running_loop().create_future()
+        told: ProposalFuture = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._closed:
                 told.set_result(None)
@@ -54,7 +55,7 @@ class Watcher:
                 self._waiters.setdefault(proposal_id, set()).add(told)
         return told
 
-    def unregister(self, proposal_id: str | None, told: Told) -> None:
+    def unregister(self, proposal_id: str | None, told: ProposalFuture) -> None:
         with self._lock:
             registered = self._waiters.get(proposal_id)
             if registered is not None:
@@ -63,7 +64,8 @@ class Watcher:
                     del self._waiters[proposal_id]
 
     def start(self) -> None:
-        """Called after registering and before reading, never by two threads at once. Opens the feed: it may block."""
+        """Start the thread: after registering and before reading, never by two threads at once. Opens the feed: it may
+        block."""
         with self._lock:
             if self._thread is not None or self._closed:
                 return
@@ -78,7 +80,7 @@ class Watcher:
         self._wake.set()
 
     def close(self) -> None:
-        """Everybody who waits is told so. Blocks, for a bounded time."""
+        """Stop the thread and tell everybody who waits. Blocks, for a bounded time."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -132,7 +134,7 @@ class Watcher:
                     return
 
     def _pass_on(self, feed: Feed) -> bool:
-        """Whether anything changed."""
+        """Tell those who wait what changed. Return whether anything did."""
         changed = 0
         count = CHANGES_AT_ONCE
         while count == CHANGES_AT_ONCE:
@@ -154,8 +156,8 @@ class Watcher:
         _tell(registered, proposal)
 
 
-def _tell(registered: Iterable[Told], proposal: Proposal | None) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Told]] = {}
+def _tell(registered: Iterable[ProposalFuture], proposal: Proposal | None) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[ProposalFuture]] = {}
     for told in registered:
         by_loop.setdefault(told.get_loop(), []).append(told)
     for loop, all_told in by_loop.items():
@@ -165,7 +167,7 @@ def _tell(registered: Iterable[Told], proposal: Proposal | None) -> None:
             pass
 
 
-def _resolve(all_told: list[Told], proposal: Proposal | None) -> None:
+def _resolve(all_told: list[ProposalFuture], proposal: Proposal | None) -> None:
     for told in all_told:
         if not told.done():
             told.set_result(proposal)

@@ -21,7 +21,7 @@ from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposedFil
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import Principal
 from ..inbox.outcomes import outcome_of, refused
-from ..inbox.wait_budget import response_budget_ms
+from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome, admit, answer
 
@@ -116,7 +116,7 @@ class Proposing:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self.budget_ms = response_budget_ms()
+        self.budget_ms = read_response_budget_ms()
 
     async def call(
         self,

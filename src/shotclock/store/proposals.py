@@ -19,12 +19,12 @@ from ..core.errors import Failure
 from ..core.proposal import (
     NOTES_SHOWN,
     Decision,
+    InboxLimits,
     Kind,
     Proposal,
     ProposalRequest,
     ProposalStatus,
     Ran,
-    Room,
     Runner,
     Summary,
     apply_decision,
@@ -103,25 +103,25 @@ class Proposals:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def attach_or_create(self, new: NewProposal, now: WallTime, room: Room | None = None) -> Attached:
+    def attach_or_create(self, new: NewProposal, now: WallTime, limits: InboxLimits | None = None) -> Attached:
         """Return the proposal that answers this call. Raises Failure if the key stands for another action (KEY_REUSED),
         or if a new one would be one too many (INBOX_FULL).
 
         Identical is the same key, or without one the same action without a key, by the same asker.
         """
-        (found,) = self.attach_or_create_all([new], now, room)
+        (found,) = self.attach_or_create_all([new], now, limits)
         if isinstance(found, Failure):
             raise found
         return found
 
     def attach_or_create_all(
-        self, asked: Sequence[NewProposal], now: WallTime, room: Room | None = None
+        self, asked: Sequence[NewProposal], now: WallTime, limits: InboxLimits | None = None
     ) -> list[Attached | Failure]:
-        """Do the same for many at the price of one wait for the disk. Those before count for those that follow. `room`
-        is how many may be open then; None: as many as come."""
+        """Do the same for many at the price of one wait for the disk. Those before count for those that follow.
+        `limits` is how many may be open then; None: as many as come."""
         texts = [c.json_in(new.ask.as_json()) for new in asked]
         with self._database.write() as connection:
-            left = _RoomLeft(connection, now, room)
+            left = _LimitsLeft(connection, now, limits)
             return [_attach_or_create(connection, new, text, now, left) for new, text in zip(asked, texts, strict=True)]
 
     # --- changes --------------------------------------------------------------------------------------------
@@ -402,19 +402,19 @@ class Feed:
         self._database.close()
 
 
-class _RoomLeft:
+class _LimitsLeft:
     """How many proposals may still be opened, by whom. Counted once in a transaction, which nobody else can add to."""
 
-    def __init__(self, connection: sqlite3.Connection, now: WallTime, room: Room | None) -> None:
+    def __init__(self, connection: sqlite3.Connection, now: WallTime, limits: InboxLimits | None) -> None:
         self._connection = connection
         self._now = now
-        self._room = room
+        self._limits = limits
         self._open: dict[str | None, int] = {}
 
     def refusal(self, asker: str) -> Failure | None:
-        if self._room is None:
+        if self._limits is None:
             return None
-        for who, most in ((asker, self._room.each), (None, self._room.all)):
+        for who, most in ((asker, self._limits.each), (None, self._limits.all)):
             if (count := self._count(who)) >= most:
                 whose = f"{count} proposals are open" if who is None else f"{who} has {count} proposals open"
                 context = {"asked_by": who, "open": count, "limit": most}
@@ -439,7 +439,7 @@ class _RoomLeft:
 
 
 def _attach_or_create(
-    connection: sqlite3.Connection, new: NewProposal, text: str, now: WallTime, left: _RoomLeft
+    connection: sqlite3.Connection, new: NewProposal, text: str, now: WallTime, left: _LimitsLeft
 ) -> Attached | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
     there = _find_identical(connection, new, action_hash)

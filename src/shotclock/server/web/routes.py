@@ -27,7 +27,7 @@ from ...core.walltime import WallTime
 from ...inbox.access import Principal, Role
 from ...inbox.inbox import Inbox
 from ...inbox.outcomes import told_of
-from ...inbox.wait_budget import response_budget_ms
+from ...inbox.wait_budget import read_response_budget_ms
 from ...process.clock import wall_ns
 from .auth import AuthMiddleware, principal_of
 from .events import Streams
@@ -76,7 +76,7 @@ class Operators:
         self._inbox = inbox
         self._pages = Pages()
         self._streams = Streams(inbox)
-        self._budget_ms = response_budget_ms()
+        self._budget_ms = read_response_budget_ms()
         self._waits: set[asyncio.Future[Proposal]] = set()
         self.auth_middleware: AuthMiddleware | None = None
         """Set by whoever puts the door before us."""
