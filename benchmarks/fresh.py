@@ -83,8 +83,8 @@ async def _measure(rounds: int) -> Table:
         TITLE,
         NOTE,
         [
-            compared("until gone", whole["shotclock"], peer, whole["fork"], shown, Bar(0.7), WHY),
-            compared("until the result", result["shotclock"], peer, result["fork"], shown),
+            compared("until gone", whole["shotclock"], peer, whole["fork"], shown, Bar(1.4), WHY),
+            compared("until the result", result["shotclock"], peer, result["fork"], shown, Bar(0.6)),
         ],
     )
 

@@ -25,7 +25,7 @@ NOTE = (
     "sync ones in a third. *2026* is protocol revision 2026-07-28, *2025* a client that begins with a handshake. "
     "*Hanging sync tool*: it sleeps 3 s and has a timeout of 1 s on both sides; the figure is when the answer came."
 )
-TOOLS = {"async no-op": "noop-async", "sync no-op": "noop"}
+TOOLS = {"async no-op": "noop_async", "sync no-op": "noop"}
 ERAS = {"2026": "auto", "2025": "legacy"}
 # An answer that takes longer will not come.
 NO_ANSWER_S = 10.0

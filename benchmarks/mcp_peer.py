@@ -17,7 +17,7 @@ def noop(a: int) -> int:
     return a
 
 
-@server.tool(name="noop-async")
+@server.tool
 async def noop_async(a: int) -> int:
     return a
 

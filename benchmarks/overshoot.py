@@ -184,7 +184,7 @@ def measure(quick: bool) -> Table:
         return [
             *await one_killed_process(40 if quick else 200),
             *await fire_together(1_000, 3 if quick else 5, None),
-            *await fire_together(10_000, 1 if quick else 3, Bar(1.2)),
+            *await fire_together(10_000, 1 if quick else 3, Bar(2.2)),
         ]
 
     return Table(TITLE, NOTE, asyncio.run(all_rows()))
