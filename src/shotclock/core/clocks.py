@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 
 from .deadlines import Deadline
 from .durations import DurationError, parse_duration_ms
-from .records import changed, fields_of, value
+from .records import fields_of, value
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_GRACE_MS = 5_000
@@ -62,12 +63,14 @@ class Clocks:
 
     def over(self, defaults: Clocks) -> Clocks:
         """These clocks, with what they leave unsaid taken from the defaults."""
-        unsaid = {
-            name: getattr(defaults, name)
-            for name in fields_of(Clocks)
-            if getattr(self, name) is None and getattr(defaults, name) is not None
-        }
-        return changed(self, **unsaid) if unsaid else self
+        mine = _limits_of(self)
+        if None not in mine:
+            return self
+        pairs = zip(mine, _limits_of(defaults), strict=True)
+        return Clocks(*[theirs if own is None else own for own, theirs in pairs])
+
+
+_limits_of = attrgetter(*fields_of(Clocks))
 
 
 @value

@@ -440,11 +440,13 @@ class Dispatcher:
         attending: Attending,
         stop: asyncio.Future[str] | None,
     ) -> Envelope:
-        working = asyncio.ensure_future(
-            self.runtime.call(operation, arguments, listener=attending, admission=admission)
-        )
-        ended = await _unless_stopped(working, stop, STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000)
-        envelope = _stopped(admission, stop) if ended is None else ended
+        call = self.runtime.call(operation, arguments, listener=attending, admission=admission)
+        if stop is None:
+            envelope = await call
+        else:
+            limit_s = STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000
+            ended = await _unless_stopped(asyncio.ensure_future(call), stop, limit_s)
+            envelope = _stopped(admission, stop) if ended is None else ended
         if not envelope.ok and spec.steps:
             envelope.data = attending.partial(envelope.data)
         envelope.warnings += attending.warnings

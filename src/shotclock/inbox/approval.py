@@ -65,8 +65,8 @@ class RunWait:
     """What was asked under the key before that was asked by another run."""
     waits: Callable[[str, Proposal], AbstractContextManager[Any]]
     """Entered while a person is waited for."""
-    around: Call
-    """Bounds the waiting."""
+    bounded: Callable[[], Call]
+    """Gives what bounds the waiting, once somebody is to be asked."""
 
 
 class Approvals:
@@ -116,6 +116,7 @@ class Approvals:
         """
         started_ns = monotonic_ns()
         wait_ms = self._patience_ms(budget_ms, parent, started_ns)
+        around = None if run_wait is None else run_wait.bounded()
         inbox = self._inbox()
         while True:
             ask = await self._question(spec, arguments, justification, look, surroundings)
@@ -130,11 +131,11 @@ class Approvals:
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if has_waited := proposal.is_open:
-                if run_wait is None:
+                if run_wait is None or around is None:
                     proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
                 else:
                     with run_wait.waits(run_wait.key, proposal):
-                        proposal = await inbox.wait_until(proposal, run_wait.around.bound.bell)
+                        proposal = await inbox.wait_until(proposal, around.bound.bell)
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             goes_on = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
             if has_waited and (goes_on or proposal.status.allows):
@@ -152,8 +153,8 @@ class Approvals:
                 if await inbox.use(proposal.id, ask.action_hash, unanswered=True):
                     return Passed(_approved(spec, arguments, proposal), waited_ms, proposal.id)
                 continue
-            if proposal.is_open and run_wait is not None:
-                return undecided(proposal.id, told_of(proposal), run_wait.around)
+            if proposal.is_open and around is not None:
+                return undecided(proposal.id, told_of(proposal), around)
             if not proposal.status.allows:
                 return outcome_of(proposal, waited_ms, wait_ms, again)
             approved = _approved(spec, arguments, proposal)

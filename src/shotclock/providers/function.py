@@ -147,8 +147,11 @@ class FunctionProvider:
 async def _called(dispatcher: Dispatcher, call: StepCall, runtime: Runtime, clocks: Clocks) -> Envelope:
     """While a person is asked, only the time of the run goes on; the work has the step's clocks after that."""
     command, arguments = call.settings["command"], call.settings["arguments"]
-    around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
-    run_wait = RunWait(call.key, call.run_began_at, call.waits, around) if call.key else None
+
+    def bounded() -> Call:
+        return admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
+
+    run_wait = RunWait(call.key, call.run_began_at, call.waits, bounded) if call.key else None
     # A command that takes a justification of its own is shown with that one.
     said = (
         "" if "justification" in arguments else f"{call.name} of run {call.key.partition('/')[0]} calls this command."
