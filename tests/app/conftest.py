@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.process_identity import ProcessIdentity
+from shotclock.core.walltime import ProcessIdentity
 from shotclock.process.identity import is_alive
 from shotclock.store.jobs import Job
 from shotclock.store.store import Store

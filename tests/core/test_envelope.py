@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import ClockKind, Fired
 from shotclock.core.effects import Ending, SideEffects
-from shotclock.core.envelope import Envelope, Problem, as_data, build_envelope, made_whole, warning
+from shotclock.core.envelope import Envelope, Problem, as_data, build_envelope, make_whole, warning
 from shotclock.core.errors import error_entries, error_entry, warning_entries
 
 CODES = [entry.code for entry in error_entries()]
@@ -134,7 +134,7 @@ def test_whatever_happened_the_envelope_is_valid_one_line_of_ascii_and_reads_bac
     assert list(said) == ["ok", "data", "error", "warnings", "meta"]
     validate_envelope(said)
     assert said["ok"] == (said["meta"]["exit_code"] == 0) == (problem is None)
-    assert said["data"] == made_whole(as_json_holds_it(data))
+    assert said["data"] == make_whole(as_json_holds_it(data))
     if problem is not None and mutates and not idempotent and said["meta"]["side_effects"] != "none":
         assert said["error"]["retryable"] is False
     if problem is not None and problem.fired is not None:

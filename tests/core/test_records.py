@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.records import as_dict, changed, dataclass, fields_of, made, record, value
+from shotclock.core.records import as_dict, dataclass, default_factory, fields_of, record, replace_fields, value
 
 
 @value
@@ -38,8 +38,8 @@ class Other:
 @record
 class Basket:
     owner: str
-    items: list[int] = made(factory=list)
-    place: Point = made(factory=Point.origin)
+    items: list[int] = default_factory(factory=list)
+    place: Point = default_factory(factory=Point.origin)
     note: str | None = None
 
     def add(self, item: int) -> None:
@@ -126,14 +126,14 @@ def test_what_is_pickled_or_copied_comes_back_equal(original: object, protocol: 
 
 @given(points, st.integers())
 def test_changed_is_a_copy_with_some_fields_replaced(point: Point, x: int):
-    other = changed(point, x=x)
+    other = replace_fields(point, x=x)
     assert other == Point(x, point.y, point.tags)
-    assert changed(other, x=point.x) == point
+    assert replace_fields(other, x=point.x) == point
 
 
 def test_changing_a_field_that_is_not_there_is_refused():
     with pytest.raises(TypeError):
-        changed(Point(1), z=1)
+        replace_fields(Point(1), z=1)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x": 1, "z": 2}, {"y": 1}], ids=str)

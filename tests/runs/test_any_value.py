@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from shotclock.core.envelope import Envelope, made_whole
+from shotclock.core.envelope import Envelope, make_whole
 from shotclock.core.errors import Failure
 from shotclock.store.store import Store
 
@@ -161,7 +161,7 @@ def check_batch(batch: list[tuple[str, str]], run: Run, store: Store, web: Web, 
         for name in (f"given{number}", f"called{number}"):
             said = step(envelope, name)
             # An App's own results have no half characters, and a warning where they had.
-            given = [{"v": output}, made_whole({"v": output})]
+            given = [{"v": output}, make_whole({"v": output})]
             assert said["status"] == "failed" or said["output"] in given, (name, output, said["output"])
         said = step(envelope, f"structured{number}")
         assert said["status"] == "failed" or is_handed_on(structure, said["output"]), (structure, said["output"])

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.process_identity import ProcessIdentity
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
-from shotclock.core.walltime import WallTime
+from shotclock.core.walltime import ProcessIdentity, WallTime
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, read_retention

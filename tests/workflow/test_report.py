@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.process_identity import ProcessIdentity
 from shotclock.core.texts import visible
-from shotclock.core.walltime import WallTime
+from shotclock.core.walltime import ProcessIdentity, WallTime
 from shotclock.store.runs import Run, StepRecord
 from shotclock.workflow.formats import to_junit, to_markdown
 from shotclock.workflow.html_report import to_html

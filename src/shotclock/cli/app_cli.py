@@ -24,11 +24,11 @@ from ..core.catalogue import BUDGET_VARIABLE, CONFIRMATION, DEFAULT_BUDGET_MS, C
 from ..core.clocks import Clocks
 from ..core.durations import format_duration, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
-from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolved
+from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
 from ..core.operation import hyphenated
-from ..core.records import changed, dataclass
+from ..core.records import dataclass, replace_fields
 from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, pause, process_began_ns
 from ..process.foreground import fill_standard_descriptors
@@ -104,7 +104,7 @@ def main(app: Offered, words: list[str]) -> int:
     try:
         return _main(app, catalogue, words, as_json)
     except signals.Signalled as signalled:
-        return _deliver_unstarted(catalogue, catalogue.name, stopped_by(signalled.name), as_json)
+        return _deliver_unstarted(catalogue, catalogue.name, stop_problem(signalled.name), as_json)
     except Exception as error:  # ours: whoever called still gets an envelope
         outcome = raised(error)
         outcome.ending = Ending.KILLED  # what had begun dies with us; how far it was nobody knows here
@@ -167,7 +167,7 @@ def _command(spec: CommandSpec) -> Command:
     definitions = spec.input_schema.get("$defs", {})
     required = spec.input_schema.get("required", ())
     parameters = [
-        _parameter(name, resolved(schema, definitions), name in spec.positionals, name in required)
+        _parameter(name, resolve_schema(schema, definitions), name in spec.positionals, name in required)
         for name, schema in spec.input_schema.get("properties", {}).items()
         if name != "dry_run"
     ]
@@ -188,7 +188,7 @@ def _command(spec: CommandSpec) -> Command:
     return Command(
         spec.hyphenated,
         spec.summary,
-        (*parameters, *(changed(each, heading=heading) for each in common)),
+        (*parameters, *(replace_fields(each, heading=heading) for each in common)),
         usage=" ".join(usage),
         description=spec.description,
     )
@@ -249,7 +249,7 @@ def _request(spec: CommandSpec, reading: Reading) -> Request:
     definitions = spec.input_schema.get("$defs", {})
     properties = spec.input_schema.get("properties", {})
     arguments = {
-        name: from_words(value, resolved(properties[name], definitions), definitions)
+        name: from_words(value, resolve_schema(properties[name], definitions), definitions)
         for name, value in {**reading.guessed, **given}.items()
         if name in properties and name != "dry_run"
     }
@@ -296,10 +296,10 @@ def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any
     """A word as the JSON value it stands for, where its type is not text. What does not fit stays as it is: the real
     types say what is wrong with it."""
     if isinstance(value, list):
-        items = resolved(schema.get("items", {}), definitions)
+        items = resolve_schema(schema.get("items", {}), definitions)
         if len(value) == 1 and items.get("type") != "string" and value[0].startswith("["):
             return _from_json(value[0], "array", value)  # the whole list, written as JSON
-        kinds = [resolved(item, definitions) for item in schema.get("prefixItems", ())]
+        kinds = [resolve_schema(item, definitions) for item in schema.get("prefixItems", ())]
         kinds += [items] * max(0, len(value) - len(kinds))
         return [from_words(item, kind, definitions) for item, kind in zip(value, kinds, strict=False)]
     if not isinstance(value, str):

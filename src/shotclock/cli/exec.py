@@ -11,7 +11,7 @@ import sys
 from ..core.clocks import Clocks
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, warning
-from ..core.records import changed, made, record
+from ..core.records import default_factory, record, replace_fields
 from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import Output
@@ -75,9 +75,9 @@ REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 class Request:
     """A command line that was read."""
 
-    command: list[str] = made(factory=list)
-    clocks: Clocks = made(factory=Clocks)
-    env: dict[str, str] = made(factory=dict)
+    command: list[str] = default_factory(factory=list)
+    clocks: Clocks = default_factory(factory=Clocks)
+    env: dict[str, str] = default_factory(factory=dict)
     cwd: str | None = None
     json: bool = False
     report: str | None = None
@@ -86,7 +86,7 @@ class Request:
     leave_children: bool = False
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
-    errors: Mistakes = made(factory=list)
+    errors: Mistakes = default_factory(factory=list)
 
     def refuse(self, field: str, message: str) -> None:
         self.errors.append({"field": field, "message": message})
@@ -221,7 +221,7 @@ def _passed_through(outcome: Outcome) -> Outcome:
     if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]
         hint = "read what the command wrote to stderr; data.exit_code is its own"
-        outcome.problem = changed(problem, exit_code=code, suggestion=hint)
+        outcome.problem = replace_fields(problem, exit_code=code, suggestion=hint)
     return outcome
 
 

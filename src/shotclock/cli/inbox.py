@@ -13,11 +13,11 @@ from functools import partial
 
 from ..core.durations import parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
-from ..core.records import changed
+from ..core.records import replace_fields
 from ..core.walltime import WallTime
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
@@ -362,7 +362,7 @@ def _answered(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as
             return watch(said["for_ms"], admission, as_json)
         outcome = _done(verb, said, begin)
     except signals.Signalled as signalled:
-        outcome = Outcome(Ending.NOT_STARTED, stopped_by(signalled.name))
+        outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
         outcome = refused(failure)
     return answer(admission, outcome)
@@ -429,7 +429,7 @@ def _with_kept(outcome: Outcome, edit: Edit) -> Outcome:
     if isinstance(outcome.problem, Problem) and edit.kept is not None:
         context = {**(outcome.problem.context or {}), "edit": edit.kept}
         message = f"{outcome.problem.message}; what you wrote is in {edit.kept}"
-        outcome.problem = changed(outcome.problem, message=message, context=context)
+        outcome.problem = replace_fields(outcome.problem, message=message, context=context)
     return outcome
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import MAX_MS
-from ..core.envelope import Problem, stopped_by
+from ..core.envelope import Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
 from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
@@ -214,7 +214,7 @@ def _not_well(edited: Edited, editor: str, proposal: Proposal) -> Failure:
         message = f"the editor {editor!r} cannot be started: {edited.why_not.strerror}"
         return Failure(code, message, suggestion="set VISUAL or EDITOR, or use --file")
     if edited.signal is not None:
-        problem: Problem = stopped_by(edited.signal)
+        problem: Problem = stop_problem(edited.signal)
         return Failure(problem.code, f"{problem.message}; nothing was decided", context=problem.context)
     if edited.overdue:
         return Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at} while it was edited")

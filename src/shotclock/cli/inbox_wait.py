@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
-from ..core.records import changed
+from ..core.records import replace_fields
 from ..core.walltime import WallTime
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal, Role
@@ -112,14 +112,14 @@ def _outcome(proposal: Proposal, waited_ms: int, wait_ms: int) -> Outcome:
 
 def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
     """Whoever stops waiting takes nothing back."""
-    problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stopped_by(signal)
+    problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stop_problem(signal)
     if known is None:
         message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
-        return Outcome(Ending.CANCELLED, changed(problem, message=message))
+        return Outcome(Ending.CANCELLED, replace_fields(problem, message=message))
     data = _outcome(known, 0, wait_ms).data
     assert isinstance(data, dict)
     message = f"{problem.message}; {known.id} remains queued"
-    return Outcome(Ending.CANCELLED, changed(problem, message=message), {**data, "partial": True})
+    return Outcome(Ending.CANCELLED, replace_fields(problem, message=message), {**data, "partial": True})
 
 
 # --- watching -------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def _watched(store: Store, limit_s: float | None, admission: Call, as_json
             if working.done():
                 working.result()
             elif stop.done():
-                outcome = Outcome(Ending.CANCELLED, stopped_by(stop.result()))
+                outcome = Outcome(Ending.CANCELLED, stop_problem(stop.result()))
         except Failure as failure:
             outcome = raised(failure)
         finally:

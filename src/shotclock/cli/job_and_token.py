@@ -7,9 +7,9 @@ import sys
 
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by
+from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
-from ..core.records import changed
+from ..core.records import replace_fields
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_ns
 from ..runtime.call import OURSELVES, Call, Outcome, Tool, answer
@@ -134,8 +134,8 @@ async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admissio
         if working.done():
             return working.result()
         working.cancel()
-        problem = stopped_by(stop.result())
-        problem = changed(problem, message=f"{problem.message}; the job goes on")
+        problem = stop_problem(stop.result())
+        problem = replace_fields(problem, message=f"{problem.message}; the job goes on")
     return answer(admission, Outcome(Ending.CANCELLED, problem, {"partial": True}))
 
 

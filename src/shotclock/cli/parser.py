@@ -10,7 +10,7 @@ it always needs.
 from __future__ import annotations
 
 from ..core.durations import parse_duration_ms
-from ..core.records import made, record, value
+from ..core.records import default_factory, record, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ class Reading:
     """What was read, and what is wrong with it."""
 
     command: Command | None = None
-    words: list[str] = made(factory=list)
+    words: list[str] = default_factory(factory=list)
     """Those behind the name of the command, and those that stood before it."""
-    given: dict[str, Any] = made(factory=dict)
+    given: dict[str, Any] = default_factory(factory=dict)
     """By the keys of the parameters, only what was said."""
-    guessed: dict[str, Any] = made(factory=dict)
+    guessed: dict[str, Any] = default_factory(factory=dict)
     """What was said under a name that is nearly right: good enough not to be missing, and for nothing else."""
-    mistakes: Mistakes = made(factory=list)
+    mistakes: Mistakes = default_factory(factory=list)
     wants: str = ""
     """"help" or "version", where that is asked for."""
     suggestion: str | None = None

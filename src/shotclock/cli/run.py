@@ -19,7 +19,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import EX_IOERR, Envelope, warning
 from ..core.errors import Failure
-from ..core.records import made, value
+from ..core.records import default_factory, value
 from ..core.texts import one_line
 from ..core.walltime import WallTime
 from ..inbox.wait_budget import read_response_budget_ms
@@ -52,7 +52,7 @@ class RunOptions:
     run_id: str | None = None
     resume: str | None = None
     timeout_ms: int | None = None
-    inputs: dict[str, str] = made(factory=dict)
+    inputs: dict[str, str] = default_factory(factory=dict)
     force: bool = False
     events: str | None = None
     output: str | None = None
@@ -67,10 +67,10 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
     try:
         envelope = _performed(asked, alone=is_asked_for or asked.output == "json")
     except signals.Signalled as signalled:
-        from ..core.envelope import stopped_by
+        from ..core.envelope import stop_problem
 
         admission = admit("run", Clocks())
-        envelope = answer(admission, Outcome(Ending.NOT_STARTED, stopped_by(signalled.name)))
+        envelope = answer(admission, Outcome(Ending.NOT_STARTED, stop_problem(signalled.name)))
     except Failure as failure:
         outcome = raised(failure)
         outcome.ending = Ending.NOT_STARTED

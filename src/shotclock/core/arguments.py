@@ -1,4 +1,4 @@
-"""Arguments checked against a function's signature, every problem at once, before anything runs."""
+"""Check of arguments against a function's signature: every problem at once, before anything runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from .envelope import is_whole, made_whole, whole_keys, whole_text
+from .envelope import is_whole, make_whole, whole_keys, whole_text
 
 # pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 
@@ -23,7 +23,7 @@ class NotSerializable(Exception):
 
 
 class Signature:
-    """What a function takes. Build it once per function with `signature_of`.
+    """Parameters of a function. Build it once per function with `signature_of`.
 
     Arguments of plain types that are what they should be are passed on as they are; pydantic, whose import takes longer
     than most programs do, is only asked where a type is not plain or a value needs a conversion or an explanation.
@@ -220,7 +220,7 @@ MOST_CHANGES = 10
 
 
 def to_jsonable(value: object) -> Any:
-    """The value as JSON holds it; raises NotSerializable with a reason. Half characters stay what they are."""
+    """Return the value as JSON holds it; raises NotSerializable with a reason. Half characters stay what they are."""
     if type(value) in _PLAIN and (type(value) is not int or value.bit_length() <= _LONGEST_INTEGER_BITS):
         return value
     plain = _plain(value)
@@ -228,8 +228,8 @@ def to_jsonable(value: object) -> Any:
 
 
 def to_valid_json(value: object) -> tuple[Any, list[str]]:
-    """The value as every reader of JSON takes it, and what had to be changed in it for that: half characters, numbers
-    that are none, and bytes. Raises NotSerializable with a reason."""
+    """Return the value as every reader of JSON takes it, and what had to be changed in it for that: half characters,
+    numbers that are none, and bytes. Raises NotSerializable with a reason."""
     kind = type(value)
     if kind in _PLAIN and (
         value.isascii() if kind is str else kind is not int or value.bit_length() <= _LONGEST_INTEGER_BITS  # type: ignore[attr-defined]
@@ -253,11 +253,12 @@ def to_valid_json(value: object) -> tuple[Any, list[str]]:
         _note_changes(_plain(value), _plain(value, "hex"), "", changes)
     except RecursionError:
         raise NotSerializable(f"a {type(value).__name__} cannot be put into JSON: it is nested too deep") from None
-    return made_whole(plain), changes
+    return make_whole(plain), changes
 
 
 def _with_whole_keys(value: Any) -> Any:
-    """Names with half a character in them would be refused. Only in the containers of Python itself."""
+    """Return the value with whole names: those with half a character in them would be refused. Only in the containers
+    of Python itself."""
     if type(value) is dict:
         items = [_with_whole_keys(item) for item in value.values()]
         keys = whole_keys(value)
@@ -270,7 +271,8 @@ def _with_whole_keys(value: Any) -> Any:
 
 
 def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> None:
-    """`otherwise` is the same with bytes written in another way: where the two differ there are bytes."""
+    """Note what had to be changed in a value. `otherwise` is the same with bytes written in another way: where the two
+    differ there are bytes."""
     if len(changes) >= MOST_CHANGES:
         return
     if isinstance(plain, dict):
@@ -295,7 +297,7 @@ def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> Non
 
 
 def _is_json_already(value: object) -> bool:
-    """Whether it is made of the types that JSON has, and of nothing else."""
+    """Return whether it is made of the types that JSON has, and of nothing else."""
     kind = type(value)
     if kind in _LEAVES:
         return True
@@ -332,7 +334,7 @@ def _is_json(plain: Any) -> bool:
 
 
 def _with_named_numbers(plain: Any) -> Any:
-    """JSON has no NaN and no infinities; their names are the nearest thing it has."""
+    """Return the value with NaN and infinities by their names, the nearest thing that JSON has."""
     if isinstance(plain, float):
         return plain if math.isfinite(plain) else str(plain)
     if isinstance(plain, int) and plain.bit_length() > _LONGEST_INTEGER_BITS:
@@ -359,7 +361,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
-    """Why a result does not fit the schema of what its function declares, or None where it does.
+    """Return why a result does not fit the schema of what its function declares, or None where it does.
 
     What most functions declare is looked at here, without a copy; the rest by jsonschema, which is slow to import.
     """
@@ -378,7 +380,7 @@ def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
 
 
 class _TooMuch(Exception):
-    """The schema says something that is not looked at here."""
+    """The schema has a keyword that is not looked at here."""
 
 
 def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What an App offers, as plain data: enough to list its commands, call them and answer for them without importing it.
+"""Catalogue of an App as plain data: enough to list its commands, call them and answer for them without importing it.
 
 A server that runs no code of the app's works from this; so do the manifest and the keeper of a job.
 """
@@ -32,7 +32,7 @@ BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """That a command may outlive its caller's budget, and how."""
+    """Declaration that a command may outlive its caller's budget, and how."""
 
     detach: bool = True
     """It goes on as a job when the caller stops waiting."""
@@ -52,7 +52,8 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class ApprovedFile:
-    """That what an operator approves is a file: shown as a change of what is there, and modified as a text."""
+    """Declaration that what an operator approves is a file: shown as a change of what is there, and modified as a
+    text."""
 
     path: str
     """Absolute. The app says it, never whoever calls."""
@@ -98,16 +99,17 @@ class CommandSpec:
 
     @property
     def hyphenated(self) -> str:
-        """Its name as the command line writes it."""
+        """Return its name as the command line writes it."""
         return hyphenated(self.name)
 
     @property
     def needs_confirmation(self) -> bool:
-        """Whether whoever calls has to confirm it. Where a person decides, that person does."""
+        """Return whether whoever calls has to confirm it. Where a person decides, that person does."""
         return self.destructive and self.approval is None and self.requires_person is None
 
     def operation(self) -> Operation:
-        """Commands run where they can be killed, async ones as well, unless they ask for something else."""
+        """Return its operation. Commands run where they can be killed, async ones as well, unless they ask for
+        something else."""
         return Operation(
             self.name,
             self.handler,
@@ -119,7 +121,7 @@ class CommandSpec:
 
 
 def semantic_version(written: str) -> str | None:
-    """The version as envelopes write it, in three numbers: `1.2` is 1.2.0. None where it cannot be."""
+    """Return the version as envelopes write it, in three numbers: `1.2` is 1.2.0. None where it cannot be."""
     padded = written + ".0" * max(0, 2 - written.count("."))
     return next((text for text in (written, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
 
@@ -177,6 +179,6 @@ class Catalogue:
         return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
 
     def find(self, name: str) -> CommandSpec | None:
-        """By its name, or by another spelling of it: no two commands differ only in that."""
+        """Find a command by its name, or by another spelling of it: no two commands differ only in that."""
         meant = hyphenated(name)
         return next((command for command in self.commands if command.hyphenated == meant), None)

@@ -24,7 +24,7 @@ class ClockKind(StrEnum):
 
 @value
 class Clocks:
-    """Limits in milliseconds. None: not said, the next level decides. 0: none, said explicitly."""
+    """Limits in milliseconds. None: not set, the next level decides. 0: none, set explicitly."""
 
     timeout_ms: int | None = None
     soft_ms: int | None = None
@@ -44,7 +44,7 @@ class Clocks:
         grace: object = None,
         reserve: object = None,
     ) -> Clocks:
-        """Clocks from durations as people write them; raises DurationError naming the clock at fault."""
+        """Make clocks from durations as people write them; raises DurationError naming the clock at fault."""
         said = {
             "timeout": timeout,
             "soft": soft,
@@ -62,7 +62,7 @@ class Clocks:
         return cls(**limits)
 
     def over(self, defaults: Clocks) -> Clocks:
-        """These clocks, with what they leave unsaid taken from the defaults."""
+        """Return these clocks, with what they leave unset taken from the defaults."""
         mine = _limits_of(self)
         if None not in mine:
             return self
@@ -75,7 +75,7 @@ _limits_of = attrgetter(*fields_of(Clocks))
 
 @value
 class Fired:
-    """Whose clock fired: always said, never left to be guessed from a message."""
+    """The clock that fired and its owner: always stated, never left to be guessed from a message."""
 
     kind: ClockKind
     owner: str

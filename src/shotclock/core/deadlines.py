@@ -31,7 +31,7 @@ class Deadline:
         return max(0, self.at_ns - now_ns)
 
     def remaining_ms(self, now_ns: int) -> int:
-        """Rounded down: what is handed on must never be more than what is there."""
+        """Return what is left, rounded down: what is handed on must never be more than what is there."""
         return self.remaining_ns(now_ns) // NS_PER_MS
 
     def has_passed(self, now_ns: int) -> bool:
@@ -58,7 +58,7 @@ class Bound:
 
 
 def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
-    """What a parent with this much time left keeps back from a child."""
+    """Return what a parent with this much time left keeps back from a child."""
     wanted = DEFAULT_RESERVE_MS if asked_ms is None else asked_ms
     return min(wanted, remaining_ms // RESERVE_SHARE) if asked_ms is None else min(wanted, remaining_ms)
 
@@ -73,7 +73,7 @@ def nest(
     parent_owner: str = "caller",
     reserve_ms: int | None = None,
 ) -> Bound:
-    """The bound of work that starts now. `timeout_ms` 0 means no clock of its own."""
+    """Return the bound of work that starts now. `timeout_ms` 0 means no clock of its own."""
     own = Deadline(now_ns + timeout_ms * NS_PER_MS) if timeout_ms else None
     if parent is None:
         return Bound(own, grace_ms, timeout_ms, owner, own)

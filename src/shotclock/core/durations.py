@@ -28,11 +28,11 @@ _ORDER = ["d", "h", "m", "s", "ms"]
 
 
 class DurationError(ValueError):
-    """What was written is not a duration; the message says why and what would be."""
+    """A text or number that is not a duration; the message says why and what would be."""
 
 
 def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
-    """The duration in milliseconds. `bare` names the unit ("ms" or "s") of a number written without one."""
+    """Return the duration in milliseconds. `bare` names the unit ("ms" or "s") of a number written without one."""
     if isinstance(value, bool):
         raise DurationError(f"{value!r} is not a duration: write 30s, 500ms, 1h30m or PT30S")
     if isinstance(value, int | float):
@@ -61,7 +61,7 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """The shortest compact form that parses back to the same number of milliseconds."""
+    """Return the shortest compact form that parses back to the same number of milliseconds."""
     if ms <= 0:
         return "0ms" if ms == 0 else f"-{format_duration(-ms)}"
     whole, text = ms, ""
@@ -77,7 +77,7 @@ def format_duration(ms: int) -> str:
 
 
 def in_seconds(ms: int) -> str:
-    """In words: 1 second, 2.5 seconds."""
+    """Return the duration in words: 1 second, 2.5 seconds."""
     if ms == 1000:
         return "1 second"
     return f"{ms / 1000:g} seconds" if ms < 10**9 else f"{ms // 1000} seconds"

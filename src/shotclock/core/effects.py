@@ -1,4 +1,4 @@
-"""What became of the work (`Ending`), what it may have changed (`SideEffects`), and whether to try again."""
+"""Ending of the work (`Ending`), what it may have changed (`SideEffects`), and whether to try again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SideEffects(StrEnum):
 
 
 def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
-    """What can honestly be said. Work that mutates and did not end well may have done anything."""
+    """Return what can honestly be said. Work that mutates and did not end well may have done anything."""
     if ending is Ending.NOT_STARTED or not mutates:
         return SideEffects.NONE
     if ok and ending is Ending.FINISHED:
@@ -32,7 +32,7 @@ def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
 
 
 def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEffects:
-    """What several pieces of work did together: no more is claimed than of the worst known of them."""
+    """Return what several pieces of work did together: no more is claimed than of the worst known of them."""
     seen = set(parts)
     for worse in (SideEffects.UNKNOWN, SideEffects.PARTIAL):
         if worse in seen:
@@ -43,6 +43,7 @@ def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEff
 
 
 def may_retry(*, registered: bool, effects: SideEffects, mutates: bool, idempotent: bool) -> bool:
-    """The registry's word, lowered where a repeat could do the same thing twice. Never raised."""
+    """Return whether to try again: the registry's word, lowered where a repeat could do the same thing twice. Never
+    raised."""
     may_have_changed = effects is not SideEffects.NONE
     return registered and not (mutates and not idempotent and may_have_changed)

@@ -29,7 +29,7 @@ Warning_ = dict[str, object]
 
 
 class Envelope:
-    """What happened. `value` is what a handler returned, as it was; it is not part of the JSON.
+    """Answer of a call. `value` is what a handler returned, as it was; it is not part of the JSON.
 
     `error` and `meta` may be rendered when they are first looked at: where ten thousand deadlines pass at the same
     moment, the answers must go out first.
@@ -67,13 +67,13 @@ class Envelope:
         render: Callable[[T], Envelope],
         facts: T,
     ) -> Envelope:
-        """`render(facts)` is what it says in the end."""
+        """Make an envelope of which `render(facts)` gives error and meta when they are first looked at."""
         envelope = cls.__new__(cls)
         envelope.data, envelope._warnings, envelope.value, envelope.ok = data, warnings, value, ok
         envelope._render, envelope._facts = render, facts
         return envelope
 
-    def _rendered(self) -> None:
+    def _render_now(self) -> None:
         facts = self._facts  # taken once: two threads may look at the same moment
         if facts is not None:
             whole = self._render(facts)
@@ -91,18 +91,18 @@ class Envelope:
 
     @property
     def error(self) -> dict[str, object] | None:
-        self._rendered()
+        self._render_now()
         return self._error
 
     @property
     def meta(self) -> dict[str, object]:
-        self._rendered()
+        self._render_now()
         return self._meta
 
     @property
     def fired(self) -> Fired | None:
-        """The clock that this process saw ring. What `error` says of one may be somebody else's words."""
-        self._rendered()
+        """Return the clock that this process saw ring. What `error` says of one may be somebody else's words."""
+        self._render_now()
         return self._fired
 
     @property
@@ -127,12 +127,12 @@ class Envelope:
         }
 
     def to_json(self) -> str:
-        """One line that every reader of JSON takes: whatever was put into it, half characters are no text, and are
-        replaced with a warning."""
+        """Return one line that every reader of JSON takes: whatever was put into it, half characters are no text, and
+        are replaced."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         if "\\ud" in text and not is_whole(self.to_dict()):  # half of a pair, and not one of two halves
-            self.data, self._error, self._meta = made_whole([self.data, self.error, self.meta])
-            self.warnings = [*made_whole(self.warnings), warning("RESULT_CHANGED")]
+            self.data, self._error, self._meta = make_whole([self.data, self.error, self.meta])
+            self.warnings = [*make_whole(self.warnings), warning("RESULT_CHANGED")]
             return self.to_json()
         return text
 
@@ -145,7 +145,7 @@ class Envelope:
 
 @value
 class Problem:
-    """Why a call did not succeed, before it is an envelope."""
+    """Reason why a call did not succeed, before it is an envelope."""
 
     code: str
     message: str
@@ -163,7 +163,7 @@ class Problem:
 
     @property
     def registered(self) -> ErrorEntry:
-        """Raises LookupError where nobody registered the code."""
+        """Return the entry of its code. Raises LookupError where nobody registered it."""
         return self.entry or error_entry(self.code)
 
 
@@ -175,7 +175,7 @@ def warning(code: str, message: str | None = None, **context: object) -> Warning
 
 
 def as_data(value: object) -> dict[str, object] | list[object] | None:
-    """The contract allows an object, an array or null; a bare value is named."""
+    """Return data as the contract allows it, an object, an array or null: a bare value is named."""
     if value is None or isinstance(value, dict | list):
         return value
     return {"result": value}
@@ -218,14 +218,14 @@ def build_envelope(
     return Envelope(data, error, warnings or [], meta, value, fired)
 
 
-def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:
+def shorten(text: str, limit: int = LONGEST_MESSAGE) -> str:
     """Cut a text to its beginning, and say how much is left out."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
 
 
 def whole_text(text: str) -> str:
-    """The text with the sign for what cannot be read in the place of each half character, which no UTF-8 can carry. The
-    same object where there is none."""
+    """Return the text with the sign for what cannot be read in the place of each half character, which no UTF-8 can
+    carry. The same object where there is none."""
     if text.isascii() or not re.search(_HALF, text):
         return text
     paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # two halves may be one
@@ -233,7 +233,7 @@ def whole_text(text: str) -> str:
 
 
 def is_whole(plain: Any) -> bool:
-    """Whether plain data has no half characters, which no UTF-8 can carry."""
+    """Return whether plain data has no half characters, which no UTF-8 can carry."""
     try:
         json.dumps(plain, ensure_ascii=False).encode()
     except (UnicodeEncodeError, ValueError, RecursionError):
@@ -241,19 +241,19 @@ def is_whole(plain: Any) -> bool:
     return True
 
 
-def made_whole(plain: Any) -> Any:
-    """Plain data with the sign for what cannot be read in the place of each half character."""
+def make_whole(plain: Any) -> Any:
+    """Return plain data with the sign for what cannot be read in the place of each half character."""
     if isinstance(plain, str):
         return whole_text(plain)
     if isinstance(plain, list):
-        return [made_whole(item) for item in plain]
+        return [make_whole(item) for item in plain]
     if isinstance(plain, dict):
-        return dict(zip(whole_keys(plain), map(made_whole, plain.values()), strict=True))
+        return dict(zip(whole_keys(plain), map(make_whole, plain.values()), strict=True))
     return plain
 
 
 def whole_keys(value: dict[Any, Any]) -> list[Any]:
-    """Two names that differ only in what cannot be read are still two."""
+    """Return the names made whole: two that differ only in what cannot be read are still two."""
     keys: dict[Any, None] = {}
     for key in value:
         whole = whole_text(key) if isinstance(key, str) else key
@@ -263,7 +263,7 @@ def whole_keys(value: dict[Any, Any]) -> list[Any]:
     return list(keys)
 
 
-def described(error: BaseException) -> tuple[str, str, str]:
+def describe_exception(error: BaseException) -> tuple[str, str, str]:
     """Return type, message and traceback of an exception, each short enough to be sent and shown."""
     import traceback
 
@@ -272,13 +272,13 @@ def described(error: BaseException) -> tuple[str, str, str]:
     except Exception:
         text = "(its message cannot be shown)"
     lines = "".join(traceback.format_exception(error, limit=_MOST_FRAMES))
-    return type(error).__name__, shortened(text), shortened(lines, _LONGEST_TRACEBACK)
+    return type(error).__name__, shorten(text), shorten(lines, _LONGEST_TRACEBACK)
 
 
 def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects: SideEffects) -> dict[str, object]:
     detail: dict[str, object] = {
         "code": problem.code,
-        "message": whole_text(shortened(problem.message)),
+        "message": whole_text(shorten(problem.message)),
         "retryable": retryable,
         # Whatever it is said to be: with effects, something ran.
         "phase": problem.phase if effects is SideEffects.NONE or problem.phase != "validation" else "execution",
@@ -302,7 +302,7 @@ EX_IOERR = 74
 STOP_SIGNAL_EXITS = {"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGTERM": 143}
 
 
-def stopped_by(signal_name: str) -> Problem:
-    """That somebody stopped us, with the exit code that says so."""
+def stop_problem(signal_name: str) -> Problem:
+    """Return the problem that somebody stopped us, with the exit code that says so."""
     exit_code = STOP_SIGNAL_EXITS.get(signal_name, 143)
     return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)

@@ -1,4 +1,4 @@
-"""Dependencies between steps: what must come first, what goes round in circles, and in which order things can start."""
+"""Dependencies between steps: what must come first, cycles, and in which order steps can start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def needs(groups: Groups) -> set[str]:
 
 
 def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
-    """One circle, as a path that ends where it began; None where there is none. Unknown names are nobody's concern."""
+    """Return one cycle, as a path that ends where it began; None where there is none. Unknown names are not looked
+    at."""
     done: set[str] = set()
     for start in graph:
         if start in done:
@@ -48,7 +49,7 @@ def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
 
 
 def order_of(graph: Mapping[str, Groups]) -> list[str]:
-    """Every step after everything it names, otherwise as written. Steps on or behind a circle are left out."""
+    """Return every step after everything it names, otherwise as written. Steps on or behind a cycle are left out."""
     waiting = {name: {other for other in needs(groups) if other in graph} for name, groups in graph.items()}
     behind: dict[str, list[str]] = {name: [] for name in graph}
     for name, others in waiting.items():
@@ -67,7 +68,7 @@ def order_of(graph: Mapping[str, Groups]) -> list[str]:
 
 
 def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
-    """What can never start if none of these does: whoever waits for a group that lies wholly among them."""
+    """Return what can never start if none of these does: whoever waits for a group that lies wholly among them."""
     lost: set[str] = set()
     behind: dict[str, list[tuple[str, int]]] = {}
     left: dict[tuple[str, int], int] = {}

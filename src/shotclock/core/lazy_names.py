@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def names_of(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """The package's `__getattr__`: `modules` says in which of its modules a name lives."""
+    """Return the package's `__getattr__`: `modules` says in which of its modules a name lives."""
 
     def find(name: str) -> object:
         if name not in modules:

@@ -72,7 +72,7 @@ _POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, Any]:
     commands = {spec.hyphenated: _command(spec) for spec in catalogue.commands}
-    commands["manifest"] = _builtin("This list: every command, flag and exit code.")
+    commands["manifest"] = _builtin_command("This list: every command, flag and exit code.")
     if any(spec.interruption for spec in catalogue.commands):
         verbs = {
             "list": "List the jobs of this app.",
@@ -80,7 +80,10 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
             "wait": "Wait for a job, up to the budget, and answer with its result.",
             "cancel": "Stop a job.",
         }
-        commands["job"] = {**_builtin("Jobs: work that goes on after its caller left."), "subcommands": list(verbs)}
+        commands["job"] = {
+            **_builtin_command("Jobs: work that goes on after its caller left."),
+            "subcommands": list(verbs),
+        }
         for verb, description in verbs.items():
             commands[f"job {verb}"] = _job_command(verb, description)
     body: dict[str, Any] = {
@@ -113,7 +116,7 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
     required = set(spec.input_schema.get("required", ()))
     definitions = spec.input_schema.get("$defs", {})
     flags = {
-        flag_name(name): _flag_of(resolved(schema, definitions), definitions, name in required)
+        flag_name(name): _flag_of(resolve_schema(schema, definitions), definitions, name in required)
         for name, schema in properties.items()
         if name != "dry_run"
     }
@@ -129,7 +132,7 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
     if spec.name != spec.hyphenated:
         entry["aliases"] = [spec.name]
     positionals = [
-        _positional(name, resolved(properties[name], definitions), name in required)
+        _positional(name, resolve_schema(properties[name], definitions), name in required)
         for name in spec.positionals
         if name in properties
     ]
@@ -161,12 +164,12 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
 
 
 def flag_name(parameter: str) -> str:
-    """`from_` is how Python has to write `--from`."""
+    """Return the flag of a parameter: `from_` is how Python has to write `--from`."""
     return parameter.strip("_").replace("_", "-") or parameter
 
 
 def option_flags(spec: CommandSpec) -> dict[str, Any]:
-    """The options that a command has because of what it declared."""
+    """Return the options that a command has because of what it declared."""
     flags = {
         "validate-only": _flag("boolean", "Check the arguments and run nothing."),
         "idempotency-key": _flag("string", "A repeat with this key gets the first call's answer, and runs nothing."),
@@ -189,17 +192,17 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
 
 
 def data_schema(own: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an envelope's data, of what the function returns: an object, an array or null is the data, a bare
-    value is named `result`."""
+    """Return the schema of an envelope's data, of what the function returns: an object, an array or null is the data, a
+    bare value is named `result`."""
     definitions = own.get("$defs", {})
-    shape = _named(_without(own, "$defs"), definitions)
+    shape = _name_bare_value(_without(own, "$defs"), definitions)
     return {**shape, "$defs": definitions} if definitions else shape
 
 
-def _named(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _name_bare_value(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     for choice in ("anyOf", "oneOf"):
         if choice in schema:
-            options = [_named(option, definitions) for option in schema[choice]]
+            options = [_name_bare_value(option, definitions) for option in schema[choice]]
             return {**_without(_without(schema, choice), "discriminator"), "anyOf": options}
     meant = schema
     for _ in range(16):  # a definition that refers to itself ends somewhere
@@ -207,7 +210,7 @@ def _named(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
             break
         meant = definitions.get(meant["$ref"].rpartition("/")[2], {})
     if any(choice in meant for choice in ("anyOf", "oneOf")) and meant is not schema:
-        return _named(meant, definitions)
+        return _name_bare_value(meant, definitions)
     values = meant.get("enum", [meant["const"]] if "const" in meant else [])
     if meant.get("type") in _BARE or any(isinstance(value, str | int | float) for value in values):
         return {"type": "object", "properties": {"result": schema}, "required": ["result"]}
@@ -217,8 +220,8 @@ def _named(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
 _BARE = ("string", "integer", "number", "boolean")
 
 
-def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Without references, and `X | None` as X: what a person types is the same."""
+def resolve_schema(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without references, and `X | None` as X: what a person types is the same."""
     for _ in range(16):  # a definition that refers to itself ends somewhere
         if "$ref" in schema:
             schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **_without(schema, "$ref")}
@@ -241,7 +244,7 @@ def _flag(kind: str, description: str) -> dict[str, Any]:
 
 
 def choices_of(schema: dict[str, Any]) -> list[str] | None:
-    """The values it may have, where they are words. JSON's own types speak for themselves."""
+    """Return the values it may have, where they are words. JSON's own types speak for themselves."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is None or not all(isinstance(value, str) for value in values):
         return None
@@ -295,7 +298,8 @@ def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
 
 
 def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`raised` are those that a handler says itself, which has begun by then: what they promise elsewhere is over."""
+    """Group codes by their exit code. `raised` are those that a handler says itself, which has begun by then: what they
+    promise elsewhere is over."""
     table: dict[str, Any] = {
         "0": {
             "name": "SUCCESS",
@@ -327,7 +331,7 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
     return table
 
 
-def _builtin(description: str) -> dict[str, Any]:
+def _builtin_command(description: str) -> dict[str, Any]:
     return {
         "description": description,
         "danger_level": "safe",
@@ -342,7 +346,7 @@ def _builtin(description: str) -> dict[str, Any]:
 
 def _job_command(verb: str, description: str) -> dict[str, Any]:
     codes = ["ARG_ERROR", "TIMEOUT", "INTERNAL_ERROR", "STORE_BUSY", "STORE_UNUSABLE"]
-    entry = {**_builtin(description), "danger_level": "mutating" if verb == "cancel" else "safe"}
+    entry = {**_builtin_command(description), "danger_level": "mutating" if verb == "cancel" else "safe"}
     if verb != "list":
         codes += ["JOB_NOT_FOUND", "JOB_LOST"]
         entry["positionals"] = [

@@ -16,7 +16,7 @@ Guard = Callable[..., Any]
 
 
 def hyphenated(name: str) -> str:
-    """The name as a command line writes it. Two that differ only in their spelling are one."""
+    """Return the name as a command line writes it. Two that differ only in their spelling are one."""
     return name.replace("_", "-").lower()
 
 

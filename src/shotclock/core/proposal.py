@@ -1,4 +1,4 @@
-"""Proposals: what an agent asks a person for, how it may go on, and the one shape in which the answer is given.
+"""Proposals: what an agent asks a person for, the changes a proposal may go through, and the one shape of the answer.
 
     pending ──┬─ approved | modified | rejected     a person decided; an approval is used once
               ├─ expired                            nobody did in time; never shown as rejected
@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from .durations import MAX_MS
 from .errors import Failure
-from .process_identity import ProcessIdentity
 from .proposal_request import (
     JSON,
     Decision,
@@ -32,7 +31,7 @@ from .proposal_request import (
     problems_with_key,
 )
 from .records import dataclass
-from .walltime import LATEST_MS, WallTime
+from .walltime import LATEST_MS, ProcessIdentity, WallTime
 
 __all__ = [
     "Decision",
@@ -72,7 +71,7 @@ NOTES_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Who runs what was approved: a process, or a job that outlives it."""
+    """Process that runs what was approved, or the job that outlives it."""
 
     holder: ProcessIdentity
     job_id: str | None = None
@@ -80,7 +79,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of what was approved."""
+    """Outcome of what was approved."""
 
     ok: bool
     at: WallTime
@@ -91,7 +90,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a list shows of a proposal, and what is read for it: no long texts."""
+    """Fields that a list shows of a proposal, and all that is read for it: no long texts."""
 
     id: str
     seq: int
@@ -122,6 +121,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
+    """A proposal with its decision and outcome. Never changed in place: each transition returns a new one."""
+
     id: str
     ask: ProposalRequest
     asked_by: str
@@ -151,12 +152,12 @@ class Proposal:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nobody has gone on with it yet, after a yes or without an answer."""
+        """Return whether nobody has gone on with it yet, after a yes or without an answer."""
         return self.used_at is None and self.runner is None
 
     @property
     def remind_at(self) -> WallTime | None:
-        """When the reminder is due; None if there is none (any more)."""
+        """Return when the reminder is due; None if there is none (any more)."""
         if not self.ask.policy.remind_ms or self.reminded_at is not None or not self.is_open:
             return None
         return WallTime(max(self.created_at.ms, self.expires_at.ms - self.ask.policy.remind_ms))
@@ -185,21 +186,21 @@ class Proposal:
         return self.is_open and now >= self.expires_at
 
     def answers(self, now: WallTime) -> bool:
-        """Whether the identical call is answered by this one instead of a new one."""
+        """Return whether the identical call is answered by this one instead of a new one."""
         if now >= self.expires_at:
             return False
         return self.is_open or (self.status.is_decided and self.used_at is None)
 
     @property
     def arguments(self) -> Mapping[str, JSON] | None:
-        """What the operation is to be run with, if it may be run."""
+        """Return what the operation is to be run with, if it may be run."""
         if self.status is ProposalStatus.MODIFIED and self.decision is not None:
             return self.decision.arguments
         return self.ask.arguments
 
     @property
     def file_text(self) -> str | None:
-        """What the file is to hold, if it may be written."""
+        """Return what the file is to hold, if it may be written."""
         if self.status is ProposalStatus.MODIFIED and self.decision is not None:
             return self.decision.file_text
         return None if self.ask.file is None else self.ask.file.proposed
@@ -218,7 +219,7 @@ def apply_decision(
     action_hash: str | None = None,
     confirmation: str | None = None,
 ) -> Proposal:
-    """Raises Failure where it may not be decided any more, not by this person, or not like this.
+    """Return it decided. Raises Failure where it may not be decided any more, not by this person, or not like this.
 
     `action_hash` is what the person was shown. The decision itself is checked by `problems_with_decision`.
     """
@@ -237,11 +238,13 @@ def apply_decision(
 
 
 def apply_expiry(proposal: Proposal) -> Proposal:
+    """Return it expired. Raises Failure unless it is open."""
     must_be_open(proposal)
     return replace(proposal, status=ProposalStatus.EXPIRED)
 
 
 def apply_withdrawal(proposal: Proposal, by: str) -> Proposal:
+    """Return it withdrawn. Raises Failure unless it is open and by whoever proposed it."""
     if by != proposal.asked_by:
         raise Failure("NOT_ALLOWED", f"{proposal.id} was proposed by {proposal.asked_by}, who alone may withdraw it")
     must_be_open(proposal)
@@ -249,7 +252,8 @@ def apply_withdrawal(proposal: Proposal, by: str) -> Proposal:
 
 
 def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
-    """With a reminder again, before the new end."""
+    """Return it with a later end, and a reminder again before that. Raises Failure unless it is open and theirs to
+    decide."""
     may_decide(proposal, by)
     must_be_open(proposal)
     if type(by_ms) is not int or not 0 < by_ms <= MAX_MS:
@@ -259,7 +263,7 @@ def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
 
 
 def apply_use(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
-    """Raises Failure unless this is an approval of exactly that action, and nobody has used it."""
+    """Return it used. Raises Failure unless this is an approval of exactly that action, and nobody has used it."""
     if not proposal.status.allows:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, not approved")
     if action_hash != proposal.action_hash:
@@ -270,7 +274,8 @@ def apply_use(proposal: Proposal, action_hash: str, now: WallTime, runner: Runne
 
 
 def apply_going_on(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
-    """Go on without an answer. Raises Failure unless its rules say so, it is of exactly that action, and nobody has."""
+    """Return it gone on without an answer. Raises Failure unless its rules say so, it is of exactly that action, and
+    nobody has."""
     if proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default":
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and nothing lets it go on")
     if action_hash != proposal.action_hash:
@@ -281,7 +286,7 @@ def apply_going_on(proposal: Proposal, action_hash: str, runner: Runner) -> Prop
 
 
 def apply_outcome(proposal: Proposal, outcome: Ran) -> Proposal:
-    """Raises Failure unless it was used, and nobody has said yet what became of it."""
+    """Return it with its outcome. Raises Failure unless it was used, and nobody has said yet what became of it."""
     if proposal.is_unused:
         raise Failure("NOT_ALLOWED", f"nothing was run with {proposal.id}")
     if proposal.outcome is not None:
@@ -290,19 +295,20 @@ def apply_outcome(proposal: Proposal, outcome: Ran) -> Proposal:
 
 
 def refusal(problems: Problems) -> Failure:
-    """All that is wrong with what was said, at once."""
+    """Return the Failure that names every problem at once."""
     message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
     return Failure("ARG_ERROR", message, context={"errors": problems})
 
 
 def may_decide(proposal: Proposal, by: str) -> None:
+    """Raise Failure unless the person is one of its deciders."""
     deciders = proposal.ask.policy.deciders
     if deciders and by not in deciders:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is for {', '.join(deciders)} to decide, not for {by}")
 
 
 def must_be_open(proposal: Proposal) -> None:
-    """Raises Failure that says how it ended, and who ended it."""
+    """Raise Failure that says how it ended and who ended it, unless it is open."""
     if proposal.is_open:
         return
     context: dict[str, object] = {"proposal_id": proposal.id, "status": proposal.status.value}
@@ -328,7 +334,8 @@ _NOTES = {
 
 
 def result_of(proposal: Proposal) -> dict[str, JSON]:
-    """One shape, whatever became of it. `arguments`, `file` or `answer` are there when they may be acted upon."""
+    """Return the answer to the asker: one shape, whatever became of it. `arguments`, `file` or `answer` are there when
+    they may be acted upon."""
     decision = proposal.decision
     result: dict[str, JSON] = {
         "status": proposal.status.value,
@@ -350,5 +357,5 @@ def result_of(proposal: Proposal) -> dict[str, JSON]:
 
 
 def problems_with_decision(proposal: Proposal, decision: Decision) -> Problems:
-    """All of them at once; none if it can be carried out."""
+    """Return all problems at once; none if it can be carried out."""
     return problems_with_answer(proposal.ask, decision)

@@ -1,4 +1,4 @@
-"""What an agent asks a person for, what the person decides, and the mistakes that can be made in either."""
+"""Request of an agent to a person, the person's decision, and the mistakes that can be made in either."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProposalStatus(StrEnum):
 
     @property
     def is_decided(self) -> bool:
-        """By a person."""
+        """Return whether a person decided it."""
         return self in (ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED)
 
     @property
@@ -111,18 +111,18 @@ class ProposalRequest:
 
     @property
     def text(self) -> str:
-        """All of what would be done, as everybody is shown it."""
+        """Return all of what would be done, as everybody is shown it."""
         from .actions import action_text  # every App has policies, and few start with a proposal
 
         return action_text(self)
 
     @property
     def action_hash(self) -> str:
-        """Of what would be done. Not of the reasons given, nor of who may decide until when."""
+        """Return the hash of what would be done. Not of the reasons given, nor of who may decide until when."""
         return self._first_hash() if self.form == 1 else hashlib.sha256(self.text.encode()).hexdigest()
 
     def _first_hash(self) -> str:
-        """As it was before there was a text: what was proposed then is still the same."""
+        """Return the hash as it was before there was a text: what was proposed then is still the same."""
         done: dict[str, JSON] = {"kind": self.kind}
         if self.kind is Kind.QUESTION:
             done |= {"title": self.title, "choices": list(self.choices)}
@@ -134,11 +134,11 @@ class ProposalRequest:
 
     @property
     def confirmation(self) -> str:
-        """What has to be typed before something destructive is approved."""
+        """Return what has to be typed before something destructive is approved."""
         return " ".join((self.operation or self.title).split())
 
     def about(self) -> dict[str, JSON]:
-        """What a list shows of it. None of it is long."""
+        """Return what a list shows of it. None of it is long."""
         return {
             "kind": self.kind.value,
             "title": self.title,
@@ -207,7 +207,8 @@ class Decision:
 
 
 def canonical(value: JSON) -> str:
-    """One text for one value, whatever order its keys came in. ValueError or TypeError for what is no JSON."""
+    """Return one text for one value, whatever order its keys came in. Raises ValueError or TypeError for what is no
+    JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except RecursionError:
@@ -227,21 +228,21 @@ def problems_with(ask: ProposalRequest) -> Problems:
     found: Problems = []
     kind: object = ask.kind
     if not isinstance(kind, Kind):
-        _say(found, "kind", f"must be {', '.join(Kind)}")
+        _add_problem(found, "kind", f"must be {', '.join(Kind)}")
     _text(found, "title", ask.title, TITLE_LIMIT, needed=True)
     _text(found, "justification", ask.justification, TEXT_LIMIT)
     match ask.kind:
         case Kind.OPERATION:
             _text(found, "operation", ask.operation, PATH_LIMIT, needed=True)
         case Kind.FILE if ask.file is None:
-            _say(found, "file", "required")
+            _add_problem(found, "file", "required")
     for name, there, kind in (
         ("operation", ask.operation is not None or ask.arguments is not None, Kind.OPERATION),
         ("file", ask.file is not None, Kind.FILE),
         ("choices", bool(ask.choices), Kind.QUESTION),
     ):
         if there and ask.kind is not kind:
-            _say(found, name, f"does not belong to a {ask.kind}")
+            _add_problem(found, name, f"does not belong to a {ask.kind}")
     if ask.arguments is not None:
         _arguments(found, "arguments", ask.arguments)
     if ask.surroundings is not None:
@@ -253,7 +254,7 @@ def problems_with(ask: ProposalRequest) -> Problems:
             _file_text(found, "file.current", ask.file.current)
     _names(found, "choices", ask.choices, TEXT_LIMIT)
     if ask.choices and ask.default is not None and ask.default not in ask.choices:
-        _say(found, "default", "is not one of the choices")
+        _add_problem(found, "default", "is not one of the choices")
     _json(found, "default", ask.default)
     _json(found, "input_schema", ask.input_schema)
     _policy(found, ask.policy)
@@ -272,64 +273,64 @@ def problems_with_answer(ask: ProposalRequest, decision: Decision) -> Problems:
     modified = decision.status is ProposalStatus.MODIFIED
     status: object = decision.status
     if not isinstance(status, ProposalStatus) or not status.is_decided:
-        _say(found, "status", "a decision is approved, modified or rejected")
+        _add_problem(found, "status", "a decision is approved, modified or rejected")
     _text(found, "notes", decision.notes, TEXT_LIMIT)
     if modified and ask.kind is Kind.QUESTION:
-        _say(found, "status", "a question is answered or rejected, not modified")
+        _add_problem(found, "status", "a question is answered or rejected, not modified")
     if modified and ask.kind is Kind.OPERATION and decision.arguments is None:
-        _say(found, "arguments", "required: what the operation is to be run with")
+        _add_problem(found, "arguments", "required: what the operation is to be run with")
     if modified and ask.kind is Kind.FILE and decision.file_text is None:
-        _say(found, "file_text", "required: what the file is to hold")
+        _add_problem(found, "file_text", "required: what the file is to hold")
     if decision.arguments is not None:
         if not modified or ask.kind is not Kind.OPERATION:
-            _say(found, "arguments", "only a modified operation has new ones")
+            _add_problem(found, "arguments", "only a modified operation has new ones")
         else:
             _arguments(found, "arguments", decision.arguments)
-            found += _unfitting(ask.input_schema, decision.arguments, ask.arguments or {})
+            found += _check_fits(ask.input_schema, decision.arguments, ask.arguments or {})
     if decision.file_text is not None:
         if not modified or ask.kind is not Kind.FILE:
-            _say(found, "file_text", "only a modified file has a new one")
+            _add_problem(found, "file_text", "only a modified file has a new one")
         else:
             _file_text(found, "file_text", decision.file_text)
     if ask.kind is Kind.QUESTION and decision.status is ProposalStatus.APPROVED:
         if decision.answer is None:
-            _say(found, "answer", "required")
+            _add_problem(found, "answer", "required")
         elif ask.choices and decision.answer not in ask.choices:
-            _say(found, "answer", f"must be one of {', '.join(ask.choices)}")
+            _add_problem(found, "answer", f"must be one of {', '.join(ask.choices)}")
         else:
             _json(found, "answer", decision.answer)
     elif decision.answer is not None:
-        _say(found, "answer", "only a question that is approved has one")
+        _add_problem(found, "answer", "only a question that is approved has one")
     return found
 
 
-def _say(found: Problems, field: str, message: str) -> None:
+def _add_problem(found: Problems, field: str, message: str) -> None:
     found.append({"field": field, "message": message})
 
 
 def _text(found: Problems, field: str, text: object, limit: int, *, needed: bool = False) -> None:
     if needed and (text is None or (isinstance(text, str) and not text.strip())):
-        _say(found, field, "required")
+        _add_problem(found, field, "required")
     elif not isinstance(text, str):
-        _say(found, field, "must be text")
+        _add_problem(found, field, "must be text")
     elif len(text) > limit:
-        _say(found, field, f"{len(text)} characters are too many: {limit} at most")
+        _add_problem(found, field, f"{len(text)} characters are too many: {limit} at most")
     elif _size(text) < 0:
-        _say(found, field, "is not valid Unicode")
+        _add_problem(found, field, "is not valid Unicode")
 
 
 def _file_text(found: Problems, field: str, text: object) -> None:
     if not isinstance(text, str):
-        _say(found, field, "must be text")
+        _add_problem(found, field, "must be text")
     elif (size := _size(text)) < 0:
-        _say(found, field, "is not valid Unicode")
+        _add_problem(found, field, "is not valid Unicode")
     elif size > FILE_LIMIT:
-        _say(found, field, f"{size} bytes are too many: {FILE_LIMIT} at most")
+        _add_problem(found, field, f"{size} bytes are too many: {FILE_LIMIT} at most")
 
 
 def _arguments(found: Problems, field: str, arguments: object) -> None:
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
-        _say(found, field, "must be named values")
+        _add_problem(found, field, "must be named values")
     else:
         _json(found, field, dict(arguments))
 
@@ -340,12 +341,12 @@ def _json(found: Problems, field: str, value: object) -> None:
             raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
         size = _size(json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True))
     except (TypeError, ValueError) as error:
-        _say(found, field, f"is not JSON: {error}")
+        _add_problem(found, field, f"is not JSON: {error}")
         return
     if size < 0:
-        _say(found, field, "is not valid Unicode")
+        _add_problem(found, field, "is not valid Unicode")
     elif size > ARGUMENTS_LIMIT:
-        _say(found, field, f"{size} bytes of JSON are too many: {ARGUMENTS_LIMIT} at most")
+        _add_problem(found, field, f"{size} bytes of JSON are too many: {ARGUMENTS_LIMIT} at most")
 
 
 def _is_deeper_than(limit: int, value: object) -> bool:
@@ -355,29 +356,29 @@ def _is_deeper_than(limit: int, value: object) -> bool:
 
 def _names(found: Problems, field: str, names: Any, limit: int) -> None:
     if not isinstance(names, tuple) or len(names) > LIST_LIMIT:
-        _say(found, field, f"must be a list of {LIST_LIMIT} at most")
+        _add_problem(found, field, f"must be a list of {LIST_LIMIT} at most")
         return
     for name in names:
         _text(found, field, name, limit, needed=True)
     if any(name in names[:place] for place, name in enumerate(names)):
-        _say(found, field, "names one twice")
+        _add_problem(found, field, "names one twice")
 
 
 def _policy(found: Problems, policy: Policy) -> None:
     if type(policy.ttl_ms) is not int or not 0 <= policy.ttl_ms <= MAX_MS:
-        _say(found, "policy.ttl_ms", "must be from 1 ms to ten years, or 0 for no end")
+        _add_problem(found, "policy.ttl_ms", "must be from 1 ms to ten years, or 0 for no end")
     elif type(policy.remind_ms) is not int or not 0 <= policy.remind_ms < (policy.ttl_ms or 1):
-        _say(found, "policy.remind_ms", "must be shorter than ttl_ms")
+        _add_problem(found, "policy.remind_ms", "must be shorter than ttl_ms")
     if policy.when_expired not in ("expire", "reject", "default"):
-        _say(found, "policy.when_expired", "must be expire, reject or default")
+        _add_problem(found, "policy.when_expired", "must be expire, reject or default")
     _names(found, "policy.deciders", policy.deciders, TITLE_LIMIT)
     destructive: object = policy.destructive
     if not isinstance(destructive, bool):
-        _say(found, "policy.destructive", "must be true or false")
+        _add_problem(found, "policy.destructive", "must be true or false")
 
 
 def _size(text: str) -> int:
-    """In bytes; -1 for what holds undecodable ones, which no JSON parser would take from us."""
+    """Return the bytes of a text; -1 for what holds undecodable ones, which no JSON parser would take from us."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -395,8 +396,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON], asked: Mapping[str, JSON]) -> Problems:
-    """What a person would have mistyped: a missing or unknown name, another type, none of the values.
+def _check_fits(
+    schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON], asked: Mapping[str, JSON]
+) -> Problems:
+    """Return what a person would have mistyped: a missing or unknown name, another type, none of the values.
 
     Not the whole of JSON Schema: the schema may come from whoever proposes, and one can be written that takes for
     ever to check. All of it is checked where the operation runs, on the clock.
@@ -409,11 +412,11 @@ def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON],
     required = schema.get("required")
     for name in required if isinstance(required, list) else []:
         if isinstance(name, str) and name not in arguments:
-            _say(found, f"arguments.{name}", "required")
+            _add_problem(found, f"arguments.{name}", "required")
     for name, value in arguments.items():
         if name not in known:
             if schema.get("additionalProperties") is False:
-                _say(found, f"arguments.{name}", "there is no such argument")
+                _add_problem(found, f"arguments.{name}", "there is no such argument")
             continue
         if name in asked and type(asked[name]) is type(value) and asked[name] == value:
             continue  # nobody changed it: a default does not have to fit
@@ -423,9 +426,9 @@ def _unfitting(schema: Mapping[str, JSON] | None, arguments: Mapping[str, JSON],
             each for each in (names if isinstance(names, list) else [names]) if isinstance(each, str) and each in _TYPES
         ]
         if types and not any(_is_a(value, each) for each in types):
-            _say(found, f"arguments.{name}", f"must be of type {' or '.join(types)}")
+            _add_problem(found, f"arguments.{name}", f"must be of type {' or '.join(types)}")
         elif isinstance(wanted.get("enum"), list) and value not in wanted["enum"]:
-            _say(found, f"arguments.{name}", "is not one of the values it may have")
+            _add_problem(found, f"arguments.{name}", "is not one of the values it may have")
     return found
 
 

@@ -31,24 +31,24 @@ class _Made:
         self.factory = factory
 
 
-def made(*, factory: Callable[[], Any]) -> Any:
+def default_factory(*, factory: Callable[[], Any]) -> Any:
     return _Made(factory)
 
 
-@dataclass_transform(field_specifiers=(made,), frozen_default=False)
+@dataclass_transform(field_specifiers=(default_factory,), frozen_default=False)
 def record(cls: type[T]) -> type[T]:
-    """A class with slots, an `__init__` over its annotations, equality and a repr."""
+    """Make a class with slots, an `__init__` over its annotations, equality and a repr."""
     return _build(cls, frozen=False)
 
 
-@dataclass_transform(field_specifiers=(made,), frozen_default=True)
+@dataclass_transform(field_specifiers=(default_factory,), frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A record that cannot be changed, and can be a key."""
+    """Make a record that cannot be changed, and can be a key."""
     return _build(cls, frozen=True)
 
 
 def fields_of(kind: Any) -> tuple[str, ...]:
-    """The names of a record's fields, in order."""
+    """Return the names of a record's fields, in order."""
     names: tuple[str, ...] = kind.__slots__
     return names
 
@@ -57,8 +57,8 @@ def as_dict(of: Any) -> dict[str, Any]:
     return {name: getattr(of, name) for name in fields_of(of)}
 
 
-def changed(original: T, **fields: Any) -> T:
-    """A copy with some fields replaced."""
+def replace_fields(original: T, **fields: Any) -> T:
+    """Return a copy with some fields replaced."""
     return type(original)(**{**as_dict(original), **fields})
 
 

@@ -1,4 +1,4 @@
-"""Where a call stands in a trace: the ids of W3C Trace Context, as they travel from caller to child.
+"""Place of a call in a trace: the ids of W3C Trace Context, as they travel from caller to child.
 
 They travel whether or not anybody records them: whoever started us and whoever we start may. What comes from outside
 is never an error: one that cannot be read is as if it had not come.
@@ -34,7 +34,7 @@ class TraceContext:
 
     @property
     def trace(self) -> TraceContext:
-        """Itself, so that a place in a trace can stand wherever a call can."""
+        """Return itself, so that a place in a trace can stand wherever a call can."""
         return self
 
     @property
@@ -44,15 +44,15 @@ class TraceContext:
     def below(self, span_id: str) -> TraceContext:
         return TraceContext(self.trace_id, span_id, self.sampled, self.state)
 
-    def carried(self) -> dict[str, str]:
-        """As headers carry it; names in lower case, as `_meta` wants them."""
+    def as_headers(self) -> dict[str, str]:
+        """Return it as headers carry it; names in lower case, as `_meta` wants them."""
         carried = {TRACEPARENT: self.traceparent}
         if self.state:
             carried[TRACESTATE] = self.state
         return carried
 
     def as_variables(self) -> dict[str, str]:
-        return {name.upper(): value for name, value in self.carried().items()}
+        return {name.upper(): value for name, value in self.as_headers().items()}
 
 
 def traceparent_of(trace_id: str, span_id: str, sampled: bool) -> str:
@@ -60,7 +60,8 @@ def traceparent_of(trace_id: str, span_id: str, sampled: bool) -> str:
 
 
 def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext | None:
-    """None where it is no traceparent. Later versions are read as far as they are known, as the standard asks."""
+    """Parse a traceparent; None where it is none. Later versions are read as far as they are known, as the standard
+    asks."""
     if not isinstance(traceparent, str):
         return None
     text = traceparent.strip(" \t")
@@ -82,7 +83,8 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
 
 
 def span_id_of(request_id: str) -> str:
-    """The span of a call. Unique as its request id is: the process's 48 random bits above, its number added below."""
+    """Return the span of a call. Unique as its request id is: the process's 48 random bits above, its number added
+    below."""
     token, _, number = request_id.partition("-")
     if len(token) == 12 and 0 < len(number) <= 4:  # the usual case: nothing is carried over
         return token + number.rjust(4, "0")
@@ -98,7 +100,7 @@ def _is_hex(text: str, length: int) -> bool:
 
 
 def _state(written: object) -> str:
-    """Passed along as it is: it is other systems' own. Only what no header could carry is left out."""
+    """Return the tracestate as it is: it is other systems' own. Only what no header could carry is left out."""
     if not isinstance(written, str) or len(written) > LONGEST_STATE:
         return ""
     return written.strip() if all(" " <= char <= "~" or char == "\t" for char in written) else ""

@@ -57,7 +57,7 @@ def read_json(text: str) -> Read:
 
 
 def read_printed(text: str) -> Read:
-    """What was printed: an object or a list where it is one, else its text without the line's end."""
+    """Read what was printed: an object or a list where it is one, else its text without the line's end."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             return read_json(text)
@@ -67,7 +67,7 @@ def read_printed(text: str) -> Read:
 
 
 def as_plain(value: Any) -> Read:
-    """A value of any origin as JSON holds it. Raise ValueError for what JSON has no place for.
+    """Return a value of any origin as JSON holds it. Raises ValueError for what JSON has no place for.
 
     What can be gone through one by one becomes a list. Infinities and NaN, which JSON does not have, are kept as text.
     """
@@ -76,21 +76,21 @@ def as_plain(value: Any) -> Read:
 
 
 def warn_of_kept(literals: Sequence[str]) -> Warning_:
-    """The warning of a value that has numbers in it which stayed text."""
+    """Return the warning of a value that has numbers in it which stayed text."""
     shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
     more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
     return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: cannot be kept exactly as a number, so it stays text")
 
 
 def as_text(value: Any) -> str:
-    """A value as it is written: JSON where it is more than text."""
+    """Return a value as it is written: JSON where it is more than text."""
     if isinstance(value, str):
         return value
     return "" if value is None else write_json(value, separators=(",", ":"))
 
 
 def write_json(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
-    """Readable, and always something that can be encoded: half a character is escaped."""
+    """Return readable JSON that can always be encoded: half a character is escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
     if not text.isascii() and _SURROGATE.search(text):
         return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -98,7 +98,7 @@ def write_json(value: Any, indent: int | None = None, separators: tuple[str, str
 
 
 def is_true(value: Any) -> bool:
-    """Whether a condition holds. Text that says no is not true."""
+    """Return whether a condition holds. Text that says no is not true."""
     if isinstance(value, str):
         return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
     return bool(value)
@@ -112,7 +112,8 @@ def _integer(literal: str) -> int | None:
 
 
 def _float(literal: str) -> float | None:
-    """None where it is another number than the one that was written: a float has 17 digits at most, and an end."""
+    """Parse a float. None where it is another number than the one that was written: a float has 17 digits at most, and
+    an end."""
     value = float(literal)
     mantissa, _, exponent = literal.lower().partition("e")
     if len(mantissa) <= DIGITS_OF_EVERY_FLOAT and not exponent:
@@ -135,7 +136,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _digits_of(number: int) -> str:
-    """All of them; Python itself refuses to write so many."""
+    """Return all digits of a number; Python itself refuses to write so many."""
     from decimal import Decimal
 
     return format(Decimal(number), "f")

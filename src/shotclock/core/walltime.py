@@ -1,6 +1,6 @@
-"""Instants on the wall clock, for what is stored: they outlive a boot, which a monotonic deadline does not.
+"""Instants and processes, for what is stored: they outlive a boot, which a monotonic deadline does not.
 
-A different type than `Deadline` on purpose: the two clocks cannot be compared, and the wall clock may step.
+`WallTime` is another type than `Deadline` on purpose: the two clocks cannot be compared, and the wall clock may step.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import overload
 
+from .deadlines import NS_PER_MS
 from .records import dataclass
 
-NS_PER_MS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The last millisecond of the year 9999: later ones have no ISO rendering that anybody reads.
 LATEST_MS = 253_402_300_799_999
@@ -30,7 +30,7 @@ class WallTime:
 
     @classmethod
     def of_ns(cls, ns: int) -> WallTime:
-        """From the reading of a nanosecond clock, rounded down."""
+        """Convert the reading of a nanosecond clock, rounded down."""
         return cls(ns // NS_PER_MS)
 
     def __add__(self, ms: int) -> WallTime:
@@ -41,13 +41,14 @@ class WallTime:
     @overload
     def __sub__(self, other: int) -> WallTime: ...
     def __sub__(self, other: WallTime | int) -> WallTime | int:
-        """Milliseconds between two instants (negative if `other` is later), or the instant that much earlier."""
+        """Return the milliseconds between two instants (negative if `other` is later), or the instant that much
+        earlier."""
         if isinstance(other, WallTime):
             return self.ms - other.ms
         return WallTime(self.ms - other) if type(other) is int else NotImplemented
 
     def since_ms(self, earlier: WallTime) -> int:
-        """How long ago `earlier` was; 0 if the clock was set back meanwhile and it seems to lie ahead."""
+        """Return how long ago `earlier` was; 0 if the clock was set back meanwhile and it seems to lie ahead."""
         return max(0, self.ms - earlier.ms)
 
     def iso(self) -> str:
@@ -55,3 +56,16 @@ class WallTime:
 
     def __str__(self) -> str:
         return self.iso()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process that holds something, named so that no later process can be mistaken for it."""
+
+    host: str
+    boot_id: str
+    pid: int
+    started: int
+    """Clock ticks since boot: with boot and pid, an identity that is never used twice."""
+    namespace: str = ""
+    """Where the pid counts. A sandbox or a container has pids of its own under the same boot."""

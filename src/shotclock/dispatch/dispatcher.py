@@ -19,11 +19,11 @@ from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec
 from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by, warning
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Failure
 from ..core.exact_values import Look, copied
 from ..core.operation import Operation
-from ..core.records import changed
+from ..core.records import replace_fields
 from ..core.trace import TraceContext
 from ..process.clock import monotonic_ns
 from ..process.context import Progress
@@ -525,7 +525,7 @@ class Dispatcher:
                 if ended.ok:
                     return ended
                 data: dict[str, object] = {"partial": True, "job_id": job.id}
-                return answer(admission, Outcome(Ending.KILLED, stopped_by("SIGINT"), data))
+                return answer(admission, Outcome(Ending.KILLED, stop_problem("SIGINT"), data))
         current = await asyncio.to_thread(front.look, job.id)
         elapsed_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
         return front.incomplete(current or job, admission, elapsed_ms)
@@ -552,7 +552,7 @@ def _ahead(admission: Call) -> Call:
     bound, latest = admission.bound, Deadline.after_ms(monotonic_ns(), LOOK_LIMIT_MS)
     if bound.bell is None or latest.at_ns < bound.bell.at_ns:
         bound = Bound(latest, bound.grace_ms, LOOK_LIMIT_MS, "look at the arguments")
-    return changed(admission, bound=bound, mutates=False, request_id=new_request_id())
+    return replace_fields(admission, bound=bound, mutates=False, request_id=new_request_id())
 
 
 class ArgumentChecks:
@@ -623,7 +623,7 @@ async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] 
 
 def _stopped(admission: Call, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
     assert stop is not None
-    return answer(admission, Outcome(ending, stopped_by(stop.result()), {"partial": True}))
+    return answer(admission, Outcome(ending, stop_problem(stop.result()), {"partial": True}))
 
 
 def _unconfirmed(spec: CommandSpec, arguments: Mapping[str, object], preview: Envelope, admission: Call) -> Envelope:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, shortened
+from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Failure
 from ..core.proposal import Ran, Runner
 from ..core.walltime import WallTime
@@ -70,7 +70,7 @@ def main(home: str, job_id: str) -> None:
         store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
         if proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
-            ran = Ran(envelope.ok, now(), envelope.code, None if envelope.ok else shortened(message, 500))
+            ran = Ran(envelope.ok, now(), envelope.code, None if envelope.ok else shorten(message, 500))
             with contextlib.suppress(Failure):  # the job itself says it
                 store.proposals.record_outcome(proposal_id, ran)
         if envelope.ok:

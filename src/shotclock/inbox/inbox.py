@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..core.deadlines import Deadline
-from ..core.envelope import shortened
+from ..core.envelope import shorten
 from ..core.errors import Failure
 from ..core.proposal import (
     Decision,
@@ -185,7 +185,7 @@ class Inbox:
 
     def record_outcome(self, proposal_id: str, code: str | None, message: str = "") -> None:
         """Record what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
-        outcome = Ran(code is None, _now(), code, shortened(message, OUTCOME_SHOWN) if code is not None else None)
+        outcome = Ran(code is None, _now(), code, shorten(message, OUTCOME_SHOWN) if code is not None else None)
 
         def work() -> None:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from ..core.records import as_dict, made, record
+from ..core.records import as_dict, default_factory, record
 from .output_capture import DEFAULT_OUTPUT_LIMIT, Captured
 
 
@@ -54,11 +54,11 @@ class CommandReport:
     """From start to the moment the clock fired, or to the end."""
     stopped: str | None = None
     """Why we were told to stop it, if we were: the caller's word."""
-    leaked: list[dict[str, object]] = made(factory=list)
-    survivors: list[dict[str, object]] = made(factory=list)
+    leaked: list[dict[str, object]] = default_factory(factory=list)
+    survivors: list[dict[str, object]] = default_factory(factory=list)
     soft_rang: bool = False
-    stdout: Captured = made(factory=Captured)
-    stderr: Captured = made(factory=Captured)
+    stdout: Captured = default_factory(factory=Captured)
+    stderr: Captured = default_factory(factory=Captured)
     unstartable: tuple[str, int] | None = None
     """Which step of starting failed ("machine", "exec", "cwd", "fork"), and its errno."""
     unwritten: int = 0

@@ -11,7 +11,7 @@ import os
 from functools import lru_cache
 
 from ..core.errors import Failure
-from ..core.process_identity import ProcessIdentity
+from ..core.walltime import ProcessIdentity
 from . import kernel
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

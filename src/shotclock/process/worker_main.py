@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
-from ..core.envelope import Envelope, described
+from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.records import as_dict
 from ..core.trace import TraceContext, span_id_of, traceparent_of
@@ -525,7 +525,7 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, bytes]:
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-    return *described(error), code_of(error), pickled if len(pickled) <= LONGEST_EXCEPTION else b""
+    return *describe_exception(error), code_of(error), pickled if len(pickled) <= LONGEST_EXCEPTION else b""
 
 
 def _leaked() -> list[dict[str, object]]:

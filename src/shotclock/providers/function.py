@@ -19,7 +19,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.records import changed, dataclass
+from ..core.records import dataclass, replace_fields
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import Target, learn, parse_target
 from ..inbox.approval import RunWait
@@ -181,7 +181,7 @@ def _left(admission: Call) -> Clocks:
     """What is left of a step's own clocks for the call."""
     clocks, spent_ms = admission.clocks, (monotonic_ns() - admission.started_ns) // NS_PER_MS
     # No time at all would mean no limit.
-    return changed(
+    return replace_fields(
         clocks,
         timeout_ms=max(1, clocks.timeout_ms - spent_ms) if clocks.timeout_ms else clocks.timeout_ms,
         soft_ms=max(1, clocks.soft_ms - spent_ms) if clocks.soft_ms else clocks.soft_ms,

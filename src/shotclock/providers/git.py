@@ -18,7 +18,7 @@ from typing import Any
 from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_
-from ..core.records import changed, dataclass
+from ..core.records import dataclass, replace_fields
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome, admit, answer, no_time_left
@@ -356,7 +356,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Call) -> tuple[Outcome
         message = f"{place.target} cannot be made: {error.strerror or error}"
         problem, ending, data = Problem("FILE_UNWRITABLE", message), Ending.FINISHED, {}
     if effects is not None:
-        problem = changed(problem, side_effects=effects)
+        problem = replace_fields(problem, side_effects=effects)
     rule = {"TIMEOUT": "timeout", "NO_TIME_LEFT": "timeout", "STALLED": "stalled"}.get(problem.code, "failed")
     return Outcome(ending, problem, data or None), f"git-checkout/{rule}"
 

@@ -218,7 +218,7 @@ class Exchange:
         if (bell := self.admission.bound.bell) is not None:
             request.headers[REMAINING_HEADER] = str(bell.remaining_ms(monotonic_ns()))
         if TRACEPARENT not in request.headers:  # unless the step says its own
-            request.headers.update(self.admission.trace.carried())
+            request.headers.update(self.admission.trace.as_headers())
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
         """Told by the client of every stage: a sign of life, and when the server may have heard of us."""

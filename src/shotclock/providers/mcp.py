@@ -188,7 +188,7 @@ class _Call:
         settings = self._call.settings
         headers = {name: str(value) for name, value in settings.get("headers", {}).items() if value is not None}
         if TRACEPARENT not in map(str.lower, headers):
-            headers |= self._admission.trace.carried()
+            headers |= self._admission.trace.as_headers()
         problem = await self._held(self._talk.over_http(settings["url"], headers))
         return self._judged(problem, Ending.CANCELLED)
 

@@ -105,7 +105,7 @@ class Conversation:
         if (missing := await self._missing(session)) is not None:
             return missing
         self.enter(Stage.CALLING)
-        meta: dict[str, Any] = {**self._trace.carried()}
+        meta: dict[str, Any] = {**self._trace.as_headers()}
         if (remaining_ms := self._remaining_ms()) is not None:
             meta[REMAINING] = remaining_ms
             self.granted = monotonic_ns(), remaining_ms

@@ -14,7 +14,7 @@ from ..core.durations import in_seconds
 from ..core.effects import Ending
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.records import changed, dataclass
+from ..core.records import dataclass, replace_fields
 from ..process.context import Scope
 from ..runtime.call import answer, no_time_left
 from ..runtime.command_runner import shielded
@@ -84,7 +84,7 @@ class WorkflowProvider:
             if envelope.fired is not None and envelope.fired.source is bound.bell:
                 # What rang is the step's clock, or that of the run around it. That the run inside had a little less
                 # than the file says is our reserve.
-                fired = changed(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
+                fired = replace_fields(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
                 envelope.error["message"] = f"Workflow timed out after {in_seconds(bound.limit_ms)}"
                 context["clock"] = fired.as_context()
                 envelope = Envelope(data, envelope.error, envelope.warnings, envelope.meta, fired=fired)

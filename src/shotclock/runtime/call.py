@@ -16,7 +16,7 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
 from ..core.durations import format_duration
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
-from ..core.records import changed, record, value
+from ..core.records import record, replace_fields, value
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from ..process import clock, spans
 from ..process.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
@@ -290,7 +290,7 @@ def _render(outcome: Outcome) -> Envelope:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     if outcome.traceback and problem is not None and admission.tool.debug:
-        problem = changed(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
+        problem = replace_fields(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
     return build_envelope(
         data=outcome.data,
         problem=problem,

@@ -11,7 +11,7 @@ from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration, in_seconds
 from ..core.effects import Ending
-from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stopped_by, warning
+from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stop_problem, warning
 from ..process import kernel
 from ..process.command_task import CommandReport, CommandTask, Output
 from ..process.environment import child_environment
@@ -128,7 +128,7 @@ def _verdict(admission: Call, report: CommandReport) -> tuple[Problem | None, En
     limit_ms = admission.bound.limit_ms
     if report.stopped is not None:
         if report.stopped in STOP_SIGNAL_EXITS:
-            return stopped_by(report.stopped), Ending.KILLED
+            return stop_problem(report.stopped), Ending.KILLED
         return Problem("CANCELLED", "stopped by the caller", context={"reason": report.stopped}), Ending.KILLED
     if report.fired == ClockKind.TIMEOUT:
         message = f"Command execution timed out after {in_seconds(limit_ms)}"

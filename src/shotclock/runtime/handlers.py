@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.effects import Ending
-from ..core.envelope import Problem, described
+from ..core.envelope import Problem, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.operation import Operation
 from ..process.context import Context
@@ -40,7 +40,7 @@ def raised(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
     """What went wrong where no handler runs: a failure, or a bug."""
     if isinstance(error, Failure):
         return failure_outcome(error)
-    outcome = raised_outcome(*described(error), code)
+    outcome = raised_outcome(*describe_exception(error), code)
     outcome.value = error
     return outcome
 

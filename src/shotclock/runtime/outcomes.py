@@ -11,7 +11,7 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, Warning_, as_data, warning
 from ..core.errors import Failure, error_entry
-from ..core.records import changed
+from ..core.records import replace_fields
 from ..process import safe_unpickle
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
@@ -84,7 +84,7 @@ def failure_outcome(failure: Failure) -> Outcome:
         context = dict(outcome.problem.context or {})
         errors = context.pop("errors", None)
         outcome.ending = Ending.NOT_STARTED
-        outcome.problem = changed(outcome.problem, phase="validation", errors=errors, context=context or None)
+        outcome.problem = replace_fields(outcome.problem, phase="validation", errors=errors, context=context or None)
     return outcome
 
 
@@ -108,7 +108,7 @@ def handler_failure(failure: Failure) -> Outcome:
         assert isinstance(outcome.problem, Problem)
         context = {**(outcome.problem.context or {}), "raised": failure.code}
         suggestion = failure.suggestion or failure.entry.hint or None
-        outcome.problem = changed(
+        outcome.problem = replace_fields(
             outcome.problem, code="ARGUMENT_REFUSED", entry=None, context=context, suggestion=suggestion
         )
     return outcome

@@ -26,7 +26,7 @@ from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by, warning
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Failure, error_entry
 from ..core.records import dataclass
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
@@ -332,7 +332,7 @@ class ToolCallMiddleware:
 
     def _result_of(self, name: str, task: asyncio.Task[Envelope]) -> Envelope:
         if task.cancelled() and self._stopped_by is not None:
-            return self._refused(name, stopped_by(self._stopped_by))
+            return self._refused(name, stop_problem(self._stopped_by))
         if task.cancelled():
             return self._refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
         error = task.exception()

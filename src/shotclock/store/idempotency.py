@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.walltime import ProcessIdentity, WallTime
 from . import schema as c
 from .database import Database
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.walltime import ProcessIdentity, WallTime
 from . import schema as c
 from .database import Database
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.errors import Failure
-from ..core.process_identity import ProcessIdentity
 from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.walltime import ProcessIdentity, WallTime
 from .store import Store
 
 DAY_MS = 24 * 3_600_000

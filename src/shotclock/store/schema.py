@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..core.process_identity import ProcessIdentity
-from ..core.walltime import WallTime
+from ..core.walltime import ProcessIdentity, WallTime
 
 # One value. SQLite would take a gigabyte, and hold the writer's lock while it does.
 LONGEST_JSON = 64 * 1024 * 1024

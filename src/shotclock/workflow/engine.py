@@ -15,10 +15,10 @@ from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stopped_by, warning
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Failure
 from ..core.proposal import Proposal, result_of
-from ..core.records import changed, dataclass
+from ..core.records import dataclass, replace_fields
 from ..core.trace import TraceContext
 from ..core.values import Read, as_plain, read_json
 from ..core.walltime import WallTime
@@ -635,7 +635,7 @@ def _outcome(
     if outputs:
         data["outputs"] = outputs
     if isinstance(ended_by, str):
-        return Outcome(Ending.KILLED, stopped_by(ended_by), {**data, "partial": True})
+        return Outcome(Ending.KILLED, stop_problem(ended_by), {**data, "partial": True})
     if ended_by is not None:
         return Outcome(Ending.KILLED, raised(ended_by).problem, {**data, "partial": True})
     if not bad:
@@ -660,7 +660,7 @@ def _run_fired(admission: Call, begun: _Begun) -> Fired:
         return fired
     scope = current_scope.get()
     set_ms = scope.limit_ms if scope is not None and scope.deadline is source else 0
-    return changed(fired, limit_ms=set_ms or source.remaining_ms(admission.started_ns))
+    return replace_fields(fired, limit_ms=set_ms or source.remaining_ms(admission.started_ns))
 
 
 def _named(owner: str) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..core.deadlines import Deadline
+from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
 from ..core.graph import needs
@@ -29,7 +29,6 @@ LOOP_CAP = 10
 CALL_CAP = 100
 # How many steps may be started in all, with every repetition: past this something feeds itself.
 START_CAP = 100_000
-NS_PER_MS = 1_000_000
 # What all clean-up of a run may take once it was stopped, whatever its steps say. Each has its own clock before that.
 CLEAN_UP_LIMIT_MS = 300_000
 
