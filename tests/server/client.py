@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from mcp import Client, StdioServerParameters
 
 from tests.warm import WarmStart, starting_warm, zygote_pid
@@ -28,6 +29,13 @@ ENDED_WITHIN_S = 10.0
 
 MODERN, LEGACY = "2026-07-28", "legacy"
 TRANSPORTS = [("stdio", MODERN), ("stdio", LEGACY), ("http", MODERN), ("http", LEGACY)]
+# For what is done behind them: each transport and each protocol once, the other pairs in `make soak`.
+SOME_TRANSPORTS = [
+    ("stdio", MODERN),
+    ("http", LEGACY),
+    pytest.param("stdio", LEGACY, marks=pytest.mark.soak),
+    pytest.param("http", MODERN, marks=pytest.mark.soak),
+]
 
 
 def command(target: str = ADVERSARIES, *options: str) -> list[str]:

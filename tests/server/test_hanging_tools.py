@@ -13,7 +13,7 @@ from mcp import Client
 
 from tests.runtime.bounds import marked, soon
 from tests.server.adversaries import HANGING
-from tests.server.client import LATE_S, LEGACY, MODERN, TRANSPORTS, connected, envelope_of, http_server, run, timed
+from tests.server.client import LATE_S, LEGACY, MODERN, SOME_TRANSPORTS, connected, envelope_of, http_server, run, timed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -28,7 +28,7 @@ THREADS_CAP = 4
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("transport", "mode"), TRANSPORTS)
+@pytest.mark.parametrize(("transport", "mode"), SOME_TRANSPORTS)
 def test_every_hanging_tool_is_answered_on_time_and_the_next_call_works(
     transport: str, mode: str, tmp_path: Path, validate_envelope: Callable[[Any], Any]
 ) -> None:

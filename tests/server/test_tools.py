@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.server.client import LEGACY, MODERN, TRANSPORTS, connected, envelope_of, run, timed
+from tests.server.client import LEGACY, MODERN, SOME_TRANSPORTS, TRANSPORTS, connected, envelope_of, run, timed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -233,7 +233,7 @@ def test_a_call_without_a_name_is_a_protocol_error_and_costs_nothing() -> None:
 # --- time -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("transport", "mode"), TRANSPORTS)
+@pytest.mark.parametrize(("transport", "mode"), SOME_TRANSPORTS)
 def test_the_callers_remaining_time_bounds_the_call(transport: str, mode: str) -> None:
     async def scenario() -> None:
         async with connected(transport, mode) as (client, _):
@@ -295,7 +295,7 @@ def test_options_of_the_call_are_taken_from_its_meta_and_refused_if_they_cannot_
 # --- progress -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("transport", "mode"), TRANSPORTS)
+@pytest.mark.parametrize(("transport", "mode"), SOME_TRANSPORTS)
 def test_progress_increases_is_limited_and_its_last_word_comes_before_the_answer(transport: str, mode: str) -> None:
     async def scenario() -> None:
         heard: list[tuple[float, float | None, str | None]] = []
