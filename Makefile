@@ -67,7 +67,7 @@ browser:
 PYTEST = $(BIN)/python -m pytest -q --ask-again 2
 test: $(STAMP) browser ## the whole suite
 	$(PYTEST) -n 6 --dist worksteal --durations=25 -m "not soak and not alone"
-	$(PYTEST) -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
+	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # Each version in a venv of its own, .venv-3.12 and so on. A pyenv shim of a version that is not activated does not run.
 PYTHONS := 3.11 3.12 3.13
