@@ -7,7 +7,6 @@ sixteen hours. `0` alone is unambiguous and means "none" to whoever asks for a c
 
 from __future__ import annotations
 
-import math
 import re
 
 TYPE_CHECKING = False
@@ -94,7 +93,7 @@ def _of_timedelta(delta: Any) -> int:
 
 
 def _of_number(number: float | int, bare: str | None) -> int:
-    if isinstance(number, float) and not math.isfinite(number):
+    if isinstance(number, float) and number - number != 0:  # infinite, or no number at all
         raise DurationError(f"{number} is not a duration: leave the clock out (or write 0) for none")
     if isinstance(number, int) and number.bit_length() > 64:
         raise DurationError("that number is too large: ten years is the most")
