@@ -73,7 +73,7 @@ UNUSED = {
     "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
-    "shotclock inbox list --json": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
+    "shotclock inbox list --json": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock token list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
     "shotclock serve nowhere.py:app": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},

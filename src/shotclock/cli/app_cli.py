@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import select
@@ -586,6 +587,7 @@ def is_the_end(package: str, frame: FrameType | None) -> bool:
 def leave_soon(code: int) -> None:
     """End the program within LEAVE_LIMIT_S, with this exit code, whatever its exit hooks and threads do."""
     signals.ignore()
+    gc.freeze()  # or the interpreter looks through all that was imported once more, before it ends
     threading.Thread(target=_leave, args=(code,), daemon=True).start()
 
 

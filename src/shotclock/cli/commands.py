@@ -106,11 +106,21 @@ def _version() -> Outcome:
 def _run(json: bool, input: list[tuple[str, str]], flow: str | None, resume: str | None, **options: Any) -> Any:
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
-    from .run import RunOptions
-    from .run import main as run_main
 
-    asked = RunOptions(flow, resume=resume, inputs=dict(input), **options)
-    return lambda as_json: run_main(asked, as_json, is_asked_for=json)
+    def start(as_json: bool) -> int:
+        from ..process.zygote import start_zygote_early, stop_early_zygote
+
+        start_zygote_early()
+        try:
+            from .run import RunOptions
+            from .run import main as run_main
+
+            asked = RunOptions(flow, resume=resume, inputs=dict(input), **options)
+            return run_main(asked, as_json, is_asked_for=json)
+        finally:
+            stop_early_zygote()
+
+    return start
 
 
 def _check(flow: str, run_timeout: int | None, timeout: int, json: bool) -> Work:

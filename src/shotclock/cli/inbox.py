@@ -21,7 +21,6 @@ from ..core.records import replace_fields
 from ..core.walltime import WallTime
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
-from ..inbox.inbox import Inbox
 from ..inbox.outcomes import refused
 from ..process.clock import wall_ns
 from ..runtime.call import Call, Outcome, answer, no_time_left
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, TextIO
 
+    from ..inbox.inbox import Inbox
     from .inbox_edit import Edit
 
     Begin = Callable[[], Call]
@@ -377,7 +377,7 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     match verb:
         case "list":
             status = None if said["all"] else ProposalStatus(said["status"] or "pending")
-            return _inside(begin, lambda inbox: _listed(inbox, me, status, said["limit"]))
+            return carry_out(begin(), lambda: _list(me, status, said["limit"]))
         case "audit":
             return carry_out(begin(), lambda: _audited(id, said))
         case "extend":
@@ -472,6 +472,8 @@ def _inside(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcom
 
     import asyncio
 
+    from ..inbox.inbox import Inbox
+
     async def perform() -> Outcome:
         with Store.open() as store:
             inbox = Inbox(store)
@@ -503,8 +505,15 @@ async def _found(inbox: Inbox, id: str, me: Principal) -> Outcome:
     return Outcome(Ending.FINISHED, data=data, value=(proposal, compared))
 
 
-async def _listed(inbox: Inbox, me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
-    found = await inbox.list(status=status, limit=limit + 1)
+def _list(me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
+    """List proposals, after those that are due have expired. As `Inbox.list` does, without its threads and its loop."""
+    try:
+        with Store.open() as store:
+            if store.proposals.end_due(now()):
+                AuditFile(store).catch_up_if_possible()
+            found = store.proposals.list(status=status, limit=limit + 1)
+    except Failure as failure:
+        return refused(failure)
     proposals = [summary(proposal, me) for proposal in found[:limit]]
     said = None if status is None else status.value
     return Outcome(Ending.FINISHED, data={"status": said, "proposals": proposals, "more": len(found) > limit})
@@ -543,6 +552,8 @@ def _last_entries(store: Store, limit: int) -> list[Entry]:
 
 
 async def _verified(store: Store, anchor: Path | None) -> Outcome:
+    from ..inbox.inbox import Inbox
+
     inbox = Inbox(store)
     try:
         found = await inbox.verify_audit()

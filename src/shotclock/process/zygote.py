@@ -52,12 +52,32 @@ FAREWELL_LIMIT_S = 3.0
 FAREWELL_PAUSE_S = 0.005
 
 
+_early: list[tuple[socket.socket, int]] = []
+
+
+def start_zygote_early() -> None:
+    """Start a clean zygote that will be needed, while this program still imports what it needs itself."""
+    _early.append(start_clean_zygote())
+
+
+def stop_early_zygote() -> None:
+    """End it where nobody needed it. It has forked nothing, and is our own child."""
+    while _early:
+        ours, pid = _early.pop()
+        ours.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # bounded: SIGKILL ends a process that only imports
+
+
 def start_clean_zygote() -> tuple[socket.socket, int]:
-    """Start a clean zygote. It ends when the socket is closed, or the process that holds it dies.
+    """Start a clean zygote, or take the one that was started early. It ends when the socket is closed, or the process
+    that holds it dies.
 
     What it is started with can be read by everything below it, in /proc, for as long as it lives. So it gets only what
     an interpreter needs to start; commands and workers are told theirs through the socket.
     """
+    if _early:
+        return _early.pop()
     ours, theirs = socket.socketpair()
     # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

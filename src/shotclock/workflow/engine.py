@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import secrets as tokens
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
@@ -28,12 +29,6 @@ from ..process import kernel
 from ..process.clock import monotonic_ns, wall_ns
 from ..process.context import Scope
 from ..process.identity import is_alive, this_process
-from ..providers.command import CommandProvider
-from ..providers.function import FunctionProvider
-from ..providers.git import GitProvider
-from ..providers.http import HttpProvider
-from ..providers.human import Aside, HumanProvider
-from ..providers.mcp import McpProvider
 from ..providers.provider import ForeignProposal, Provider
 from ..providers.workflow import Inner, WorkflowProvider
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, inherited_trace
@@ -68,6 +63,9 @@ from .step_executor import StepFailed, Steps
 from .step_spans import tell_of_skipped, traced
 from .template_references import env_texts
 
+if TYPE_CHECKING:
+    from ..providers.human import Aside
+
 # Beside a workflow that was written down without its secrets.
 HIDES = "x-secrets-hidden"
 # Of a value that is refused.
@@ -89,17 +87,50 @@ class RunRequest:
         return self.workflow.name or Path(self.file).stem
 
 
-def providers(inbox: Callable[[], Inbox], aside: Aside = contextlib.nullcontext) -> dict[str, Provider]:
-    """What runs the steps of a run and of all that are inside it. `workflow` is each run's own, see _Around."""
-    return {
-        "command": CommandProvider(),
-        "tool": CommandProvider("tool"),
-        "function": FunctionProvider(inbox),
-        "http_client": HttpProvider(),
-        "git-checkout": GitProvider(),
-        "human-input": HumanProvider(inbox, aside=aside),
-        "mcp": McpProvider(inbox),
-    }
+class Providers(dict[str, Provider]):
+    """What runs the steps of a run and of all that are inside it, by their type: made, and imported, when a step is the
+    first of its type. `workflow` is each run's own, see RunContext."""
+
+    def __init__(self, inbox: Callable[[], Inbox], aside: Aside = contextlib.nullcontext) -> None:
+        self._inbox, self._aside = inbox, aside
+
+    def __missing__(self, kind: str) -> Provider:
+        self[kind] = made = self._make(kind)
+        return made
+
+    def _make(self, kind: str) -> Provider:
+        match kind:
+            case "command" | "tool":
+                from ..providers.command import CommandProvider
+
+                return CommandProvider() if kind == "command" else CommandProvider("tool")
+            case "function":
+                from ..providers.function import FunctionProvider
+
+                return FunctionProvider(self._inbox)
+            case "http_client":
+                from ..providers.http import HttpProvider
+
+                return HttpProvider()
+            case "git-checkout":
+                from ..providers.git import GitProvider
+
+                return GitProvider()
+            case "human-input":
+                from ..providers.human import HumanProvider
+
+                return HumanProvider(self._inbox, aside=self._aside)
+            case "mcp":
+                from ..providers.mcp import McpProvider
+
+                return McpProvider(self._inbox)
+        raise KeyError(kind)
+
+    async def close(self) -> None:
+        """Close those that were made, the last one first; one that fails keeps none of the others open."""
+        async with contextlib.AsyncExitStack() as stack:
+            for provider in self.values():
+                stack.push_async_callback(provider.close)
 
 
 @dataclass(frozen=True)
@@ -110,7 +141,7 @@ class RunContext:
     files: tuple[str, ...]
     """Those that run each other, down to this one."""
     runtime: Runtime
-    providers: Mapping[str, Provider]
+    providers: Providers
     store: Store
     environment: Mapping[str, str]
     on_change: OnChange | None
@@ -395,17 +426,16 @@ async def _carry_out(
                 stack.push_async_callback(opened.close)
                 inbox: Callable[[], Inbox] = opened
                 attention = PersonWait(company.budget_ms)
-                kinds = providers(inbox, company.aside)
-                for provider in kinds.values():
-                    stack.push_async_callback(provider.close)
+                shared = Providers(inbox, company.aside)
+                stack.push_async_callback(shared.close)
             else:
-                runtime, kinds = around.runtime, dict(around.providers)
+                runtime, shared = around.runtime, around.providers
                 inbox, attention = around.inbox, around.attention
             places = ParallelSlots(request.workflow.max_parallelism, None if around is None else around.places)
             inside = RunContext(
-                request.run_id, files, runtime, kinds, store, everything, company.on_change, inbox, attention, places
+                request.run_id, files, runtime, shared, store, everything, company.on_change, inbox, attention, places
             )
-            kinds["workflow"] = WorkflowProvider(inside.run)
+            kinds = ChainMap[str, Provider]({"workflow": WorkflowProvider(inside.run)}, shared)
             had_ms = begun.budget_ms or admission.bound.limit_ms
             kept_ms = kept_for_clean_up_ms(request.workflow, had_ms)
             deadlines = Deadlines(admission.bound.bell, kept_ms, clean_up_steps(request.workflow))

@@ -15,7 +15,6 @@ from ...core.errors import Failure
 from ...core.proposal import Decision, Proposal, ProposalRequest, Summary
 from ...core.texts import visible
 from ...inbox.access import Principal, Role
-from ...inbox.approval import text_at
 from ...inbox.outcomes import run_of
 
 
@@ -40,6 +39,8 @@ def compared_with(proposal: Proposal, principal: Principal) -> Compared:
     claimed = Compared(file.current, "nothing" if file.current is None else "read" if file.was_read else "claim")
     if file.was_read or not proposal.is_open or principal.role is not Role.OPERATOR or not file.path.startswith("/"):
         return claimed
+    from ...inbox.approval import text_at
+
     try:
         found = text_at(file.path)
     except (Failure, ValueError):  # no text, or a path that no file can have
