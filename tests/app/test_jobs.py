@@ -15,7 +15,8 @@ import pytest
 from jsonschema import Draft7Validator
 
 from shotclock.core.walltime import WallTime
-from shotclock.dispatch.job_client import JobClient, now
+from shotclock.dispatch.job_client import JobClient
+from shotclock.process.clock import wall_time
 from shotclock.store.jobs import RETENTION_MS
 from shotclock.store.store import Store
 from tests.conftest import SPEC
@@ -409,7 +410,7 @@ def test_what_ended_is_kept_for_a_day_and_no_longer(tool: Any, tmp_path: Path, h
     with Store.open(home.path) as store:
         front = JobClient(store, ["tool"])
         for later_ms, is_there in ((RETENTION_MS - 60_000, True), (RETENTION_MS + 60_000, False)):
-            then = WallTime(now().ms + later_ms)
+            then = WallTime(wall_time().ms + later_ms)
             monkeypatch.setattr("shotclock.dispatch.job_client.now", lambda then=then: then)
             front.forget_old()
             assert (store.jobs.get(job_id) is not None) is is_there

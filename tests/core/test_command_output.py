@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import Clocks
 from shotclock.process.command_task import CommandReport
-from shotclock.process.output_capture import Capture, Captured
+from shotclock.process.output import Capture, Captured
 from shotclock.runtime.call import admit
 from shotclock.runtime.commands import assign, judge
 

@@ -80,7 +80,7 @@ def test_without_the_children_files_of_proc_the_same_tree_is_found(
 ) -> None:
     with script(TREE, tmp_path) as process:
         listed = sorted(kernel.descendants(process.pid))
-        by_parent = kernel._parents_scanned()
+        by_parent = kernel._scan_parents()
         assert sorted(kernel._below(process.pid, by_parent)) == listed
 
 

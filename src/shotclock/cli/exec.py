@@ -15,7 +15,7 @@ from ..core.records import default_factory, record, replace_fields
 from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import Output
-from ..process.output_capture import DEFAULT_OUTPUT_LIMIT
+from ..process.output import DEFAULT_OUTPUT_LIMIT
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line

@@ -18,11 +18,10 @@ from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
 from ..core.records import replace_fields
-from ..core.walltime import WallTime
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
 from ..inbox.outcomes import refused
-from ..process.clock import wall_ns
+from ..process.clock import wall_time
 from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.forked import carry_out
 from ..server.web.proposal_json import Compared, compared_with, summary, whole
@@ -531,7 +530,7 @@ def _audited(id: str, said: dict[str, Any]) -> Outcome:
                 return asyncio.run(_verified(store, anchor))
             if said["head"] or anchor is not None:
                 trail = AuditFile(store)
-                head = trail.head() if anchor is None else trail.anchor(anchor, now())
+                head = trail.head() if anchor is None else trail.anchor(anchor, wall_time())
                 return Outcome(Ending.FINISHED, data={"head": {"seq": head.seq, "hash": head.hash}})
             entries = _last_entries(store, limit) if not id else store.audit.of(id)[-limit:]
             if id and not entries:
@@ -575,10 +574,6 @@ def _entry(entry: Entry) -> dict[str, object]:
     return {**shown, "hash": entry.hash}
 
 
-def now() -> WallTime:
-    return WallTime.of_ns(wall_ns())
-
-
 # --- the answer -----------------------------------------------------------------------------------------------
 
 
@@ -588,4 +583,4 @@ def _show(verb: str, data: Any, stream: TextIO) -> None:
 
     if isinstance(data, dict):
         to_stderr = stream is sys.stderr
-        write_quietly(stream, drawn(lambda console: render(verb, data, console, now()), to_stderr), signals.heard)
+        write_quietly(stream, drawn(lambda console: render(verb, data, console, wall_time()), to_stderr), signals.heard)

@@ -27,8 +27,7 @@ from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical,
 from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
 from ..core.records import dataclass
 from ..core.texts import visible
-from ..core.walltime import WallTime
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.editor import Edited, edit
 from ..runtime.commands import signal_name
 from ..runtime.forked import Unfinished
@@ -201,7 +200,7 @@ def _run_editor(proposal: Proposal, copy: Path) -> None:
         words = shlex.split(command)
     except ValueError as error:
         _refuse("EDITOR", f"{command!r} cannot be used: {error}")
-    left_ms = min(MAX_MS, proposal.expires_at - WallTime.of_ns(wall_ns()))
+    left_ms = min(MAX_MS, proposal.expires_at - wall_time())
     edited = edit([*words, str(copy)], until_ns=monotonic_ns() + max(0, left_ms) * NS_PER_MS)
     if not edited.is_well:
         raise _not_well(edited, words[0], proposal)

@@ -17,13 +17,12 @@ from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
 from ..core.records import replace_fields
-from ..core.walltime import WallTime
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox, Reminder
 from ..inbox.outcomes import outcome_of, refused
 from ..inbox.wait_budget import read_response_budget_ms
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import Call, Outcome, answer
 from ..runtime.handlers import raised
 from ..server.web.proposal_json import summary
@@ -206,5 +205,5 @@ class _Told:
 
         self._console = self._console or Console(highlight=False)
         with self._console.capture() as captured:
-            self._console.print(line_of(event, WallTime.of_ns(wall_ns())), no_wrap=True, overflow="ellipsis")
+            self._console.print(line_of(event, wall_time()), no_wrap=True, overflow="ellipsis")
         return captured.get()

@@ -11,7 +11,7 @@ from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
 from ..core.records import replace_fields
 from ..core.walltime import WallTime
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import OURSELVES, Call, Outcome, Tool, answer
 from ..store.store import Store
 from . import signals
@@ -220,7 +220,7 @@ def _describe_run(run: Run, store: Store, command: list[str]) -> dict[str, objec
     from ..process.identity import is_alive
     from ..workflow.report import report_of
 
-    made = report_of(run, store.runs.steps(run.id), now=WallTime.of_ns(wall_ns()), is_alive=is_alive(run.holder))
+    made = report_of(run, store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
     status = made.status.value
     goes_on = ("job", "wait", run.id) if status == "running" else ("run", "--resume", run.id)
     shown: dict[str, object] = {
@@ -313,7 +313,7 @@ def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
     from ..inbox.access import Access, Principal, Role
     from ..inbox.outcomes import refused
 
-    now, me = WallTime.of_ns(wall_ns()), Principal.local()
+    now, me = wall_time(), Principal.local()
     try:
         with Store.open() as store:
             access = Access(store)
@@ -355,5 +355,5 @@ def _show_tokens(verb: str, data: Any) -> None:
         return
     from .inbox_render import drawn, render_tokens
 
-    tokens, now = data["tokens" if verb == "list" else "revoked"], WallTime.of_ns(wall_ns())
+    tokens, now = data["tokens" if verb == "list" else "revoked"], wall_time()
     write_quietly(sys.stdout, drawn(lambda console: render_tokens(tokens, console, now)), signals.heard)

@@ -19,7 +19,7 @@ from ..core.effects import Ending
 from ..core.graph import Groups, needs
 from ..core.texts import one_line
 from ..core.walltime import WallTime
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..workflow.plan import grace_ms, graph_of, is_per_item
 from ..workflow.report import MARKS, brief, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
@@ -142,7 +142,7 @@ class View:
 
     def _remaining_ms(self) -> int | None:
         deadline_at = self._deadline_at()
-        return None if deadline_at is None else max(0, deadline_at - WallTime.of_ns(wall_ns()))
+        return None if deadline_at is None else max(0, deadline_at - wall_time())
 
     def _stop(self) -> None:
         live, self._live = self._live, None

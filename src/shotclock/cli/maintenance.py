@@ -107,9 +107,8 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     """Delete what has ended long ago; keep what the environment says, but for these changes."""
     from dataclasses import replace
 
-    from ..core.walltime import WallTime
     from ..dispatch.job_client import JobClient
-    from ..process.clock import wall_ns
+    from ..process.clock import wall_time
     from ..process.identity import is_alive
     from ..runtime.outcomes import failure_outcome
     from ..store.retention import prune, read_retention
@@ -119,7 +118,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
         retention = replace(read_retention(os.environ), **changes)
         with Store.open() as store:
             before = _size(store.path)
-            pruned = prune(store, retention, WallTime.of_ns(wall_ns()), is_alive, dry_run=dry_run)
+            pruned = prune(store, retention, wall_time(), is_alive, dry_run=dry_run)
             shrunk = True
             if not dry_run:
                 JobClient(store, ["shotclock"]).forget_old()

@@ -10,6 +10,7 @@ from collections.abc import Sized
 
 from ..core.durations import format_duration
 from ..core.envelope import EX_IOERR, Envelope
+from ..process.output import PIPE_ROOM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ def wants_json(asked: bool, *, even_without_colour: bool = True) -> bool:
 # How long we wait for somebody to take our answer, in slices between which a signal is noticed.
 SLICE_MS = 100
 ANSWER_SLICES = 100
-# What a pipe that says it can be written to has room for.
-PIPE_ROOM = 4096
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from ..core.effects import Ending
 from ..core.errors import Failure
-from ..core.walltime import WallTime
-from ..process.clock import wall_ns
+from ..process.clock import wall_time
 from ..process.identity import is_alive
 from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
@@ -70,7 +69,7 @@ def show(outcome: Outcome, *, says: bool) -> None:
 
     Not part of the work: what that starts is stopped when it ends, and a browser is not.
     """
-    from ..process.browser import open_in_browser
+    from ..process.detached import open_in_browser
 
     data: Any = outcome.data
     is_somebody_there = is_terminal(sys.stderr) and not os.environ.get("CI")
@@ -89,7 +88,7 @@ def list_runs() -> Outcome:
 
 
 def stored_report(store: Store, run: Run) -> Report:
-    return report_of(run, store.runs.steps(run.id), now=WallTime.of_ns(wall_ns()), is_alive=is_alive(run.holder))
+    return report_of(run, store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
 
 
 def text_of(made: Report, output: str) -> str:
@@ -150,7 +149,7 @@ def _find(store: Store, run_id: str) -> Run:
 
 def _listed(run: Run) -> dict[str, object]:
     alive = run.ended_at is None and is_alive(run.holder)
-    made = report_of(run, {}, now=WallTime.of_ns(wall_ns()), is_alive=alive)
+    made = report_of(run, {}, now=wall_time(), is_alive=alive)
     return {
         "run_id": run.id,
         "name": run.name,

@@ -23,7 +23,7 @@ from ..core.records import default_factory, value
 from ..core.texts import one_line
 from ..core.walltime import WallTime
 from ..inbox.wait_budget import read_response_budget_ms
-from ..process.clock import wall_ns
+from ..process.clock import wall_time
 from ..runtime.call import Outcome, admit, answer
 from ..runtime.handlers import raised
 from ..store.store import Store
@@ -245,7 +245,7 @@ class _Events:
 
     def _say(self, event: str, said: dict[str, Any]) -> None:
         assert self._outlet is not None
-        told = {"event": event, "at": WallTime.of_ns(wall_ns()).iso(), "run_id": self.run_id, **said}
+        told = {"event": event, "at": wall_time().iso(), "run_id": self.run_id, **said}
         self._outlet.write(json.dumps(told, default=str) + "\n")
 
 
@@ -312,7 +312,7 @@ def _text(envelope: Envelope, asked: RunOptions) -> str | None:
     """What was asked for in place of the envelope. A run that was refused has a report, too: CI looks for one."""
     if asked.output in (None, "json"):
         return None
-    report = unstarted(asked.flow or asked.resume or "run", envelope.to_dict(), WallTime.of_ns(wall_ns()))
+    report = unstarted(asked.flow or asked.resume or "run", envelope.to_dict(), wall_time())
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import signal
 
+from ..process.kill import STOP_SIGNALS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # Some send a signal twice at once, to a process and to its group (`timeout` does): that is one wish, not two.
 ONE_WISH_S = 0.2
@@ -41,12 +41,12 @@ def only_note() -> None:
     for number in _listened_to():
         signal.signal(number, _note)
     # `told` held them back when its loop ended, until somebody listens again.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def ignore() -> None:
     """The answer is out and the process about to end; the interpreter would give the signals their defaults back."""
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -70,7 +70,7 @@ class told:
 
     def __exit__(self, *_: object) -> None:
         # The loop gives signals back to their defaults when it is closed. None may come in between.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
     def _hear(self, number: int) -> None:
         if self.stop.done():
@@ -87,7 +87,7 @@ class told:
 def _listened_to() -> list[signal.Signals]:
     """Whoever is started by nohup does not hear SIGHUP, and a script's background job not SIGQUIT."""
     may_be_ignored = (signal.SIGHUP, signal.SIGQUIT)
-    return [n for n in _STOP_SIGNALS if n not in may_be_ignored or signal.getsignal(n) is not signal.SIG_IGN]
+    return [n for n in STOP_SIGNALS if n not in may_be_ignored or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 def _raise(number: int, frame: object) -> None:

@@ -10,7 +10,8 @@ import select
 import sys
 
 from ..core.envelope import Problem
-from .output import PIPE_ROOM, is_terminal, write_quietly
+from ..process.output import PIPE_ROOM
+from .output import is_terminal, write_quietly
 
 # What a reader may be behind. One that has let so much lie is not going to read it.
 BEHIND_LIMIT = 4_000_000

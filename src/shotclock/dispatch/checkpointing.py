@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.arguments import NotSerializable, to_jsonable
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
-from ..core.walltime import WallTime
-from ..process.clock import wall_ns
+from ..process.clock import wall_time
 from ..process.context import CallListener
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Checkpointing(Stepping):
 
     def _save(self, state: object) -> None:
         self.kept = True
-        self._store().checkpoints.save(self._key, self._fingerprint, state, WallTime.of_ns(wall_ns()))
+        self._store().checkpoints.save(self._key, self._fingerprint, state, wall_time())
 
     async def restore(self, fingerprint: str) -> object:
         kept = await asyncio.to_thread(lambda: self._store().checkpoints.load(self._key))

@@ -18,8 +18,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
-from ..core.walltime import WallTime
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import is_alive, this_process
 from ..runtime.call import Call, Outcome, invalid
 from ..store.locks import Conflict, Held
@@ -118,7 +117,7 @@ class ConcurrencyLimits:
             pause_s = min(pause_s * 1.5, LATER_TRIES_S)
 
     def _try(self, lock: str, slots: int, token: str, label: str, lease_ms: int | None) -> Held | Conflict:
-        now = WallTime.of_ns(wall_ns())
+        now = wall_time()
         return self._store().locks.acquire(
             lock,
             slots=slots,
@@ -132,7 +131,7 @@ class ConcurrencyLimits:
 
 
 def _held(lock: str, conflict: Conflict, admission: Call) -> Outcome:
-    now = WallTime.of_ns(wall_ns())
+    now = wall_time()
     age_ms, expires_at = conflict.age_ms(now), conflict.oldest.expires_at
     holder: dict[str, object] = {"pid": conflict.pid, "command": conflict.label, "age_ms": age_ms}
     waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS

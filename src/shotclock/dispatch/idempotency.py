@@ -11,7 +11,7 @@ from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, warning
 from ..core.exact_values import identity
 from ..core.walltime import WallTime
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import is_alive, this_process
 from ..runtime.call import Call, Outcome, answer
 from ..runtime.outcomes import timeout_problem
@@ -26,7 +26,7 @@ LATER_LOOKS_S = 0.2
 
 def reused(store: Store, scope: str, key: str, digest: str) -> Problem | None:
     """Why this key cannot stand for this work: it stands for other work. From here on it stands for this."""
-    beginning = store.idempotency.begin(scope, key, digest, this_process(), _now(), is_alive)
+    beginning = store.idempotency.begin(scope, key, digest, this_process(), wall_time(), is_alive)
     return _reused(key, beginning.began_at) if isinstance(beginning, Mismatch) else None
 
 
@@ -72,10 +72,12 @@ class Repeats:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def _begin(self) -> Beginning:
-        return self._store.idempotency.begin(self._scope, self._key, self._digest, this_process(), _now(), is_alive)
+        return self._store.idempotency.begin(
+            self._scope, self._key, self._digest, this_process(), wall_time(), is_alive
+        )
 
     def _forget_old(self) -> None:
-        self._store.idempotency.forget_begun_before(WallTime(max(0, _now().ms - RETENTION_MS)), is_alive)
+        self._store.idempotency.forget_begun_before(WallTime(max(0, wall_time().ms - RETENTION_MS)), is_alive)
 
     def _told(self, admission: Call, beginning: Beginning) -> Envelope | None:
         if isinstance(beginning, Finished):
@@ -105,8 +107,4 @@ class Repeats:
         return envelope
 
     def _finish(self, envelope: Envelope) -> None:
-        self._store.idempotency.finish(self._scope, self._key, envelope.to_dict(), _now())
-
-
-def _now() -> WallTime:
-    return WallTime.of_ns(wall_ns())
+        self._store.idempotency.finish(self._scope, self._key, envelope.to_dict(), wall_time())

@@ -24,7 +24,7 @@ from ..core.errors import Failure
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..core.walltime import WallTime
 from ..process import spans
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.context import Progress
 from ..process.detached import start_detached
 from ..process.identity import is_alive
@@ -103,7 +103,9 @@ class JobClient:
         self.forget_old()
         job_id = secrets.token_hex(8)
         log = self._store.folder("jobs") / f"{job_id}.log"
-        job, ours = self._store.jobs.attach_or_create(invocation.as_new_job(str(log), job_id, now()), now(), is_alive)
+        job, ours = self._store.jobs.attach_or_create(
+            invocation.as_new_job(str(log), job_id, wall_time()), wall_time(), is_alive
+        )
         if ours:
             if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
                 os.close(create_private_file(Path(job.stdin_path)))
@@ -113,7 +115,7 @@ class JobClient:
 
     def attached(self, invocation: Invocation) -> Job | None:
         """Return the job that does this work already, or has done it and told nobody. Nothing is started."""
-        return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", now()), now(), is_alive)
+        return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", wall_time()), wall_time(), is_alive)
 
     def _start_keeper(self, job: Job, trace: TraceContext) -> None:
         assert job.log_path is not None
@@ -133,13 +135,13 @@ class JobClient:
         except OSError as error:
             problem = Problem("SPAWN_FAILED", f"the job's keeper could not be started: {error}")
             envelope = answer(_admit(job), Outcome(Ending.NOT_STARTED, problem))
-            self._store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
+            self._store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         finally:
             os.close(output)
 
     def forget_old(self) -> None:
-        self._store.checkpoints.forget_saved_before(WallTime(max(0, now().ms - CHECKPOINTS_KEPT_MS)))
-        before = WallTime(max(0, now().ms - RETENTION_MS))
+        self._store.checkpoints.forget_saved_before(WallTime(max(0, wall_time().ms - CHECKPOINTS_KEPT_MS)))
+        before = WallTime(max(0, wall_time().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
             for path in (job.log_path, f"{job.log_path}.1", job.stdin_path):
                 if path:
@@ -182,28 +184,28 @@ class JobClient:
         if job is None or not job.is_active:
             return job if job is None or job.envelope is not None else self._with_envelope(job)
         if job.state is JobState.STARTING:
-            gone = now() - job.attempt_at >= STARTING_LIMIT_MS
+            gone = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
         else:
             gone = job.keeper is None or not is_alive(job.keeper)
         if not gone:
             return job
-        self._store.jobs.mark_lost(job_id, lost_envelope(job), now(), attempt=job.attempt)
+        self._store.jobs.mark_lost(job_id, lost_envelope(job), wall_time(), attempt=job.attempt)
         return self._store.jobs.get(job_id)
 
     def _with_envelope(self, job: Job) -> Job | None:
-        self._store.jobs.mark_lost(job.id, lost_envelope(job), now())
+        self._store.jobs.mark_lost(job.id, lost_envelope(job), wall_time())
         return self._store.jobs.get(job.id)
 
     def delivered(self, job: Job) -> Envelope:
         """How it ended, and that somebody was told."""
-        self._store.jobs.deliver(job.id, now())
+        self._store.jobs.deliver(job.id, wall_time())
         told = job.envelope or lost_envelope(job)
         meta = {**told["meta"], "job_id": job.id}
         return Envelope(told["data"], told["error"], list(told["warnings"]), meta)
 
     def incomplete(self, job: Job, admission: Call, budget_ms: int) -> Envelope:
         elapsed_ms = (monotonic_ns() - admission.started_ns) // 1_000_000
-        silent_ms = 0 if job.heartbeat_at is None else now().since_ms(job.heartbeat_at)
+        silent_ms = 0 if job.heartbeat_at is None else wall_time().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
             fired = Fired(ClockKind.IDLE, "keeper", SILENT_LIMIT_MS, silent_ms)
             message = f"the keeper of job {job.id} has said nothing for {format_duration(silent_ms)}"
@@ -244,7 +246,7 @@ class JobClient:
 
     async def cancel(self, job: Job) -> Job:
         """Ask its keeper to stop it, and wait, bounded, until it has."""
-        await asyncio.to_thread(self._store.jobs.request_cancel, job.id, now())
+        await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time())
         give_up_ns = monotonic_ns() + int(CANCEL_LIMIT_S * 1e9)
         current: Job | None = job
         while current is not None and current.is_active and monotonic_ns() < give_up_ns:
@@ -279,10 +281,6 @@ class JobClient:
 
     def _words(self, verb: str, job_id: str) -> str:
         return shlex.join([*self._command, "job", verb, job_id])
-
-
-def now() -> WallTime:
-    return WallTime.of_ns(wall_ns())
 
 
 def progress_of(job: Job) -> dict[str, object]:

@@ -20,10 +20,9 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Failure
 from ..core.proposal import Ran, Runner
-from ..core.walltime import WallTime
 from ..inbox.approval import Approvals
 from ..inbox.inbox import Inbox
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import this_process
 from ..runtime import telemetry
 from ..runtime.call import Outcome, Tool, admit, answer
@@ -48,7 +47,7 @@ def main(home: str, job_id: str) -> None:
     """From start to end. What goes wrong before the job is ours is on stderr, which is the job's log."""
     log, log_in = os.pipe()
     with Store.open(Path(home)) as store:
-        job = store.jobs.take_charge(job_id, this_process(), now())
+        job = store.jobs.take_charge(job_id, this_process(), wall_time())
         if job is None:
             return  # somebody else keeps it, or it has ended
         with contextlib.suppress(OSError):
@@ -60,27 +59,23 @@ def main(home: str, job_id: str) -> None:
         proposal_id = job.spec.get("proposal_id")
         if proposal_id is not None:
             with contextlib.suppress(Failure):  # a busy store: then it says later what became of it
-                store.proposals.go_on_as_job(proposal_id, Runner(this_process(), job.id), now())
+                store.proposals.go_on_as_job(proposal_id, Runner(this_process(), job.id), wall_time())
         try:
             envelope = asyncio.run(_keep(store, job, log, log_file))
         except Exception as error:
             outcome = raised(error)
             outcome.ending = Ending.NOT_STARTED
             envelope = answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"])), outcome)
-        store.jobs.finish(job.id, envelope.to_dict(), now(), attempt=job.attempt)
+        store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         if proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
-            ran = Ran(envelope.ok, now(), envelope.code, None if envelope.ok else shorten(message, 500))
+            ran = Ran(envelope.ok, wall_time(), envelope.code, None if envelope.ok else shorten(message, 500))
             with contextlib.suppress(Failure):  # the job itself says it
                 store.proposals.record_outcome(proposal_id, ran)
         if envelope.ok:
             store.checkpoints.clear(job.key)
     telemetry.finish()
     os._exit(0)
-
-
-def now() -> WallTime:
-    return WallTime.of_ns(wall_ns())
 
 
 async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
@@ -132,7 +127,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
 def _still_wanted(store: Store, job: Job) -> bool:
     """Says that we live, on the way. A store that is busy for a moment is no reason to stop."""
     with contextlib.suppress(Exception):
-        store.jobs.beat(job.id, now(), attempt=job.attempt)
+        store.jobs.beat(job.id, wall_time(), attempt=job.attempt)
         current = store.jobs.get(job.id)
         return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
     return True
@@ -158,7 +153,7 @@ class Keeping(Checkpointing):
             return
         self._written_ns = monotonic_ns()
         with contextlib.suppress(Exception):  # progress is worth a try, not the work
-            self._store().jobs.progress(self._job.id, *self._latest, now(), attempt=self._job.attempt)
+            self._store().jobs.progress(self._job.id, *self._latest, wall_time(), attempt=self._job.attempt)
             self._latest = None
 
 

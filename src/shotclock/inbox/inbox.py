@@ -40,7 +40,7 @@ from ..core.proposal import (
 )
 from ..core.records import dataclass
 from ..core.walltime import WallTime
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import is_alive, this_process
 from ..store.audit import Entry
 from ..store.home import load_private_key, make_private_directory
@@ -158,7 +158,7 @@ class Inbox:
 
     async def withdraw(self, proposal_id: str, by: Principal) -> Proposal:
         """Withdraw a proposal. Raises Failure unless by whoever proposed it."""
-        return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, _now()))
+        return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, wall_time()))
 
     async def use(self, proposal_id: str, action_hash: str, *, unanswered: bool = False) -> bool:
         """Use this approval of exactly that action: once, and nobody after us. Return False where it is not ours to act
@@ -171,9 +171,9 @@ class Inbox:
             runner = Runner(this_process())
             try:
                 if unanswered:
-                    self._proposals.go_on_unanswered(proposal_id, action_hash, runner, _now())
+                    self._proposals.go_on_unanswered(proposal_id, action_hash, runner, wall_time())
                 else:
-                    self._proposals.use(proposal_id, action_hash, _now(), runner)
+                    self._proposals.use(proposal_id, action_hash, wall_time(), runner)
             except Failure as failure:
                 if failure.code in ("ALREADY_DECIDED", "ACTION_CHANGED", "NOT_ALLOWED"):
                     return False
@@ -185,7 +185,7 @@ class Inbox:
 
     def record_outcome(self, proposal_id: str, code: str | None, message: str = "") -> None:
         """Record what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
-        outcome = Ran(code is None, _now(), code, shorten(message, OUTCOME_SHOWN) if code is not None else None)
+        outcome = Ran(code is None, wall_time(), code, shorten(message, OUTCOME_SHOWN) if code is not None else None)
 
         def work() -> None:
             try:
@@ -236,7 +236,7 @@ class Inbox:
                 proposal_id,
                 decision,
                 by.name,
-                _now(),
+                wall_time(),
                 via=by.via or None,
                 action_hash=action_hash,
                 confirmation=confirmation,
@@ -247,7 +247,7 @@ class Inbox:
     async def extend(self, proposal_id: str, by_ms: int, by: Principal) -> Proposal:
         """Move the end of a proposal. Raises Failure unless an operator asks and it is open."""
         by.must_be_operator("extend")
-        return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, _now()))
+        return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, wall_time()))
 
     # --- looking --------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class Inbox:
                     fitting.append((new, answer))
             if not fitting:
                 return
-            found = self._proposals.attach_or_create_all([new for new, _ in fitting], _now(), self._limits)
+            found = self._proposals.attach_or_create_all([new for new, _ in fitting], wall_time(), self._limits)
         except BaseException as error:
             for _, answer in asked:
                 if not answer.done():
@@ -342,7 +342,7 @@ class Inbox:
 
     def _look(self, proposal_id: str) -> Proposal | None:
         proposal = self._proposals.get(proposal_id)
-        if proposal is not None and proposal.is_due(_now()):
+        if proposal is not None and proposal.is_due(wall_time()):
             self._end_due()
             return self._proposals.get(proposal_id)
         return proposal
@@ -352,7 +352,7 @@ class Inbox:
         return self._proposals.since(seq, CHANGES_AT_ONCE)
 
     def _end_due(self) -> None:
-        if self._proposals.end_due(_now()):
+        if self._proposals.end_due(wall_time()):
             self._announce_change()
 
     def _announce_change(self) -> None:
@@ -370,7 +370,7 @@ class Inbox:
         with self._lock:
             self._filing = False
         self._file.catch_up_if_possible()
-        prune_by_the_way(self._store, os.environ, _now(), is_alive)
+        prune_by_the_way(self._store, os.environ, wall_time(), is_alive)
 
     def _finish(self) -> None:
         self._watcher.close()
@@ -396,10 +396,6 @@ class Inbox:
             )
 
         return await self._do(work)
-
-
-def _now() -> WallTime:
-    return WallTime.of_ns(wall_ns())
 
 
 def _time_out(told: asyncio.Future[Proposal | None]) -> None:

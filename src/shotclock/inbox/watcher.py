@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from ..core.errors import Failure
 from ..core.proposal import Proposal
 from ..core.walltime import WallTime
-from ..process.clock import wall_ns
+from ..process.clock import wall_time
 from ..store.proposals import Feed, Proposals
 
 LOOK_S = 0.025
@@ -114,7 +114,7 @@ class Watcher:
             try:
                 if not due_known:
                     due_at, due_known = self._feed.next_due_at(), True
-                now = WallTime.of_ns(wall_ns())
+                now = wall_time()
                 if due_at is not None and now >= due_at:
                     due_known = False
                     if self._proposals.end_due(now):
@@ -122,7 +122,7 @@ class Watcher:
                 if self._pass_on(self._feed):
                     due_known = False
                 if due_at is not None and due_known:
-                    pause_s = min(LOOK_S, max(0.0, (due_at - WallTime.of_ns(wall_ns())) / 1000))
+                    pause_s = min(LOOK_S, max(0.0, (due_at - wall_time()) / 1000))
             except Failure:
                 pass  # a busy or broken store: those who wait have clocks of their own, and we look again
             self._wake.wait(pause_s)

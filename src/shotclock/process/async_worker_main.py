@@ -1,4 +1,4 @@
-"""Inside a host process: one event loop, and the async handlers of all calls on it, for as long as it lives.
+"""Program of an async worker: one event loop, and the async handlers of all calls on it, for as long as it lives.
 
 Runs below a supervisor. The runtime holds every clock; here nothing has to be trusted to end. What handlers keep in
 memory (globals, pools bound to the loop) is there for all of them, and gone with the process.
@@ -29,7 +29,7 @@ from .context import Context, Scope, current_scope
 from .environment import quiet_this_process
 from .worker_main import CallTrace, Reply, bind, reply_to_error, reply_to_result
 
-# The memory a host shares with the runtime, in words of eight bytes. It can be read when nothing here answers.
+# The memory an async worker shares with the runtime, in words of eight bytes. It can be read when nothing here answers.
 SHARED_SIZE = 4096
 BEGUN = 0
 """The highest number of a call that has begun. Calls begin in the order of their numbers."""
@@ -47,7 +47,7 @@ PROGRESS_HELD = 256 * 1024
 SAY_AT_LEAST_NS = 5_000_000
 
 
-def serve_host(sock: socket.socket, memory: int) -> NoReturn:
+def serve_async_calls(sock: socket.socket, memory: int) -> NoReturn:
     """Serve calls until the runtime closes the socket, or the supervisor kills us."""
     kernel.name_process("shotclock-host")
     quiet_this_process()
@@ -57,10 +57,10 @@ def serve_host(sock: socket.socket, memory: int) -> NoReturn:
     sock.setblocking(False)
     words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
     os.close(memory)
-    _Host(sock, words).serve()
+    _AsyncWorker(sock, words).serve()
 
 
-class _Host:
+class _AsyncWorker:
     def __init__(self, sock: socket.socket, words: memoryview) -> None:
         self.loop = asyncio.new_event_loop()
         self.words = words
@@ -81,31 +81,32 @@ class _Host:
     def serve(self) -> NoReturn:
         asyncio.set_event_loop(self.loop)
         self.loop.set_task_factory(self._make_task)
-        call_processes.watch(self._started)
+        call_processes.watch(self._report_process)
         self.loop.add_reader(self._sock, self._read)
-        self.say("ready")
+        self.send("ready")
         while True:
             try:
                 self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
             except BaseException:
-                pass  # a task that some handler started wanted to exit; the others' host is not its to end
+                pass  # a task that some handler started wanted to exit; the others' worker is not its to end
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-        """Tasks that a call starts run its code as well: whoever looks at the shared memory has to find its number."""
+        """Make a task. Those that a call starts run its code as well: whoever looks at the shared memory has to find
+        its number."""
         context = options.get("context")
         number = _number.get() if context is None else context.get(_number, 0)
         if number and inspect.iscoroutine(work):
             work = _traced_task(work, self.words, number)
         return asyncio.Task(work, loop=loop, **options)
 
-    def _started(self, started: call_processes.Started, pid: int) -> None:
-        """A call has started a process: said at once, so that it can be killed whatever its loop does then."""
+    def _report_process(self, started: call_processes.StartedProcesses, pid: int) -> None:
+        """Send at once that a call has started a process, so that it can be killed whatever its loop does then."""
         number = _number.get()
         if self.is_here():
-            self.say("process", number, started.mark, pid)
+            self.send("process", number, started.mark, pid)
             self._flush()
         else:
-            self.loop.call_soon_threadsafe(self.say, "process", number, started.mark, pid, context=self._context)
+            self.loop.call_soon_threadsafe(self.send, "process", number, started.mark, pid, context=self._context)
 
     # --- what the runtime says ----------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class _Host:
                 call.task = self.loop.create_task(call.run(*message[2:]), context=self._context.copy())
                 call.task.add_done_callback(call.ended, context=self._context)
             case "cancel":
-                self.say("heard", message[1])
+                self.send("heard", message[1])
                 if (stopped := self._calls.get(message[1])) is not None:
                     stopped.stopping = True
                     stopped.task.cancel()
@@ -148,22 +149,22 @@ class _Host:
     # --- what is said to it -------------------------------------------------------------------------------
 
     def is_here(self) -> bool:
-        """Whether this is the loop's thread, and not one that a handler has started."""
+        """Return whether this is the loop's thread, and not one that a handler has started."""
         return threading.get_ident() == self._thread
 
-    def say(self, *message: object) -> None:
-        """Sent at the end of this turn of the loop, together with whatever else is said until then."""
+    def send(self, *message: object) -> None:
+        """Send a message at the end of this turn of the loop, together with whatever else is sent until then."""
         self._outbox += ipc.frame(message)
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush, context=self._context)
 
-    def mention(self, *message: object) -> None:
-        """Progress and the like: from any thread, and dropped rather than piled up."""
+    def send_or_drop(self, *message: object) -> None:
+        """Send progress and the like: from any thread, and dropped rather than piled up."""
         if not self.is_here():
-            self.loop.call_soon_threadsafe(self.mention, *message, context=self._context)
+            self.loop.call_soon_threadsafe(self.send_or_drop, *message, context=self._context)
         elif len(self._outbox) < PROGRESS_HELD:
-            self.say(*message)
+            self.send(*message)
             if monotonic_ns() - self._flushed_ns > SAY_AT_LEAST_NS:
                 self._flush()
 
@@ -185,17 +186,17 @@ class _Host:
         self._flush()
 
     async def ask(self, kind: str, number: int, *details: object) -> bytes:
-        """Bounded by the call's own clock: at its bell we are cancelled here."""
+        """Ask the runtime and return its answer. Bounded by the call's own clock: at its bell we are cancelled here."""
         self._asked += 1
         question = self._asked
         answer: asyncio.Future[bytes] = self.loop.create_future()
         self._questions[question] = answer
-        self.say(kind, number, question, *details)
+        self.send(kind, number, question, *details)
         try:
             return await answer
         except asyncio.CancelledError:
             if self._questions.pop(question, None) is not None:
-                self.say("never mind", question)
+                self.send("never mind", question)
             raise
 
     def forget(self, number: int) -> None:
@@ -205,10 +206,10 @@ class _Host:
 class _Call:
     """One call, seen from inside."""
 
-    __slots__ = ("_has_replied", "_host", "number", "stopping", "task")
+    __slots__ = ("_has_replied", "_worker", "number", "stopping", "task")
 
-    def __init__(self, host: _Host, number: int) -> None:
-        self._host = host
+    def __init__(self, worker: _AsyncWorker, number: int) -> None:
+        self._worker = worker
         self._has_replied = False
         self.number = number
         self.stopping = False
@@ -226,7 +227,7 @@ class _Call:
         skipped_steps: tuple[str, ...],
         caller: tuple[str, bool, str],
     ) -> None:
-        words = self._host.words
+        words = self._worker.words
         # In this order: whoever closes sets its word first and looks at ours then, so one of us sees the other's.
         words[BEGUN] = self.number
         if words[CLOSED]:
@@ -271,32 +272,32 @@ class _Call:
             reply = "cancelled", None
         except BaseException as error:
             reply = reply_to_error(error)
-        if os.getpid() != self._host.pid:  # the handler forked and came back twice; its caller waits for one answer
+        if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
             os._exit(0)
         finished_ns = monotonic_ns()
         words[RUNNING] = 0
         self._has_replied = True
         try:
-            self._host.say("done", self.number, *reply, finished_ns)
+            self._worker.send("done", self.number, *reply, finished_ns)
         except (ValueError, OverflowError) as error:  # gigabytes
-            self._host.say("done", self.number, "unserializable", f"the result cannot be sent: {error}", finished_ns)
+            self._worker.send("done", self.number, "unserializable", f"the result cannot be sent: {error}", finished_ns)
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        self._host.forget(self.number)
+        self._worker.forget(self.number)
         if not self._has_replied:  # cancelled before its first step
-            self._host.say("done", self.number, "unbegun", None, monotonic_ns())
+            self._worker.send("done", self.number, "unbegun", None, monotonic_ns())
 
     # --- the context --------------------------------------------------------------------------------------
 
     def _progress(self, done: float, total: float | None, unit: str | None) -> None:
-        self._host.mention("progress", self.number, done, total, unit)
+        self._worker.send_or_drop("progress", self.number, done, total, unit)
 
     def _step(self, name: str) -> None:
-        self._host.mention("step", self.number, name)
+        self._worker.send_or_drop("step", self.number, name)
 
     def _is_stopping(self) -> bool:
         if not self.stopping:
-            self._host.look()
+            self._worker.look()
         return self.stopping
 
     def _call(
@@ -304,14 +305,14 @@ class _Call:
     ) -> Coroutine[Any, Any, Envelope]:
         name = operation if isinstance(operation, str) else getattr(operation, "name", None)
         if not isinstance(name, str):
-            raise TypeError("ctx.call in a host process takes the name of a registered operation")
+            raise TypeError("ctx.call in an async worker takes the name of a registered operation")
         return self._further(name, pickle.dumps(dict(arguments)), as_dict(clocks))
 
     async def _further(self, name: str, arguments: bytes, limits: dict[str, Any]) -> Envelope:
-        return pickle.loads(await self._host.ask("call", self.number, name, arguments, limits))  # type: ignore[no-any-return]
+        return pickle.loads(await self._worker.ask("call", self.number, name, arguments, limits))  # type: ignore[no-any-return]
 
     async def _ask(self, question: str, value: object) -> object:
-        went_well, answer = pickle.loads(await self._host.ask("ask", self.number, question, pickle.dumps(value)))
+        went_well, answer = pickle.loads(await self._worker.ask("ask", self.number, question, pickle.dumps(value)))
         if not went_well:
             raise answer
         return answer
@@ -323,7 +324,7 @@ async def _traced_task(work: Coroutine[Any, Any, Any], words: memoryview, number
 
 @types.coroutine
 def _traced(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
-    """Await a handler, and say in the shared memory whenever it is its code that holds the loop."""
+    """Await a handler, and write into the shared memory whenever it is its code that holds the loop."""
     thrown: BaseException | None = None
     while True:
         words[RUNNING] = number

@@ -1,4 +1,4 @@
-"""Which processes a call has started that shares its process with others: killed where its clock ends it, or named.
+"""Processes that a call has started which shares its process with others: killed where its clock ends it, or named.
 
 Python starts processes by a handful of functions. Each is replaced, once, by one that notes the new process for the
 call in whose context it runs, and marks its environment: what leaves its family on the way (a daemon, what a shell put
@@ -38,7 +38,7 @@ Survivors = Sequence[dict[str, object]]
 Then = Callable[[Survivors], object]
 
 
-class Started:
+class StartedProcesses:
     """The processes that one call has started."""
 
     __slots__ = ("__weakref__", "_pids", "is_over", "mark")
@@ -58,9 +58,9 @@ class Started:
             signal_process(pid, signal.SIGKILL)
 
     def alive(self) -> list[int]:
-        """What of it is still there, with everything below."""
+        """Return what of it is still there, with everything below."""
         roots = [pid for pid, start in self._pids.items() if kernel.start_of(pid) == start]
-        roots += [pid for pid in _marked(f"{CALL_VARIABLE}={self.mark}".encode()) if pid not in roots]
+        roots += [pid for pid in _find_marked(f"{CALL_VARIABLE}={self.mark}".encode()) if pid not in roots]
         found = dict.fromkeys(roots)
         for root in roots:
             found.update(dict.fromkeys(kernel.descendants(root)))
@@ -69,7 +69,8 @@ class Started:
         return [pid for pid in found if not kernel.is_zombie(pid)]
 
     def stop(self, kill_ns: int) -> list[int]:
-        """TERM now, KILL at `kill_ns`: what would not die. Blocks; bounded by that and by the limit of a kill."""
+        """Send TERM now and KILL at `kill_ns`; return what would not die. Blocks; bounded by that and by the limit of a
+        kill."""
         left = self.alive()
         if left and monotonic_ns() < kill_ns:
             for pid in left:
@@ -82,16 +83,16 @@ class Started:
         return kill_below(lambda: not self.alive(), lambda wait_ms: pause(wait_ms / 1000), find=self.alive)
 
     def stop_beside(self, loop: asyncio.AbstractEventLoop, then: Then, *, grace_ns: int = 0) -> None:
-        """The same in a thread of its own: others run on the loop. `then` is told there what survives."""
-        beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
+        """Stop in a thread of its own: others run on the loop. `then` is told there what survives."""
+        run_beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
 
     def look_beside(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
         """Only tell what is there: a call that ended by itself may keep processes for the calls after it."""
-        beside(loop, self.alive, then)
+        run_beside(loop, self.alive, then)
 
 
-def beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
-    """Run what blocks in a thread of its own, and say on the loop which processes it found."""
+def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
+    """Run what blocks in a thread of its own, and tell on the loop which processes it found."""
 
     def run() -> None:
         try:
@@ -104,26 +105,26 @@ def beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then:
     threading.Thread(target=run, name="shotclock-stop", daemon=True).start()
 
 
-_started: weakref.WeakKeyDictionary[Scope, Started] = weakref.WeakKeyDictionary()
-noted: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
+_started: weakref.WeakKeyDictionary[Scope, StartedProcesses] = weakref.WeakKeyDictionary()
+started_by_scope: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
 """Whether anything is there, asked at the end of every call."""
-_listener: Callable[[Started, int], None] | None = None
+_listener: Callable[[StartedProcesses, int], None] | None = None
 _is_watching = False
 
 
-def taken(scope: Scope) -> Started | None:
-    """What the call has started, and is no longer kept here."""
+def take_started(scope: Scope) -> StartedProcesses | None:
+    """Return what the call has started, and no longer keep it here."""
     return _started.pop(scope, None)
 
 
-def given_up(scope: Scope) -> Started:
-    """What the call has started; whatever it starts from now on is killed at once."""
-    started = _started.setdefault(scope, Started())
+def give_up_started(scope: Scope) -> StartedProcesses:
+    """Return what the call has started; whatever it starts from now on is killed at once."""
+    started = _started.setdefault(scope, StartedProcesses())
     started.is_over = True
     return started
 
 
-def watch(listener: Callable[[Started, int], None] | None = None) -> None:
+def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> None:
     """Note from here on which call starts what. A listener is told instead, in the thread that starts it."""
     global _listener, _is_watching
     _listener = listener
@@ -134,17 +135,17 @@ def watch(listener: Callable[[Started, int], None] | None = None) -> None:
     import subprocess
     from concurrent.futures import ThreadPoolExecutor
 
-    fork_exec = _noting(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
+    fork_exec = _note_starts(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
     setattr(_posixsubprocess, "fork_exec", fork_exec)  # noqa: B010  what multiprocessing uses
     setattr(subprocess, "_fork_exec", fork_exec)  # noqa: B010
     for name in ("posix_spawn", "posix_spawnp"):
-        setattr(os, name, _noting(getattr(os, name), _SPAWN_ENVIRONMENT))
-    os.fork = _noting(os.fork, None)
-    ThreadPoolExecutor.submit = _submitting(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+        setattr(os, name, _note_starts(getattr(os, name), _SPAWN_ENVIRONMENT))
+    os.fork = _note_starts(os.fork, None)
+    ThreadPoolExecutor.submit = _submit_in_context(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
 
 
-def _submitting(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which runs the work in the context of the call: a pool's threads belong to no call."""
+def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `submit`, so that it runs the work in the context of the call: a pool's threads belong to no call."""
 
     def submit_for_call(pool: Any, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         if current_scope.get() is None:
@@ -154,8 +155,8 @@ def _submitting(submit: Callable[..., Any]) -> Callable[..., Any]:
     return submit_for_call
 
 
-def _noting(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
-    """The same function, which notes the process for the call that runs."""
+def _note_starts(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
+    """Wrap a function that starts processes, so that it notes them for the call that runs."""
 
     def note_and_start(*arguments: Any, **named: Any) -> int:
         scope = current_scope.get()
@@ -163,7 +164,7 @@ def _noting(start: Callable[..., int], environment_at: int | None) -> Callable[.
             return start(*arguments, **named)
         started = _started.get(scope)
         if started is None:
-            started = _started.setdefault(scope, Started())
+            started = _started.setdefault(scope, StartedProcesses())
         if environment_at is not None and len(arguments) > environment_at:
             marked = _with_mark(arguments[environment_at], started.mark)
             arguments = (*arguments[:environment_at], marked, *arguments[environment_at + 1 :])
@@ -178,7 +179,8 @@ def _noting(start: Callable[..., int], environment_at: int | None) -> Callable[.
 
 
 def _with_mark(environment: Any, mark: str) -> Any:
-    """As `fork_exec` takes it (a list of bytes, or None for our own) or as `posix_spawn` does (a mapping)."""
+    """Return the environment with the mark, as `fork_exec` takes it (a list of bytes, or None for our own) or as
+    `posix_spawn` does (a mapping)."""
     variable = os.fsencode(CALL_VARIABLE)
     if environment is None:
         environment = [name + b"=" + value for name, value in os.environb.items()]
@@ -188,8 +190,8 @@ def _with_mark(environment: Any, mark: str) -> Any:
     return {**environment, CALL_VARIABLE: mark}
 
 
-def _marked(entry: bytes) -> list[int]:
-    """Every process that carries the mark, of those whose environment we may read."""
+def _find_marked(entry: bytes) -> list[int]:
+    """Return every process that carries the mark, of those whose environment we may read."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdecimal():
@@ -207,7 +209,8 @@ def _marked(entry: bytes) -> list[int]:
 
 
 def _helpers() -> list[int]:
-    """Processes that Python's own modules keep for the whole program, whoever happened to be the first to need them."""
+    """Return processes that Python's own modules keep for the whole program, whoever happened to be the first to need
+    them."""
     pids = []
     for module, holder, attribute in (
         ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),

@@ -53,7 +53,7 @@ class Cgroup:
 
     @classmethod
     def create(cls) -> Cgroup | None:
-        """A fresh one for this process's child, or None where that is not possible."""
+        """Make a fresh one for this process's child, or return None where that is not possible."""
         home = home_directory()
         if home is None:
             return None
@@ -70,13 +70,14 @@ class Cgroup:
 
     @classmethod
     def left_by(cls, pid: int) -> Cgroup | None:
-        """The one that a supervisor, killed itself, can no longer remove: kill it, wait for the dead, remove it."""
+        """Return the one that a supervisor, killed itself, can no longer remove: kill it, wait for the dead, remove
+        it."""
         home = home_directory()
         path = os.path.join(home, f"{_PREFIX}{pid}") if home is not None else ""
         return cls(path) if path and os.path.isdir(path) else None
 
     def fork(self) -> int:
-        """Like os.fork, but the child is in the cgroup from its first instruction. Only for a child that execs.
+        """Fork like os.fork, but the child is in the cgroup from its first instruction. Only for a child that execs.
 
         Moving a process there later would take a lock of the whole system, and ten times as long.
         """
@@ -104,12 +105,14 @@ class Cgroup:
             file.write("1")
 
     def enter(self) -> bool:
-        """From here on all that this process starts is born in it; so would this process be killed with it."""
+        """Move this process into it: all that it starts from here on is born in it; so would this process be killed
+        with it."""
         self.inside = self.inside or _move_to(self._path)
         return self.inside
 
     def leave(self) -> bool:
-        """Takes a lock of the whole system, as `enter` does: some milliseconds where nobody did so just before."""
+        """Move this process out. Takes a lock of the whole system, as `enter` does: some milliseconds where nobody did
+        so just before."""
         if self.inside and _move_to(os.path.dirname(self._path)):
             self.inside = False
         return not self.inside
@@ -162,7 +165,8 @@ def home_directory() -> str | None:
 
 
 def mechanism() -> str:
-    """How commands are killed on this machine: "cgroup", "subreaper" or "process group", the strongest there is."""
+    """Return how commands are killed on this machine: "cgroup", "subreaper" or "process group", the strongest there
+    is."""
     if not LINUX:
         return "process group"
     probe = Cgroup.create()

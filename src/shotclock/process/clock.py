@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..core.walltime import WallTime
+
 monotonic_ns = time.monotonic_ns
 
 
@@ -16,12 +20,12 @@ os.register_at_fork(after_in_child=lambda: _process_began.__setitem__(0, monoton
 
 
 def process_began_ns() -> int:
-    """When this process began, as far as we saw: it imported us, or was forked from one that had."""
+    """Return when this process began, as far as we saw: it imported us, or was forked from one that had."""
     return _process_began[0]
 
 
 def timestamp(at_ns: int) -> str:
-    """A wall-clock instant in UTC, for people and logs; never used to measure."""
+    """Return a wall-clock instant in UTC, for people and logs; never used to measure."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest // 1_000_000:03d}Z"
 
@@ -33,3 +37,10 @@ def pause(seconds: float) -> None:
 
 def wall_seconds() -> float:
     return time.time()
+
+
+def wall_time() -> WallTime:
+    """Return the instant on the wall clock, for what is stored."""
+    from ..core.walltime import WallTime  # what `exec` has no use for
+
+    return WallTime.of_ns(wall_ns())

@@ -1,4 +1,4 @@
-"""What a running handler can see and do: its deadline, whether it should stop, progress, and further calls."""
+"""Context of a running handler: its deadline, whether it should stop, progress, and further calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[float, float | None, str | None], None]
 
 
 class CallListener:
-    """Who listens to one running call, on the loop that called. Nobody in particular, unless somebody overrides it."""
+    """Listener to one running call, on the loop that called. It does nothing, unless somebody overrides it."""
 
     skipped_steps: tuple[str, ...] = ()
     """Steps that were done before and are not to be done again."""
@@ -27,21 +27,21 @@ class CallListener:
     """The file that a function in a worker finds on its stdin; nothing, if not said."""
 
     def progress(self, done: float, total: float | None, message: str | None) -> None:
-        """The work is this far."""
+        """Take note that the work is this far."""
 
     def step(self, name: str) -> None:
-        """A step has begun; those before it are done."""
+        """Take note that a step has begun; those before it are done."""
 
     async def checkpoint(self, state: object) -> None:
         """Keep the state, durably, before this returns."""
         raise Failure("CHECKPOINTS_UNAVAILABLE")
 
     async def restore(self, fingerprint: str) -> object:
-        """The state kept last, if it was for the same input."""
+        """Return the state kept last, if it was for the same input."""
         raise Failure("CHECKPOINTS_UNAVAILABLE")
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
-        """What a handler asked from wherever it runs; only these two."""
+        """Answer what a handler asked from wherever it runs; only these two."""
         if question == "checkpoint":
             return self.checkpoint(value)
         return self.restore(str(value))
@@ -70,7 +70,7 @@ current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=
 
 
 class ProgressListener(CallListener):
-    """Hears of progress only."""
+    """Listener that is told of progress only."""
 
     def __init__(self, on_progress: Progress) -> None:
         self._on_progress = on_progress
@@ -124,22 +124,22 @@ class Context:
 
     @property
     def traceparent(self) -> str:
-        """This call as the parent of what it starts elsewhere: the header and variable of W3C Trace Context."""
+        """Return this call as the parent of what it starts elsewhere: the header and variable of W3C Trace Context."""
         return self._trace.trace.traceparent
 
     @property
     def stopping(self) -> bool:
-        """Whether the call has been asked to wind down: its soft clock rang, or it is being stopped."""
+        """Return whether the call has been asked to wind down: its soft clock rang, or it is being stopped."""
         return self._is_stopping()
 
     def remaining_ms(self) -> int | None:
-        """What is left before the bell; None where there is none."""
+        """Return what is left before the bell; None where there is none."""
         return None if self.deadline is None else self.deadline.remaining_ms(clock.monotonic_ns())
 
     def progress(
         self, done: float, total: float | None = None, message: str | None = None, *, unit: str | None = None
     ) -> None:
-        """Say how far the work is. It also counts as a sign of life for the idle clock.
+        """Report how far the work is. It also counts as a sign of life for the idle clock.
 
         The message says what is being done. With whole numbers it, or `unit`, is what they count: 3 of 10 files. Raises
         TypeError or ValueError for what is no number, and for a message that is no text.
@@ -150,7 +150,8 @@ class Context:
         self._on_progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def step(self, name: str) -> bool:
-        """Begin a declared step. False where the caller resumes from a later one: it was done before, skip it."""
+        """Begin a declared step. Return False where the caller resumes from a later one: it was done before, skip
+        it."""
         if name in self._skipped_steps:
             return False
         self._on_step(name)
@@ -161,7 +162,7 @@ class Context:
         return self._on_ask("checkpoint", state)
 
     def restore(self, fingerprint: object = "") -> Any:
-        """The state this same invocation kept before it was interrupted, or None. Await it if async.
+        """Return the state this same invocation kept before it was interrupted, or None. Await it if async.
 
         The fingerprint stands for the input (a digest, a modification time, a count): what was kept for another one
         is discarded, with a warning.

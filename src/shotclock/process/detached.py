@@ -1,9 +1,10 @@
-"""A Python program of ours that is meant to outlive us: its own session, none of our descriptors, not our child."""
+"""Programs that are meant to outlive us: one of ours in a session of its own, and the person's own browser."""
 
 from __future__ import annotations
 
 import contextvars
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 
@@ -55,3 +56,37 @@ def start_detached(module: str, arguments: list[str], *, output_fd: int, environ
             return
         pause(LEAVE_PAUSE_S)
     raise TimeoutError("the detached process did not come up in time")
+
+
+def open_in_browser(path: str, environment: Mapping[str, str]) -> bool:
+    """Open a page in the person's own browser, which outlives us. Return whether there was something to open it with;
+    whether a window came up nobody knows."""
+    command = _find_opener(environment)
+    if command is None:
+        return False
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        start_detached(__name__, [command, path], output_fd=null, environment=environment)
+    except OSError:
+        return False
+    finally:
+        os.close(null)
+    return True
+
+
+def main(command: str, path: str) -> None:
+    os.execv(command, [command, path])
+
+
+def _find_opener(environment: Mapping[str, str]) -> str | None:
+    """Find the program that opens a page. Without a display xdg-open would look for a browser of the terminal, which is
+    ours to write on. One that is named by BROWSER is meant: editors that are connected to this machine from another
+    one name theirs that way."""
+    search = environment.get("PATH")
+    if sys.platform == "darwin":
+        return shutil.which("open", path=search)
+    names = environment.get("BROWSER", "").split(os.pathsep)
+    named = next((found for name in names if name and (found := shutil.which(name, path=search))), None)
+    if named is None and not environment.get("DISPLAY") and not environment.get("WAYLAND_DISPLAY"):
+        return None
+    return named or shutil.which("xdg-open", path=search)

@@ -24,13 +24,15 @@ from .supervisor import LONGEST_WAIT_MS
 GRACE_MS = 2_000
 # An exit code that shells use for a command that is not there; nothing was edited then.
 _NOT_THERE = 127
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_ASKS_TO_STOP = (signal.SIGTERM, signal.SIGHUP)
 # The terminal sends these to all of its foreground, and they are the editor's to understand: Emacs uses one for Ctrl-G.
 _EDITORS_OWN = (signal.SIGINT, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)
 class Edited:
+    """How an editor ended."""
+
     status: int | None
     """Its exit code, or minus its signal."""
     why_not: OSError | None = None
@@ -45,7 +47,8 @@ class Edited:
 
 
 def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
-    """Run it to its end, or to ours. Not for programs with threads or other children. Nothing survives this call."""
+    """Run an editor to its end, or to ours. Not for programs with threads or other children. Nothing survives this
+    call."""
     kernel.become_subreaper()
     heard: list[int] = []
     wake, wake_in = os.pipe()
@@ -54,10 +57,10 @@ def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
         os.set_blocking(fd, False)
 
     def hear(number: int, frame: FrameType | None) -> None:
-        if number in _STOP_SIGNALS:
+        if number in _ASKS_TO_STOP:
             heard.append(number)
 
-    listened_to = (*_STOP_SIGNALS, *_EDITORS_OWN, signal.SIGCHLD)
+    listened_to = (*_ASKS_TO_STOP, *_EDITORS_OWN, signal.SIGCHLD)
     previous = {number: signal.signal(number, hear) for number in listened_to}
     previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     me = os.getpid()
@@ -85,11 +88,11 @@ def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
 
 
 def _become(argv: Sequence[str], parent: int, errors_in: int) -> None:
-    """In the child, up to the exec."""
+    """Become the editor, in the child up to the exec."""
     try:
         kernel.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        for number in (*_STOP_SIGNALS, *_EDITORS_OWN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*_ASKS_TO_STOP, *_EDITORS_OWN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], list(argv))
     except OSError as error:
@@ -117,7 +120,7 @@ def _await_end(pid: int, wake: int, heard: list[int], until_ns: int) -> Edited:
 
 
 def _pause(wake: int, wait_ms: int) -> None:
-    """Or until a child has ended, or a signal came."""
+    """Wait, or until a child has ended, or a signal came."""
     poller = select.poll()
     poller.register(wake, select.POLLIN)
     poller.poll(max(0, wait_ms))

@@ -58,7 +58,7 @@ def _deadline_variables(deadline: Deadline) -> dict[str, str]:
 
 
 def quiet_this_process() -> None:
-    """In a process that runs functions of others: what they start gets the same variables as any command."""
+    """Set the variables in a process that runs functions of others: what they start gets the same as any command."""
     os.environ.update({**QUIET, **NO_EDITOR})
 
 
@@ -71,7 +71,8 @@ class CallVariables:
         self._known: MutableMapping[bytes, bytes] = os.environb if known is None or self._entries is None else known
 
     def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
-        """A deadline of 0 is none. Each call pays for this, and may be short: what is written out here is."""
+        """Set the variables of a call. A deadline of 0 is none. Each call pays for this, and may be short: what is
+        written out here is."""
         parent, deadline = traceparent.encode(), b"%d" % deadline_ns
         remaining = b"%d" % (max(0, deadline_ns - monotonic_ns()) // NS_PER_MS)
         known = self._known

@@ -1,4 +1,4 @@
-"""Run one command from a blocking, single-threaded program: `shotclock exec`. No event loop, cheap to import."""
+"""Run of one command from a blocking, single-threaded program: `shotclock exec`. No event loop, cheap to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import ipc, kernel
 from .cgroups import Cgroup
 from .clock import monotonic_ns, pause
 from .command_task import CommandReport, CommandTask
-from .kill import VERIFY_LIMIT_MS, kill_below
+from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, kill_below
 from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
 # Past the latest kill, the verification and this, the supervisor itself must be broken.
@@ -25,13 +25,12 @@ LAST_WORD_MS = 500
 # Some send a signal twice at once, to a process and to its group (`timeout` does): that is one wish, not two.
 ONE_WISH_MS = 200
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # What nohup, or the shell of a background job, had ignored stays ignored.
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class Signals:
-    """Hears the signals that mean "stop", and Ctrl-Z, from the moment it is made until the process ends."""
+    """Signals that mean "stop", and Ctrl-Z, as they come from the moment this is made until the process ends."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
@@ -39,7 +38,7 @@ class Signals:
         self.fd, self._fd_in = os.pipe()
         for fd in (self.fd, self._fd_in):
             os.set_blocking(fd, False)
-        for number in (*_STOP_SIGNALS, signal.SIGTSTP):
+        for number in (*STOP_SIGNALS, signal.SIGTSTP):
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._hear)
         signal.set_wakeup_fd(self._fd_in, warn_on_full_buffer=False)
@@ -62,14 +61,15 @@ class Signals:
         return signal.Signals(self.heard[0]).name if self.heard else None
 
     def forget(self) -> None:
-        """In a child: they are our parent's affair."""
+        """Close the descriptors, in a child: signals are our parent's affair."""
         signal.set_wakeup_fd(-1)
         for fd in (self.fd, self._fd_in):
             os.close(fd)
 
 
 def fill_standard_descriptors() -> None:
-    """If we were started with closed ones, the next thing opened would become our stdin, stdout or stderr."""
+    """Open those of the standard descriptors that are closed: otherwise the next thing opened would become our stdin,
+    stdout or stderr."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -104,7 +104,7 @@ def run(task: CommandTask, signals: Signals) -> CommandReport:
     with contextlib.closing(control):
         report = _await_report(task, control, signals, pid)
     if report is None:
-        return _lost_supervisor(pid, task, signals)
+        return _replace_lost_supervisor(pid, task, signals)
     _collect(pid)
     return report
 
@@ -174,14 +174,14 @@ def _order(control: ipc.Socket, *words: str | None) -> None:
 
 
 def _let_go_of_stdin() -> None:
-    """Whoever writes into it must notice when the command, the only one to read it, closes it."""
+    """Replace stdin: whoever writes into it must notice when the command, the only one to read it, closes it."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
 def _collect(pid: int) -> None:
-    """The supervisor exits right after its report; leave no zombie, but do not wait for a wedged one."""
+    """Reap the supervisor, which exits right after its report; leave no zombie, but do not wait for a wedged one."""
     for _ in range(200):
         try:
             if os.waitpid(pid, os.WNOHANG)[0] == pid:
@@ -191,8 +191,8 @@ def _collect(pid: int) -> None:
         pause(0.001)
 
 
-def _lost_supervisor(pid: int, task: CommandTask, signals: Signals) -> CommandReport:
-    """Somebody killed the supervisor (or it is wedged): what it guarded is ours now, and is killed here."""
+def _replace_lost_supervisor(pid: int, task: CommandTask, signals: Signals) -> CommandReport:
+    """Kill what a supervisor guarded that somebody killed (or that is wedged), and return the report."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Who this process is, and whether another one that was written down is still there.
+"""Identity of this process, and whether another one that was written down is still there.
 
 A pid alone says nothing: it is used again, sooner or later. With its start time and the boot it is unique.
 What cannot be looked at from here (another machine, another pid namespace) is assumed to be alive, because the
@@ -22,7 +22,7 @@ def this_process() -> ProcessIdentity:
 
 
 def is_alive(holder: ProcessIdentity) -> bool:
-    """Whether that very process still runs. A zombie does not; who is out of sight is taken to."""
+    """Return whether that very process still runs. A zombie does not; who is out of sight is taken to."""
     me = this_process()
     if holder.boot_id != me.boot_id:
         # The same machine, started again: nobody of that boot is left. Another machine: cannot be known from here.
@@ -30,7 +30,7 @@ def is_alive(holder: ProcessIdentity) -> bool:
     if holder.namespace != me.namespace:
         return True
     try:
-        seen = _seen(holder.pid)
+        seen = _read_start(holder.pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError:  # out of descriptors, say: not a proof of anybody's death
@@ -43,23 +43,24 @@ def _this_process(pid: int) -> ProcessIdentity:
     if (unfit := kernel.find_unfitness()) is not None:
         raise Failure("MACHINE_UNFIT", unfit)
     host = os.uname().nodename
-    started = _seen(pid)
+    started = _read_start(pid)
     if started is None:
         raise ProcessLookupError(pid)
     return ProcessIdentity(host, _boot_id() or host, pid, started, _namespace())
 
 
-def _seen(pid: int) -> int | None:
-    """When the process started; None for a zombie. FileNotFoundError or ProcessLookupError if there is none."""
+def _read_start(pid: int) -> int | None:
+    """Return when the process started; None for a zombie. Raises FileNotFoundError or ProcessLookupError if there is
+    none."""
     if not kernel.LINUX:
-        return _seen_without_proc(pid)
+        return _read_start_without_proc(pid)
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name is in parentheses and may itself contain anything. fields[n] is field n + 3 of proc(5).
         fields = file.read().rpartition(b")")[2].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _seen_without_proc(pid: int) -> int | None:
+def _read_start_without_proc(pid: int) -> int | None:
     import psutil
 
     try:

@@ -33,7 +33,7 @@ def frame(message: Message) -> bytes:
 
 
 def send(sock: Socket, message: Message) -> None:
-    """Send whole, or raise Broken. Bounded by the socket's own timeout where it has one."""
+    """Send a whole message, or raise Broken. Bounded by the socket's own timeout where it has one."""
     try:
         sock.sendall(frame(message))
     except OSError as error:
@@ -41,7 +41,7 @@ def send(sock: Socket, message: Message) -> None:
 
 
 class MessageReader:
-    """Takes bytes as they come and gives whole messages."""
+    """Reader that takes bytes as they come and gives whole messages."""
 
     def __init__(self, sock: Socket) -> None:
         self._sock = sock
@@ -49,7 +49,8 @@ class MessageReader:
         self._unread: list[Message] = []
 
     def receive(self) -> list[Message]:
-        """One read, and every message it completed. Raises Broken at the end, BlockingIOError if nothing is there."""
+        """Read once and return every message it completed. Raises Broken at the end, BlockingIOError if nothing is
+        there."""
         try:
             chunk = self._read()
         except (BlockingIOError, InterruptedError):
@@ -83,22 +84,22 @@ class MessageReader:
 
     @property
     def has_unread(self) -> bool:
-        """Whether `next` would give a message that has already come."""
+        """Return whether `next` would give a message that has already come."""
         return bool(self._unread)
 
     def put_back(self, messages: list[Message]) -> None:
-        """Messages that were taken out too early, in their order."""
+        """Put back messages that were taken out too early, in their order."""
         self._unread[:0] = messages
 
     def next(self) -> Message:
-        """The next message, waiting for it as long as the socket's timeout allows."""
+        """Return the next message, waiting for it as long as the socket's timeout allows."""
         while not self._unread:
             self._unread += self.receive()
         return self._unread.pop(0)
 
 
-class InboxWithDescriptors(MessageReader):
-    """An inbox for messages that descriptors may come with. The kernel delivers them no later than their message."""
+class ReaderWithDescriptors(MessageReader):
+    """Reader of messages that descriptors may come with. The kernel delivers them no later than their message."""
 
     def __init__(self, sock: Socket) -> None:
         super().__init__(sock)
@@ -115,7 +116,7 @@ class InboxWithDescriptors(MessageReader):
 
 
 def receive_one(sock: Socket) -> Message:
-    """One message and not a byte further, where descriptors follow on the same socket."""
+    """Receive one message and not a byte further, where descriptors follow on the same socket."""
     size = int.from_bytes(_exactly(sock, _PREFIX), "little")
     message: Message = marshal.loads(_exactly(sock, size))
     return message
@@ -146,7 +147,7 @@ def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
 
 
 def receive_fds(sock: Socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
-    """A note of one byte and the descriptors that came with it; an empty note when the other side is gone."""
+    """Receive a note of one byte and the descriptors that came with it; an empty note when the other side is gone."""
     room = _socket.CMSG_SPACE(limit * array.array("i").itemsize)
     note, ancillary, _, _ = sock.recvmsg(size, room, getattr(_socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")

@@ -1,4 +1,5 @@
-"""What only the kernel can say or promise: adoption of orphans, death with the parent, who descends from whom.
+"""Calls into the kernel for what only it can say or promise: adoption of orphans, death with the parent, who descends
+from whom.
 
 Linux gives all of it. Elsewhere `SUBREAPER` is false and the callers fall back to the process group.
 """
@@ -61,7 +62,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show, so that an operator can tell our own processes from the work."""
+    """Set what `ps` and `top` show, so that an operator can tell our own processes from the work."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
@@ -85,7 +86,7 @@ class OwnEntries:
         self._slots = ctypes.create_string_buffer(0)
 
     def write(self, *entries: bytes) -> None:
-        """One for each name, of 95 bytes at most."""
+        """Write one entry for each name, of 95 bytes at most."""
         self._pack(self._memory, 0, *entries)
         # Whoever took them out of the environment, or replaced it, need not have told anybody.
         if self._environ.value != self._environ_at or self._slots.raw != self._pointers:
@@ -135,7 +136,7 @@ def hide_variables(is_hidden: Callable[[str], bool]) -> None:
 
 
 def has_children() -> bool:
-    """Whether this process has any child, running or dead. For a subreaper: whether it has any descendant.
+    """Return whether this process has any child, running or dead. For a subreaper: whether it has any descendant.
 
     This is the whole proof that a tree is gone: every orphan below a subreaper becomes its child, so when the
     kernel says there is no child left, nothing that was ever started below is alive.
@@ -148,7 +149,7 @@ def has_children() -> bool:
 
 
 def collect_dead() -> bool:
-    """Reap every child that has ended. True if none is left, which for a subreaper means nothing below it is."""
+    """Reap every child that has ended. Return True if none is left, which for a subreaper means nothing below it is."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -162,30 +163,27 @@ UNKNOWN_PID = 0
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, parents before children, zombies included. A snapshot, stale at once; empty where
-    the machine is unfit."""
+    """Return every process below `root`, parents before children, zombies included. A snapshot, stale at once; empty
+    where the machine is unfit."""
     if find_unfitness() is not None:
         return []
     found: list[int] = []
     queue = [root]
-    by_parent: dict[int, list[int]] | None = None
     while queue:
-        pid = queue.pop()
-        children = _children_listed(pid) if by_parent is None else by_parent.get(pid, [])
+        children = _list_children(queue.pop())
         if children is None:  # a kernel without the children files: one pass over all of /proc instead
-            by_parent = _parents_scanned()
-            return _below(root, by_parent)
+            return _below(root, _scan_parents())
         found += children
         queue += children
     return found
 
 
 def children_of(pid: int) -> list[int]:
-    """Its direct children, zombies included."""
+    """Return its direct children, zombies included."""
     if find_unfitness() is not None:
         return []
-    listed = _children_listed(pid)
-    return _parents_scanned().get(pid, []) if listed is None else listed
+    listed = _list_children(pid)
+    return _scan_parents().get(pid, []) if listed is None else listed
 
 
 def name_of(pid: int) -> str:
@@ -196,7 +194,7 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def _children_listed(pid: int) -> list[int] | None:
+def _list_children(pid: int) -> list[int] | None:
     children: list[int] = []
     tasks = f"/proc/{pid}/task"
     try:
@@ -226,7 +224,7 @@ def _has_children_files() -> bool:
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
-def _parents_scanned() -> dict[int, list[int]]:
+def _scan_parents() -> dict[int, list[int]]:
     by_parent: dict[int, list[int]] = {}
     if LINUX:
         for name in os.listdir("/proc"):
@@ -253,7 +251,7 @@ def _below(root: int, by_parent: dict[int, list[int]]) -> list[int]:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State letter and parent of a process, or None if it is gone."""
+    """Return state letter and parent of a process, or None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name is in parentheses and may itself contain anything, parentheses included.
@@ -264,7 +262,8 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def start_of(pid: int) -> int:
-    """When it started, in clock ticks since boot: with the pid, an identity that is never reused. 0: it is gone."""
+    """Return when it started, in clock ticks since boot: with the pid, an identity that is never reused. 0: it is
+    gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -278,19 +277,19 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_halted(pid: int) -> bool:
-    """Whether it is stopped by a signal, traced, dead or gone: whether it does nothing."""
+    """Return whether it is stopped by a signal, traced, dead or gone: whether it does nothing."""
     stat = _stat(pid)
     return stat is None or stat[0] in "TtZX"
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped it, by a signal or a debugger. Only SIGKILL is sure to end that."""
+    """Return whether somebody has stopped it, by a signal or a debugger. Only SIGKILL is sure to end that."""
     stat = _stat(pid)
     return stat is not None and stat[0] in "Tt"
 
 
 def describe(pid: int) -> dict[str, object]:
-    """Pid and command line, for warnings that name names."""
+    """Return pid and command line, for warnings that name names."""
     if pid == UNKNOWN_PID:
         return {"pid": pid, "command": "not known: /proc cannot be read"}
     try:
@@ -313,7 +312,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class DeadlineTimer:
-    """A timer that is a file descriptor: armed where the work starts, heard where it is killed.
+    """Timer that is a file descriptor: armed where the work starts, heard where it is killed.
 
     The two are different processes. Once armed it rings on time, whatever the one that armed it does then.
     """

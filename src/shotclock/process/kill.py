@@ -1,4 +1,4 @@
-"""How a tree of processes is killed: every descendant of this subreaper, until the kernel says that there is none."""
+"""Killing of a tree of processes: every descendant of this subreaper, until the kernel says that there is none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ..core.deadlines import NS_PER_MS
 from . import kernel
 from .clock import monotonic_ns
 
+# The signals that tell a program of ours to stop.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts)
 # or owned by another user exhaust it; they are reported as survivors.
 VERIFY_LIMIT_MS = 2_000
@@ -27,7 +29,7 @@ def kill_below(
     find: Callable[[], list[int]] | None = None,
     escalate: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
+    """Send SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
 
     The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
     forking while the signal is sent. `find` narrows the targets, anew for each sweep; what outlives the first few
@@ -58,13 +60,13 @@ def kill_below(
 
 
 def signal_process(pid: int, number: int) -> None:
-    """Where it is still there, and ours to signal."""
+    """Send a signal to a process, where it is still there, and ours to signal."""
     with contextlib.suppress(OSError):
         os.kill(pid, number)
 
 
 def group_of(pid: int) -> int:
-    """0: it is gone."""
+    """Return the process group of a process; 0: it is gone."""
     try:
         return os.getpgid(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""What outlived its deadline with nobody left to stop it, and how to sweep it away safely.
+"""Leftovers, which outlived their deadline with nobody left to stop them, and how to sweep them away safely.
 
 Everything a command starts inherits SHOTCLOCK_DEADLINE_NS. A process that carries one which has passed, and has
 no supervisor above it, is a leftover: its supervisor and its caller were killed in the same instant. (What is
@@ -57,7 +57,7 @@ class _Process:
 
 
 def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
-    """Everything on this machine that is overdue and unguarded; of one trace only, if one is given.
+    """Return everything on this machine that is overdue and unguarded; of one trace only, if one is given.
 
     Environments of other users' processes cannot be read unless we are root, so those are not seen.
     """
@@ -70,7 +70,7 @@ def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
         if not name.isdecimal() or int(name) in ourselves:
             continue
         pid = int(name)
-        carried = _carried(pid)
+        carried = _read_deadline(pid)
         if carried is None:
             continue
         deadline_ns, trace = carried
@@ -94,7 +94,8 @@ def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
 
 
 def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
-    """TERM, a short grace, KILL. Says of each whether it is gone. What would be kept is not touched."""
+    """Send TERM, wait a short grace, send KILL. Return of each whether it is gone. What would be kept is not
+    touched."""
     held: dict[int, Leftover] = {}
     swept: list[dict[str, object]] = []
     try:
@@ -119,7 +120,7 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
                 for each in (number, signal.SIGCONT):
                     with contextlib.suppress(OSError):
                         signal.pidfd_send_signal(fd, each)
-            for fd in _ended_within(set(held), wait_ms):
+            for fd in _await_ends(set(held), wait_ms):
                 leftover = held.pop(fd)
                 os.close(fd)
                 swept.append({"pid": leftover.pid, "command": leftover.command, "gone": True})
@@ -130,8 +131,9 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
     return swept
 
 
-def abandoned_cgroups() -> list[str]:
-    """Empty cgroups of supervisors that were killed before they could remove them. They cost little, but add up."""
+def find_abandoned_cgroups() -> list[str]:
+    """Return empty cgroups of supervisors that were killed before they could remove them. They cost little, but add
+    up."""
     home = cgroups.home_directory()
     found = []
     for name in os.listdir(home) if home is not None else ():
@@ -154,7 +156,7 @@ def remove_cgroups(paths: Iterable[str]) -> None:
         cgroups.Cgroup(path).remove()
 
 
-def _ended_within(pidfds: set[int], wait_ms: int) -> set[int]:
+def _await_ends(pidfds: set[int], wait_ms: int) -> set[int]:
     poller = select.poll()
     for fd in pidfds:
         poller.register(fd, select.POLLIN)
@@ -167,8 +169,8 @@ def _ended_within(pidfds: set[int], wait_ms: int) -> set[int]:
     return ended
 
 
-def _carried(pid: int) -> tuple[int, str] | None:
-    """The deadline and the trace that a process was started with, if any."""
+def _read_deadline(pid: int) -> tuple[int, str] | None:
+    """Return the deadline and the trace that a process was started with, if any."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = file.read().split(b"\0")

@@ -1,4 +1,4 @@
-"""Values of users that came from another process, and whether they may be opened here.
+"""Unpickling of users' values that came from another process, where it may be done.
 
 Opening a pickle imports the modules of the classes in it. A process that is to run no code of its users' (a server)
 opens only what is made of plain values and classes of our own; everything else it knows by its JSON form, which travels
@@ -22,20 +22,21 @@ _opens_all = True
 
 
 def is_plain(pickled: bytes) -> bool:
-    """Whether it can be opened anywhere. True is certain, False is not."""
+    """Return whether it can be opened anywhere. True is certain, False is not."""
     return _CLASS not in pickled
 
 
-def opened(pickled: bytes) -> Any:
-    """Raises what pickle raises; where users' code is kept out, also for values that would import it."""
+def unpickle(pickled: bytes) -> Any:
+    """Unpickle a value. Raises what pickle raises; where users' code is kept out, also for values that would import
+    it."""
     if _opens_all or is_plain(pickled):
         return pickle.loads(pickled)
-    return _Careful(io.BytesIO(pickled)).load()
+    return _PlainUnpickler(io.BytesIO(pickled)).load()
 
 
 @contextlib.contextmanager
-def users_code_kept_out() -> Iterator[None]:
-    """For the process as a whole."""
+def keep_users_code_out() -> Iterator[None]:
+    """Refuse values of users' classes meanwhile, for the process as a whole."""
     global _opens_all
     before, _opens_all = _opens_all, False
     try:
@@ -44,7 +45,7 @@ def users_code_kept_out() -> Iterator[None]:
         _opens_all = before
 
 
-class _Careful(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "builtins" and name in _BUILTINS:
             return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""Whether anybody records traces, and who is told of what has ended. Nobody is, unless OpenTelemetry is set up.
+"""Recorder of spans, and whether there is one. There is none, unless OpenTelemetry is set up.
 
 This stands on the way of every call, so it imports nothing and asks one question; the rest is in `telemetry.py`.
 """
@@ -24,7 +24,7 @@ Attribute = str | int | bool
 
 @value
 class Span:
-    """What ended, in the words of OpenTelemetry. Times are wall-clock nanoseconds."""
+    """A span that ended, in the words of OpenTelemetry. Times are wall-clock nanoseconds."""
 
     name: str
     trace: TraceContext
@@ -38,27 +38,28 @@ class Span:
 
 
 class SpanRecorder:
-    """Who is told. Never waits and never raises."""
+    """Recorder of spans. Never waits and never raises."""
 
     def call_ended(self, admission: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
-        """A call has been answered just now."""
+        """Record that a call has been answered just now."""
 
     def tell(self, ended: Callable[[], Span]) -> None:
-        """Anything else. The span is made where it is recorded, not on the path of whoever tells."""
+        """Record anything else. The span is made where it is recorded, not on the path of whoever tells."""
 
 
 recorder: SpanRecorder | None = None
 
 
 def are_wanted() -> bool:
-    """By the variables of OpenTelemetry, or because the program has set up a provider of its own."""
+    """Return whether spans are wanted: by the variables of OpenTelemetry, or because the program has set up a provider
+    of its own."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     return has_own_provider() or _is_configured(os.environ)
 
 
 def has_own_provider() -> bool:
-    """Looks only at what the program has imported anyway."""
+    """Return whether the program has set up a provider. Looks only at what it has imported anyway."""
     sdk, api = sys.modules.get("opentelemetry.sdk.trace"), sys.modules.get("opentelemetry.trace")
     if sdk is None or api is None or not hasattr(sdk, "TracerProvider"):
         return False
@@ -66,7 +67,7 @@ def has_own_provider() -> bool:
 
 
 def active() -> TraceContext | None:
-    """Where the program itself stands just now, if it uses OpenTelemetry."""
+    """Return where the program itself stands just now, if it uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not hasattr(api, "get_current_span"):
         return None
@@ -81,7 +82,7 @@ def active() -> TraceContext | None:
 
 
 def stand_at(trace: TraceContext) -> None:
-    """Spans that the program makes in this context from here on are below this one, if it uses OpenTelemetry."""
+    """Put spans that the program makes in this context from here on below this one, if it uses OpenTelemetry."""
     api, contexts = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if api is None or contexts is None or not hasattr(contexts, "attach") or not hasattr(api, "NonRecordingSpan"):
         return

@@ -24,11 +24,9 @@ from ..core.deadlines import NS_PER_MS
 from . import ipc, kernel
 from .cgroups import Cgroup
 from .clock import monotonic_ns
-from .command_task import CommandReport, CommandTask, Output
+from .command_task import CommandReport, CommandTask, Output, StartFailed, become, spawn
 from .kill import group_of, kill_below, signal_process
-from .output_capture import Capture
-from .output_streams import RELAY_HELD, Stream
-from .spawn import StartFailed, become, spawn
+from .output import RELAY_HELD, Capture, Stream
 
 # How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
 LEAK_GRACE_MS = 300
@@ -75,11 +73,11 @@ class _Stage(Enum):
 
 
 class Supervisor:
-    """Runs in its own process from fork to exit."""
+    """The supervisor of one piece of work. Runs in its own process from fork to exit."""
 
     def __init__(self, control: ipc.Socket) -> None:
         self._control = control
-        self._orders = ipc.InboxWithDescriptors(control)
+        self._orders = ipc.ReaderWithDescriptors(control)
         self._caller_gone = False
         self._cgroup: Cgroup | None = None
         self._start_afresh()
@@ -95,7 +93,7 @@ class Supervisor:
         kernel.name_process(SUPERVISOR_NAME)
 
     def _start_afresh(self) -> None:
-        """Nothing known of any work yet."""
+        """Forget the work before: nothing is known of any yet."""
         self._bell_fd = -1
         self._stage = _Stage.RUNNING
         self._leader = -1
@@ -139,7 +137,7 @@ class Supervisor:
         self._watch()
 
     def run_next_command(self) -> bool:
-        """Wait for another command and run it, which now costs no fork. False: nobody will ask for one.
+        """Wait for another command and run it, which now costs no fork. Return False if nobody will ask for one.
 
         Our zygote is the third who guards it: where we and our caller are killed at once, it kills what we leave.
         """
@@ -183,7 +181,7 @@ class Supervisor:
         self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
 
     def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
-        """Which descriptors become which of the command's own."""
+        """Return which descriptors become which of the command's own."""
         output = Output[task.output]
         ends: list[int] = []
         if output is not Output.INHERIT:
@@ -221,7 +219,8 @@ class Supervisor:
         self._watch()
 
     def wait_for_next(self) -> list[int]:
-        """Wait to be given another worker to run, and start afresh. The descriptors it needs; none: nobody will ask.
+        """Wait to be given another worker to run, and start afresh. Return the descriptors it needs; none: nobody will
+        ask.
 
         We were forked with everything imported, so we are as good a place to fork it from as the zygote. Only where
         nothing is left of the last one: a survivor would be taken for a child of the next.
@@ -518,7 +517,7 @@ class Supervisor:
             self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
 
     def _ask(self, number: signal.Signals) -> None:
-        """The signal to all of the work, and CONT so that stopped processes can hear it."""
+        """Send the signal to all of the work, and CONT so that stopped processes can hear it."""
         self._asked_with = number
         if self._suspended:
             self._continue()
@@ -539,7 +538,8 @@ class Supervisor:
     # --- Ctrl-Z -------------------------------------------------------------------------------------------
 
     def _suspend(self) -> None:
-        """Ctrl-Z at our caller's terminal. The clocks go on: a deadline holds for stopped work as well."""
+        """Stop the work for Ctrl-Z at our caller's terminal. The clocks go on: a deadline holds for stopped work as
+        well."""
         if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
             self._suspended = True
             self._signal_group(signal.SIGTSTP)
@@ -548,7 +548,8 @@ class Supervisor:
             self._tell(("suspended",))
 
     def _suspend_rest(self) -> None:
-        """Whatever did not stop by itself, until nothing below us runs: what is found may have forked meanwhile."""
+        """Stop whatever did not stop by itself, until nothing below us runs: what is found may have forked
+        meanwhile."""
         self._suspend_ns = None
         for _ in range(SUSPEND_SWEEPS):
             running = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_halted(pid)]
@@ -559,7 +560,7 @@ class Supervisor:
         self._tell(("suspended",))
 
     def _continue(self) -> None:
-        """Everything below us, whoever stopped it: that is what `fg` means."""
+        """Continue everything below us, whoever stopped it: that is what `fg` means."""
         self._suspended = False
         self._suspend_ns = None
         self._last_sign_ns = monotonic_ns()
@@ -567,7 +568,7 @@ class Supervisor:
             signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
-        """Descendants that the group's signal does not reach. What another supervisor guards is asked by it."""
+        """Return descendants that the group's signal does not reach. What another supervisor guards is asked by it."""
         below = kernel.descendants(os.getpid())
         guarded: set[int] = set()
         for pid in below:
@@ -587,7 +588,7 @@ class Supervisor:
                 os.killpg(self._group, number)
 
     def _kill(self) -> None:
-        """SIGKILL to every descendant, again and again until the kernel says that there is none."""
+        """Send SIGKILL to every descendant, again and again until the kernel says that there is none."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
         self._stage = _Stage.STOPPING
@@ -601,7 +602,8 @@ class Supervisor:
             self._begin_flushing()
 
     def _kill_from_outside(self) -> None:
-        """Stepping out of the cgroup takes milliseconds when nobody else moves: only where they are worth it."""
+        """Step out of the cgroup and kill it. Takes milliseconds when nobody else moves: only where they are worth
+        it."""
         if self._cgroup is not None and self._cgroup.leave():
             self._cgroup.kill()
 
@@ -631,7 +633,7 @@ def _due(at_ns: int | None, now_ns: int) -> bool:
 
 
 def _forget_standard_streams() -> None:
-    """A supervisor that held its caller's pipes would keep whoever reads them waiting."""
+    """Replace the standard streams: a supervisor that held its caller's pipes would keep whoever reads them waiting."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -639,7 +641,7 @@ def _forget_standard_streams() -> None:
 
 
 def _has_rung(bell_fd: int) -> bool:
-    """Whether the bell still says so: the call may have ended and disarmed it while we were woken."""
+    """Return whether the bell still says so: the call may have ended and disarmed it while we were woken."""
     try:
         return len(os.read(bell_fd, 8)) == 8
     except OSError:

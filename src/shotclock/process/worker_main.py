@@ -1,4 +1,4 @@
-"""Inside a worker process: take a call, run the function, send back what came of it, and stay warm.
+"""Program of a worker: take a call, run the function, send back what came of it, and stay warm.
 
 Runs below a supervisor, which kills it and everything it started when the call's bell rings. Nothing here has
 to be trusted to end.
@@ -97,7 +97,7 @@ class _Call:
         return pickle.loads(self._await_answer(self._send_call(operation, arguments, clocks)))  # type: ignore[no-any-return]
 
     def ask(self, question: str, value: object) -> object:
-        return _opened_answer(self._await_answer(self._send("ask", question, pickle.dumps(value))))
+        return _unpickle_answer(self._await_answer(self._send("ask", question, pickle.dumps(value))))
 
     def _await_answer(self, number: int) -> bytes:
         while number not in self._answers:  # bounded by our own supervisor: it kills us when the call's time is up
@@ -115,10 +115,10 @@ class _Call:
         return pickle.loads(await self._answer_to(self._send("call", name, arguments, limits)))  # type: ignore[no-any-return]
 
     async def ask_async(self, question: str, value: object) -> object:
-        return _opened_answer(await self._answer_to(self._send("ask", question, pickle.dumps(value))))
+        return _unpickle_answer(await self._answer_to(self._send("ask", question, pickle.dumps(value))))
 
     async def _answer_to(self, number: int) -> bytes:
-        """Bounded by the call's own clock: at its bell we are cancelled here."""
+        """Await the answer. Bounded by the call's own clock: at its bell we are cancelled here."""
         import asyncio
 
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -181,7 +181,7 @@ def _name_of(operation: object) -> str:
     return name
 
 
-def _opened_answer(answer: bytes) -> object:
+def _unpickle_answer(answer: bytes) -> object:
     went_well, said = pickle.loads(answer)
     if not went_well:
         raise said
@@ -197,7 +197,7 @@ class _Coroutine:
         self._asked = self._heard = self._thrown = False
 
     def stop(self) -> None:
-        """From the signal handler, and again every few milliseconds: cancel it. One that does not let its loop hear
+        """Cancel it: from the signal handler, and again every few milliseconds. One that does not let its loop hear
         that has `Stopped` raised wherever it is, once."""
         if not self._asked:
             self._asked = True
@@ -211,7 +211,7 @@ class _Coroutine:
         self._task.cancel()
 
     def run(self) -> Any:
-        """What it returned. Raises what it raised, and Stopped where it was stopped, however it took that."""
+        """Return what it returned. Raises what it raised, and Stopped where it was stopped, however it took that."""
         try:
             return self._loop.run_until_complete(self._task)
         except Stopped:
@@ -225,7 +225,7 @@ class _Coroutine:
                 raise Stopped
 
     def end_others(self) -> bool:
-        """Cancel the tasks that it started and did not wait for. False if one is still there."""
+        """Cancel the tasks that it started and did not wait for. Return False if one is still there."""
         import asyncio
 
         others = asyncio.all_tasks(self._loop)
@@ -309,7 +309,7 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
             _flush()
             os._exit(0)
         _flush()
-        leaked = _leaked() if kernel.has_children() else []
+        leaked = _find_leaked() if kernel.has_children() else []
         inbox.put_back(call.behind)
         _reply_or_leave(sock, ("done", *reply, leaked, finished_ns))
         if call.is_last:
@@ -319,8 +319,8 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
 
 
 class _Lull:
-    """The wait for the next call. Falling asleep and being woken takes longer than a short call; where the last one
-    came quickly, the next is watched for awake, for a moment."""
+    """Wait for the next call. Falling asleep and being woken takes longer than a short call; where the last one came
+    quickly, the next is watched for awake, for a moment."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._poller = select.poll()
@@ -359,7 +359,7 @@ class CallTrace:
         return traceparent_of(trace_id, span_id_of(self._request_id), sampled)
 
     def stand(self) -> None:
-        """Spans that its code makes itself are below it."""
+        """Put spans that its code makes itself below it."""
         if "opentelemetry.trace" in sys.modules:
             spans.stand_at(self.trace)
 
@@ -447,7 +447,7 @@ def _run_async(call: _Call, coroutine: Coroutine[Any, Any, Any]) -> object:
 
 
 def _read_from(path: str) -> None:
-    """From here on this is what is on stdin."""
+    """Make this file what is on stdin."""
     file = os.open(path, os.O_RDONLY)
     os.dup2(file, 0)
     os.close(file)
@@ -460,7 +460,8 @@ def _read_from(path: str) -> None:
 def bind(
     module: str, qualname: str, payload: bytes, context: Callable[[Callable[..., Any]], Context]
 ) -> Callable[[], Any] | Reply:
-    """The function with its arguments, checked; or the reply that says why it cannot be called, and nothing ran."""
+    """Return the function with its arguments, checked; or the reply that says why it cannot be called, and nothing
+    ran."""
     try:
         function = find(module, qualname)
     except Stopped:
@@ -519,8 +520,8 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
 
 
 def _describe(error: BaseException) -> tuple[str, str, str, str, bytes]:
-    """Type, message, traceback and code always arrive; the exception itself where it can be pickled and rebuilt, and
-    is of a reasonable size."""
+    """Return type, message, traceback and code, which always arrive; the exception itself where it can be pickled and
+    rebuilt, and is of a reasonable size."""
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
@@ -528,8 +529,8 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, bytes]:
     return *describe_exception(error), code_of(error), pickled if len(pickled) <= LONGEST_EXCEPTION else b""
 
 
-def _leaked() -> list[dict[str, object]]:
-    """What the function started and left running. Its dead children are collected on the way."""
+def _find_leaked() -> list[dict[str, object]]:
+    """Return what the function started and left running. Its dead children are collected on the way."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

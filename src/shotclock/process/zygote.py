@@ -106,7 +106,7 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
 
 
 def main(fd: int) -> None:
-    """The clean zygote: from exec to the end of the runtime."""
+    """Run the clean zygote: from exec to the end of the runtime."""
     os.set_inheritable(fd, False)
     # Whatever else the runtime was started with, somebody may be waiting for its end of file.
     os.closerange(3, fd)
@@ -171,7 +171,7 @@ def _serve_forks(requests: socket.socket) -> None:
 
 
 def _tell_unstartable(fds: list[int], error: OSError) -> None:
-    """No process for a supervisor: its caller hears it from us."""
+    """Report that there is no process for a supervisor: its caller hears it from us."""
     with socket.socket(fileno=fds[0]) as control, contextlib.suppress(ipc.Broken):
         control.setblocking(False)
         ipc.send(control, ("ended", CommandReport(unstartable=("fork", error.errno or 0)).pack()))
@@ -205,13 +205,14 @@ def _reap(forked: set[int]) -> None:
 
 
 def _guards(forked: set[int]) -> set[int]:
-    """The supervisors below us: those we forked, and those that a preloaded zygote forked, which may be dying."""
+    """Return the supervisors below us: those we forked, and those that a preloaded zygote forked, which may be
+    dying."""
     below = kernel.descendants(os.getpid())
     return {pid for pid in below if pid in forked or _is_supervisor(pid)}
 
 
 def _kill_strays(forked: set[int]) -> None:
-    """Everything below us that is not a living supervisor or below one has lost its guard.
+    """Kill everything below us that is not a living supervisor or below one: it has lost its guard.
 
     Looked for anew in each sweep: the others go on working meanwhile, and what they start is not ours to kill.
     """
@@ -236,7 +237,7 @@ def _kill_strays(forked: set[int]) -> None:
 
 
 def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
-    """In the runtime, after a supervisor was killed: wait until what it guarded is gone. What would not die.
+    """Wait, in the runtime after a supervisor was killed, until what it guarded is gone. Return what would not die.
 
     Its zygote kills that by itself, unless somebody has stopped it as well.
     """
@@ -259,7 +260,7 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _unguarded(root: int) -> list[int]:
-    """It and what is below it, without the supervisors there and what they guard."""
+    """Return it and what is below it, without the supervisors there and what they guard."""
     found = [root]
     for pid in found:
         found += [child for child in kernel.children_of(pid) if not _is_supervisor(child)]
@@ -267,7 +268,7 @@ def _unguarded(root: int) -> list[int]:
 
 
 def _supervise(note: bytes, fds: list[int]) -> None:
-    """In a fresh supervisor: what the request asked for, from beginning to end."""
+    """Do what the request asked for, from beginning to end, in a fresh supervisor."""
     control = socket.socket(fileno=fds[0])
     if note == COMMAND:
         control.settimeout(_REQUEST_LIMIT_S)
@@ -276,7 +277,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         except ipc.Broken:
             return  # whoever asked has left
         control.settimeout(None)
-        if _called_off(control):
+        if _is_called_off(control):
             return
         supervisor = Supervisor(control)
         supervisor.run_command(CommandTask(**message[0]), fds[1:], stays=len(fds) == 1)
@@ -293,7 +294,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
             _supervise_worker(supervisor, control, *further, announce=first)
             further, first = supervisor.wait_for_next(), False
     elif note == HOST:
-        _supervise_host(control, socket.socket(fileno=fds[1]), fds[2])
+        _supervise_async_worker(control, socket.socket(fileno=fds[1]), fds[2])
 
 
 def _supervise_worker(
@@ -315,12 +316,12 @@ def _supervise_worker(
     os.close(bell_fd)
 
 
-def _supervise_host(control: socket.socket, calls: socket.socket, memory: int) -> None:
+def _supervise_async_worker(control: socket.socket, calls: socket.socket, memory: int) -> None:
     def serve() -> None:
-        from .async_worker_main import serve_host
+        from .async_worker_main import serve_async_calls
 
         control.close()
-        serve_host(calls, memory)
+        serve_async_calls(calls, memory)
 
     def release() -> None:
         calls.close()
@@ -329,8 +330,8 @@ def _supervise_host(control: socket.socket, calls: socket.socket, memory: int) -
     Supervisor(control).run_worker(serve, release=release)
 
 
-def _called_off(control: socket.socket) -> bool:
-    """Whether the caller has left, or said something, before we began: that can only be "stop"."""
+def _is_called_off(control: socket.socket) -> bool:
+    """Return whether the caller has left, or sent something, before we began: that can only be "stop"."""
     try:
         control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -347,7 +348,8 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
 
 
 def become_zygote_of(requests: socket.socket) -> NoReturn:
-    """In a fresh fork of the program itself: everything is imported already. Lives until the program is gone."""
+    """Become a zygote, in a fresh fork of the program itself: everything is imported already. Lives until the program
+    is gone."""
     from . import worker_main
 
     worker_main.inside_worker = True
@@ -409,7 +411,7 @@ def _prepare(
 
 
 def _import_main(main_module: str | None, main_file: str | None) -> None:
-    """The runtime's main program under another name, so that its functions can be found here as well."""
+    """Import the runtime's main program under another name, so that its functions can be found here as well."""
     import runpy
     import types
 

@@ -25,7 +25,7 @@ from ..dispatch.targets import Target, learn, parse_target
 from ..inbox.approval import RunWait
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
-from ..process.safe_unpickle import users_code_kept_out
+from ..process.safe_unpickle import keep_users_code_out
 from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
@@ -114,7 +114,7 @@ class FunctionProvider:
                 apps.append(apps.pop(position))
                 return served
         if not apps:  # results are opened here, and must not import what they are made of
-            self._kept_out.enter_context(users_code_kept_out())
+            self._kept_out.enter_context(keep_users_code_out())
         target = str(call.settings["target"])
         opening = asyncio.ensure_future(_dispatcher(target, call.folder, dict(call.env), self._inbox))
         apps.append(_Served(target, call.folder, call.env, opening))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..process.output_capture import make_private_directory, prune_spills, spill_path
+from ..process.output import make_private_directory, prune_spills, spill_path
 from .http_request import HttpRequest
 
 if TYPE_CHECKING:

@@ -24,11 +24,10 @@ from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from ..core.proposal_request import TEXT_LIMIT, TITLE_LIMIT
-from ..core.walltime import WallTime
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.outcomes import outcome_of
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
@@ -129,7 +128,7 @@ class HumanProvider:
                 said = None if proposal.decision is None else proposal.decision.answer
                 return _answered(admission, said if isinstance(said, str) else json.dumps(said))
             case ProposalStatus.EXPIRED if _had_all_its_time(proposal, call):
-                elapsed_ms = WallTime.of_ns(wall_ns()).since_ms(proposal.created_at)
+                elapsed_ms = wall_time().since_ms(proposal.created_at)
                 limit_ms = call.clocks.timeout_ms or 0
                 return _unanswered(admission, default, Fired(ClockKind.TIMEOUT, admission.name, limit_ms, elapsed_ms))
             case ProposalStatus.PENDING | ProposalStatus.EXPIRED:

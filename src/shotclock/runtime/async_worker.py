@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ..process import ipc
 from ..process.async_worker_main import BEGUN, CLOSED, RUNNING, SHARED_SIZE
-from ..process.call_processes import beside
+from ..process.call_processes import run_beside
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
 from ..process.kill import VERIFY_LIMIT_MS
@@ -356,7 +356,7 @@ class AsyncWorker:
         self.gone.set_result(report)
         if report is None and self.host_calls:  # nobody has seen what became of it: look, before anything is claimed
             find = partial(kill_what_lost_its_supervisor, self._supervisor)
-            beside(
+            run_beside(
                 self._loop, find, lambda left: self._owner.lost(self, CommandReport(lost=True, survivors=list(left)))
             )
         else:

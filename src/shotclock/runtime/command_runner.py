@@ -255,7 +255,7 @@ class Supervisors:
     async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
         """Its supervisor was killed, and can no longer tell. What it guarded is killed by its zygote."""
         looked: asyncio.Future[call_processes.Survivors] = running.loop.create_future()
-        call_processes.beside(
+        call_processes.run_beside(
             running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result
         )
         await shielded(asyncio.wait([looked]))

@@ -15,7 +15,7 @@ from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stop
 from ..process import kernel
 from ..process.command_task import CommandReport, CommandTask, Output
 from ..process.environment import child_environment
-from ..process.output_capture import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
+from ..process.output import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
 from .call import Call, Outcome
 
 # What the kernel says where the machine is full, whatever the command is.

@@ -27,13 +27,12 @@ from ..core.envelope import Problem
 from ..process import kernel
 from ..process.cgroups import Cgroup
 from ..process.clock import monotonic_ns
-from ..process.kill import kill_below, signal_process
+from ..process.kill import STOP_SIGNALS, kill_below, signal_process
 from ..process.supervisor import LONGEST_WAIT_MS
 from .call import Call, Outcome
 
 T = TypeVar("T")
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PREFIX = 8
 _CHUNK = 64 * 1024
 
@@ -90,7 +89,7 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
         if number != signal.SIGCHLD:
             heard.append(number)
 
-    previous = {number: signal.signal(number, hear) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
+    previous = {number: signal.signal(number, hear) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     me = os.getpid()
     with contextlib.suppress(Exception):
@@ -158,7 +157,7 @@ def _become(function: Callable[[], object], parent: int, answer: int) -> NoRetur
     try:
         kernel.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         try:
             reply: tuple[str, object] = ("returned", function())

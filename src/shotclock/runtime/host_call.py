@@ -17,7 +17,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from ..core.operation import Handler
-from ..process.call_processes import Started, Survivors
+from ..process.call_processes import StartedProcesses, Survivors
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener
 from .call import Call, Outcome
@@ -95,7 +95,7 @@ class HostCall:
         self.stopping = False
         self.taken_ns = 0
         """When its host was given it."""
-        self.started: Started | None = None
+        self.started: StartedProcesses | None = None
         """The processes that it has started there."""
         self.on_waiting_end: Callable[[HostCall, ClockKind], None]
         """Told when a clock runs out before it has a host."""
@@ -199,7 +199,7 @@ class HostCall:
 
     def has_started(self, mark: str, pid: int) -> None:
         if self.started is None:
-            self.started = Started(mark)
+            self.started = StartedProcesses(mark)
             self.started.is_over = self.is_abandoned
         self.started.add(pid)
 

@@ -461,7 +461,7 @@ class LoopCall(LoopTask):
         self._abandoned = True
         self.carrier.give_up(self)
         self._runtime.abandoned(self)
-        if started := call_processes.given_up(self._scope):
+        if started := call_processes.give_up_started(self._scope):
             started.stop_beside(self._timers.loop, self._settle_without)
         else:
             self._settle(Ending.ABANDONED)
@@ -471,7 +471,7 @@ class LoopCall(LoopTask):
         self._settle(Ending.ABANDONED, survivors)
 
     def _arrived(self, result: object) -> None:
-        if call_processes.noted and (started := call_processes.taken(self._scope)):
+        if call_processes.started_by_scope and (started := call_processes.take_started(self._scope)):
             self._is_ending = True
             then = partial(self._has_arrived, result)
             if self._fired is None:  # it may keep them for the calls after it, as it keeps what is in memory

@@ -22,8 +22,8 @@ from ..core.durations import format_duration
 from ..core.records import dataclass
 from ..process import cgroups, foreground, kernel
 from ..process.clock import monotonic_ns
-from ..process.leftovers import Leftover, abandoned_cgroups, find_leftovers, remove_cgroups, sweep_away
-from ..process.output_capture import state_directory
+from ..process.leftovers import Leftover, find_abandoned_cgroups, find_leftovers, remove_cgroups, sweep_away
+from ..process.output import state_directory
 from . import forked
 from .call import admit
 from .commands import assign
@@ -198,7 +198,7 @@ def _proc_walk() -> Check:
 def _cgroup_kill(commands_by: object, sweep: bool) -> Check:
     if commands_by != "cgroup":
         return Check("cgroup_kill", "ok", "not available (not needed): no cgroup v2 that this user may write to")
-    abandoned = abandoned_cgroups()
+    abandoned = find_abandoned_cgroups()
     if not abandoned:
         return Check("cgroup_kill", "ok", "in use")
     what = f"{len(abandoned)} empty cgroups of killed supervisors"

@@ -35,7 +35,7 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
         case "returned":
             pickled, data, changes = payload
             try:
-                value = safe_unpickle.opened(pickled)
+                value = safe_unpickle.unpickle(pickled)
             except Exception as error:
                 if data is None:
                     message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
@@ -52,14 +52,14 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
         case "failed":
             try:
-                return handler_failure(safe_unpickle.opened(payload))
+                return handler_failure(safe_unpickle.unpickle(payload))
             except Exception as error:
                 return raised_outcome(type(error).__name__, str(error), "")
         case _:
             name, text, lines, code, pickled = payload
             outcome = raised_outcome(name, text, lines, code)
             with contextlib.suppress(Exception):
-                outcome.value = safe_unpickle.opened(pickled) if pickled else None
+                outcome.value = safe_unpickle.unpickle(pickled) if pickled else None
             return outcome
 
 

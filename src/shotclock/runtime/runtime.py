@@ -26,7 +26,7 @@ from ..process import ipc, kernel, spans, worker_main
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, CommandTask
 from ..process.context import NULL_LISTENER, CallListener, Progress, ProgressListener, Scope
-from ..process.output_capture import DEFAULT_OUTPUT_LIMIT
+from ..process.output import DEFAULT_OUTPUT_LIMIT
 from . import commands, telemetry
 from .call import (
     OURSELVES,

@@ -22,7 +22,7 @@ async def answered(listener: CallListener, question: str, value: bytes) -> bytes
     """`ctx.checkpoint` and `ctx.restore`: what the attendant says, or the Failure that is to be raised there."""
     answer: object
     try:
-        answer = (True, await listener.ask(question, safe_unpickle.opened(value)))
+        answer = (True, await listener.ask(question, safe_unpickle.unpickle(value)))
     except Failure as failure:
         answer = (False, failure)
     except Exception as error:
@@ -44,7 +44,7 @@ class Calling(Protocol):
 async def redispatched(inside: Calling, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
     """`ctx.call`: the envelope of the further call."""
     try:
-        opened = safe_unpickle.opened(arguments)
+        opened = safe_unpickle.unpickle(arguments)
     except Exception as error:
         envelope = unopenable(name, error)
     else:

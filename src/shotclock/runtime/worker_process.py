@@ -25,7 +25,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.operation import Handler, HandlerReference
 from ..core.records import dataclass
 from ..process import ipc
-from ..process.call_processes import beside
+from ..process.call_processes import run_beside
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
 from ..process.context import CallListener
@@ -427,7 +427,7 @@ class Worker:
         self._pool.lost(self, unstarted)
         if report is None and self.assigned:  # nobody has seen what became of it: look, before anything is claimed
             find = partial(kill_what_lost_its_supervisor, self._supervisor)
-            beside(
+            run_beside(
                 self._loop, find, lambda left: self._answer_for_assigned(CommandReport(lost=True, survivors=list(left)))
             )
         elif report is not None:

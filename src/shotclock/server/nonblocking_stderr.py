@@ -13,9 +13,8 @@ import sys
 from collections.abc import Iterator
 
 from ..process.clock import monotonic_ns
+from ..process.output import PIPE_ROOM
 
-# A pipe that can be written to has room for this much.
-PIPE_ROOM = 4096
 READ_SIZE = 64 * 1024
 # What waits for a client that reads slowly. Of one that does not read, the rest is dropped.
 MOST_HELD = 1024 * 1024

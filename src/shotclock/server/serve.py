@@ -21,12 +21,11 @@ from ..core.clocks import Clocks
 from ..core.durations import DurationError, format_duration, parse_duration_ms
 from ..core.errors import Failure
 from ..core.records import dataclass
-from ..core.walltime import WallTime
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import learn, parse_target
 from ..inbox.inbox import Inbox
-from ..process.clock import wall_ns
-from ..process.safe_unpickle import users_code_kept_out
+from ..process.clock import wall_time
+from ..process.safe_unpickle import keep_users_code_out
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..runtime.worker_pool import DEFAULT_WARM
@@ -111,7 +110,7 @@ def options_of(
 
 
 def _has_tokens() -> bool:
-    now = WallTime.of_ns(wall_ns())
+    now = wall_time()
     with Store.open() as store:
         return any(token.is_active(now) for token in store.tokens.list())
 
@@ -250,7 +249,7 @@ class _Serving:
 
     async def run(self) -> int:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(users_code_kept_out())
+            stack.enter_context(keep_users_code_out())
             complaints = stack.enter_context(relayed_stderr())
             if self._options.address is None:
                 wire = stack.enter_context(claimed_descriptors())

@@ -22,9 +22,8 @@ from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE
 from mcp.shared.message import SessionMessage
 from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
 
-# A pipe that can be written to has room for this much; so a write never blocks, and no flag of a descriptor that others
-# may share has to be changed.
-PIPE_ROOM = 4096
+from ..process.output import PIPE_ROOM
+
 READ_SIZE = 256 * 1024
 # Messages that were read and not yet taken by the SDK. It takes them at once; only a busy loop runs this out.
 MOST_UNREAD = 1024

@@ -26,7 +26,7 @@ from ..core.walltime import WallTime
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..process import kernel
-from ..process.clock import monotonic_ns, wall_ns
+from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.context import Scope
 from ..process.identity import is_alive, this_process
 from ..providers.provider import ForeignProposal, Provider
@@ -259,7 +259,7 @@ async def _resumed(run_id: str, store: Store, company: _RunPeople) -> Envelope:
     workflow = await asyncio.to_thread(_with_secrets, run, workflow)
     _refuse_unset(workflow, os.environ if company.environment is None else company.environment)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
-    left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - _now())
+    left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     admission = _admit(request, left_ms, TraceContext(run.trace_id))
     known = await asyncio.to_thread(lambda: _cut_off(workflow, states, store, run))
     return await _carry_out(request, run.inputs, admission, store, known, company, _Begun.by(run))
@@ -295,7 +295,7 @@ class _Begun:
     @classmethod
     def by(cls, run: Run) -> _Begun:
         budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
-        return cls(run.created_at, monotonic_ns() - _now().since_ms(run.created_at) * NS_PER_MS, budget_ms)
+        return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
 
 
 def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
@@ -413,9 +413,9 @@ async def _carry_out(
         records = [StepRecord(state.id, state.status.value, state.recorded()) for state in states]
         try:
             # A tenth of a millisecond; handing it to a thread would take twice that.
-            store.runs.record(request.run_id, records, _now(), may_wait=False)
+            store.runs.record(request.run_id, records, wall_time(), may_wait=False)
         except StoreBusy:
-            await asyncio.to_thread(store.runs.record, request.run_id, records, _now())
+            await asyncio.to_thread(store.runs.record, request.run_id, records, wall_time())
 
     token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission))
     try:
@@ -481,7 +481,7 @@ async def _carry_out(
     if running.is_parked:
         envelope = answer(admission, _parked(request, running, attention, redaction))
         try:
-            await asyncio.to_thread(store.runs.park, request.run_id, this_process(), _now())
+            await asyncio.to_thread(store.runs.park, request.run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
         return envelope
@@ -491,14 +491,14 @@ async def _carry_out(
     envelope = answer(admission, outcome)
     try:
         try:
-            await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), _now())
+            await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), wall_time())
         except ValueError as error:  # all of it together is too long for one value
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
-            await asyncio.to_thread(store.runs.end, request.run_id, _without_outputs(envelope), _now())
+            await asyncio.to_thread(store.runs.end, request.run_id, _without_outputs(envelope), wall_time())
     except Failure as failure:
         envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
     if around is None:
-        await asyncio.to_thread(prune_by_the_way, store, os.environ, _now(), is_alive)
+        await asyncio.to_thread(prune_by_the_way, store, os.environ, wall_time(), is_alive)
     return envelope
 
 
@@ -618,14 +618,14 @@ def _cancelled(run_id: str, store: Store) -> Envelope:
     asker = Principal.local().name
     for proposal_id in store.proposals.open_of_run(asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
-            store.proposals.withdraw(proposal_id, asker, _now())
+            store.proposals.withdraw(proposal_id, asker, wall_time())
     records = [StepRecord(state.id, state.status.value, state.recorded()) for state in known.values()]
-    store.runs.record(run_id, records, _now())
+    store.runs.record(run_id, records, wall_time())
     admission = admit(f"run {run.name}", Clocks(timeout_ms=0), caller=TraceContext(run.trace_id))
     data = {"run_id": run_id, "name": run.name, **_lists(known), "partial": True}
     problem = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
     outcome = Outcome(Ending.CANCELLED, problem, data, side_effects=effects_of(known.values()))
-    store.runs.end(run_id, answer(admission, outcome).to_dict(), _now())
+    store.runs.end(run_id, answer(admission, outcome).to_dict(), wall_time())
     ended = store.runs.get(run_id)
     assert ended is not None
     return _told(ended)
@@ -757,7 +757,3 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def _fits(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
-
-
-def _now() -> WallTime:
-    return WallTime.of_ns(wall_ns())

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import Failure
 from ...core.walltime import WallTime
 from ...inbox.access import Access, Principal, Role
-from ...process.clock import wall_ns
+from ...process.clock import wall_time
 from ...store.store import Store
 from .allowed_origins import Site
 from .rate_limit import Buckets, Rate
@@ -214,7 +214,7 @@ class AuthMiddleware:
 
         Only wrong ones are counted: whoever floods us with them keeps nobody out who has a right one.
         """
-        store, now = self._store(), _now()
+        store, now = self._store(), wall_time()
         principal = await asyncio.to_thread(Access(store).authenticate, token, now)
         found = None if principal is None else await asyncio.to_thread(store.tokens.get, token.split("_")[2])
         if principal is None or found is None:
@@ -227,7 +227,7 @@ class AuthMiddleware:
         cookie = cookie_of(headers, self.cookie_name) if proof else None
         if not cookie or not proof:
             return None
-        now = _now()
+        now = wall_time()
         session = self.sessions.look(cookie, proof, now)
         if session is None or await asyncio.to_thread(self._store().tokens.has_ended, session.id):
             return None
@@ -240,7 +240,7 @@ class AuthMiddleware:
 
     async def end_session(self, headers: Headers) -> None:
         """Sign out whoever shows both halves of a session. Raises Failure where that cannot be written down."""
-        proof, cookie, now = headers.get(PROOF_HEADER), cookie_of(headers, self.cookie_name), _now()
+        proof, cookie, now = headers.get(PROOF_HEADER), cookie_of(headers, self.cookie_name), wall_time()
         session = self.sessions.look(cookie, proof, now) if cookie and proof else None
         if session is not None:
             await asyncio.to_thread(self._store().tokens.end_session, session.id, session.expires_at, now)
@@ -285,10 +285,6 @@ def _address(scope: Scope) -> str:
 
 def _name_of(scope: Scope) -> str:
     return f"{scope['method']} {scope['path']}"[:100]
-
-
-def _now() -> WallTime:
-    return WallTime.of_ns(wall_ns())
 
 
 # --- bodies and headers -------------------------------------------------------------------------------------------

@@ -22,9 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from ...core.errors import Failure
 from ...core.proposal import Summary
-from ...core.walltime import WallTime
 from ...inbox.inbox import Inbox
-from ...process.clock import wall_ns
+from ...process.clock import wall_time
 from .auth import is_still_known, principal_of
 from .proposal_json import summary
 from .requests import mistake
@@ -117,7 +116,7 @@ class _Stream:
                 raise error
 
     async def _read(self) -> None:
-        await self._waiting.put(event("hello", {"now": WallTime.of_ns(wall_ns()).iso()}))
+        await self._waiting.put(event("hello", {"now": wall_time().iso()}))
         async for change in self._inbox.changes(self._after):
             proposal = change if isinstance(change, Summary) else change.proposal
             if not self._principal.may_see(proposal):

@@ -23,12 +23,11 @@ from starlette.routing import Route
 
 from ...core.errors import Failure
 from ...core.proposal import Decision, Proposal, ProposalStatus, problems_with_decision
-from ...core.walltime import WallTime
 from ...inbox.access import Principal, Role
 from ...inbox.inbox import Inbox
 from ...inbox.outcomes import told_of
 from ...inbox.wait_budget import read_response_budget_ms
-from ...process.clock import wall_ns
+from ...process.clock import wall_time
 from .auth import AuthMiddleware, principal_of
 from .events import Streams
 from .proposal_json import compared_with, form, modified_text, summary, whole
@@ -129,7 +128,7 @@ class Operators:
             or not auth_middleware.link.use(key)
         ):
             return RedirectResponse("/?key=used", 303, {"Cache-Control": "no-store"})
-        cookie = auth_middleware.sessions.begin(Principal.local().name, _now())
+        cookie = auth_middleware.sessions.begin(Principal.local().name, wall_time())
         # The other half goes to the page in the fragment, which neither servers nor other pages get to see.
         answer = RedirectResponse(
             f"/#proof={auth_middleware.sessions.proof(cookie)}", 303, {"Cache-Control": "no-store"}
@@ -174,7 +173,7 @@ class Operators:
             principal, id, expires_at = await auth_middleware.known(token if isinstance(token, str) else "", address)
             if principal.role is not Role.OPERATOR:
                 raise Failure("NOT_ALLOWED", f"{principal.name} is an agent: this page is for operators")
-            cookie = auth_middleware.sessions.begin(principal.name, _now(), token_id=id, until=expires_at)
+            cookie = auth_middleware.sessions.begin(principal.name, wall_time(), token_id=id, until=expires_at)
             return {"principal": _principal(principal), "proof": auth_middleware.sessions.proof(cookie)}
 
         answer = await enveloped("inbox session", work())
@@ -208,7 +207,7 @@ class Operators:
                 "sign_in": ["link", "token"]
                 if self.auth_middleware is not None and self.auth_middleware.link is not None
                 else ["token"],
-                "now": _now().iso(),
+                "now": wall_time().iso(),
                 "seq": seen[0].seq if seen else 0,
                 "proposals": [summary(proposal, principal) for proposal in found],
             }
@@ -360,7 +359,3 @@ async def _body(request: Request) -> dict[str, Any]:
     if kind != "application/json":
         raise mistake("content-type", "must be application/json")
     return object_of(content)
-
-
-def _now() -> WallTime:
-    return WallTime.of_ns(wall_ns())

@@ -1,9 +1,12 @@
-"""Bounded capture of an output stream: head and tail in memory, the whole in a file up to a cap."""
+"""Output of the work: a pipe that is read as it comes, and captured within bounds or passed on without waiting for its
+reader."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 from collections import deque
 
 from ..core.records import value
@@ -13,10 +16,17 @@ DEFAULT_OUTPUT_LIMIT = 1024 * 1024
 # A flood stops being written here; by then nobody will read it all, and a disk must not fill up.
 SPILL_CAP = 64 * 1024 * 1024
 SPILL_KEPT_SECONDS = 24 * 3600
+READ_SIZE = 256 * 1024
+# POLLOUT promises room for this much in a pipe, so a write of it cannot block, and no flag of a
+# descriptor that others may share has to be changed.
+PIPE_ROOM = 4096
+RELAY_HELD = 64 * 1024
 
 
 @value
 class Captured:
+    """Output that was captured: head and tail, and the file that has the whole."""
+
     head: bytes = b""
     tail: bytes = b""
     total: int = 0
@@ -29,7 +39,8 @@ class Captured:
 
 
 class Capture:
-    """Keeps at most `limit` bytes in memory: the first half as it came, and the last half seen so far."""
+    """Bounded capture of a stream. Keeps at most `limit` bytes in memory, the first half as it came and the last half
+    seen so far; the whole in a file up to a cap."""
 
     def __init__(self, limit: int, spill_to: str | None) -> None:
         self._head_limit = (limit + 1) // 2
@@ -70,7 +81,7 @@ class Capture:
         return Captured(bytes(self._head), tail, self._total)
 
     def _open_spill(self) -> None:
-        """The first byte that memory cannot keep: from here on the file has everything, from the start."""
+        """Open the file at the first byte that memory cannot keep: from here on it has everything, from the start."""
         if self._spill_to is None:
             return
         try:
@@ -96,8 +107,70 @@ class Capture:
             pass  # disk full: the file ends here, its size is reported
 
 
+class Stream:
+    """One output pipe of the work."""
+
+    def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
+        self.fd = fd
+        self.capture = capture
+        self.relay_to = relay_to
+        self.held = bytearray()
+        self.trouble = 0
+        """Why what was relayed could not be written on: an errno. That a reader left is none."""
+        os.set_blocking(fd, False)
+
+    @property
+    def open(self) -> bool:
+        return self.fd >= 0
+
+    @property
+    def busy(self) -> bool:
+        return self.open or bool(self.held)
+
+    def read(self) -> bool:
+        """Take what is there. Return True if there was anything."""
+        try:
+            chunk = os.read(self.fd, READ_SIZE if self.capture else RELAY_HELD)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.close()
+            return False
+        if self.capture is not None:
+            self.capture.add(chunk)
+        else:
+            self.held += chunk
+        return True
+
+    def write(self) -> None:
+        if not _takes_more(self.relay_to):  # both streams may be the same pipe, and the other was faster
+            return
+        try:
+            written = os.write(self.relay_to, self.held[:PIPE_ROOM])
+        except OSError as error:  # nobody reads any more: let the work find out the way it would without us
+            self.trouble = 0 if error.errno == errno.EPIPE else error.errno or errno.EIO
+            self.held.clear()
+            self.close()
+            return
+        del self.held[:written]
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _takes_more(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))
+
+
 def state_directory() -> str:
-    """Where durable state lives: SHOTCLOCK_HOME, else XDG_STATE_HOME/shotclock, else ~/.local/state/shotclock."""
+    """Return where durable state lives: SHOTCLOCK_HOME, else XDG_STATE_HOME/shotclock, else
+    ~/.local/state/shotclock."""
     if home := os.environ.get("SHOTCLOCK_HOME"):
         return os.path.abspath(home)
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -105,7 +178,7 @@ def state_directory() -> str:
 
 
 def make_private_directory(path: str) -> None:
-    """With every parent that is ours: makedirs gives its mode to the last one only."""
+    """Make a directory with every parent that is ours: makedirs gives its mode to the last one only."""
     home = state_directory()
     os.makedirs(os.path.dirname(home), exist_ok=True)
     for folder in (home, path):
