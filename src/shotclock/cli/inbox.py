@@ -508,7 +508,7 @@ def _list(me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
     """List proposals, after those that are due have expired. As `Inbox.list` does, without its threads and its loop."""
     try:
         with Store.open() as store:
-            if store.proposals.end_due(now()):
+            if store.proposals.end_due(wall_time()):
                 AuditFile(store).catch_up_if_possible()
             found = store.proposals.list(status=status, limit=limit + 1)
     except Failure as failure:
