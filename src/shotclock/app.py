@@ -309,7 +309,7 @@ class App:
         from .cli import signals
 
         try:
-            signals.raise_when_told()
+            signals.raise_on_stop()
             from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)

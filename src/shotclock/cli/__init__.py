@@ -9,7 +9,7 @@ GARBAGE_THRESHOLD = 10_000
 
 
 def run_program() -> None:
-    """The console script. Everything is flushed by then, and tearing the interpreter down takes as long as a
+    """Run the console script. Everything is flushed at its end, and tearing the interpreter down takes as long as a
     short command, so it is left out."""
     import gc
     import os
@@ -40,7 +40,8 @@ def run_program() -> None:
 
 
 def _send_spans() -> None:
-    """What is left, for as long as that may take. Whoever reads stderr as data has the envelope in its last line."""
+    """Send what is left, for as long as that may take. Whoever reads stderr as data has the envelope in its last
+    line."""
     from ..runtime.telemetry import finish
     from .output import is_terminal, say_line
 

@@ -67,7 +67,7 @@ LEAVE_LIMIT_S = 3.0
 _STARTERS = ("runpy", "importlib")
 
 
-class Offered(Protocol):
+class CommandLineApp(Protocol):
     """What the command line needs of an App."""
 
     workers: int | None
@@ -96,7 +96,7 @@ class Request:
     """As it was written."""
 
 
-def main(app: Offered, words: list[str]) -> int:
+def main(app: CommandLineApp, words: list[str]) -> int:
     catalogue = app.catalogue()
     if "--debug" in words:
         catalogue = replace(catalogue, debug=True)
@@ -112,7 +112,7 @@ def main(app: Offered, words: list[str]) -> int:
         return deliver(answer(_admit(catalogue, catalogue.name), outcome), as_json, _show)
 
 
-def _main(app: Offered, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
+def _main(app: CommandLineApp, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
     table = table_of(catalogue)
     reading = read_command(table, words)
     command, mistakes = reading.command, reading.mistakes
@@ -160,7 +160,7 @@ def table_of(catalogue: Catalogue) -> CommandTable:
 def _job(catalogue: Catalogue, words: list[str]) -> int:
     from .job_and_token import job_main
 
-    return job_main(words, app=catalogue.name, command=own_words(), tool=_tool(catalogue))
+    return job_main(words, app=catalogue.name, command=own_command(), tool=_tool(catalogue))
 
 
 def _command(spec: CommandSpec) -> Command:
@@ -279,8 +279,8 @@ def _request(spec: CommandSpec, reading: Reading) -> Request:
 
 
 def _budget(spec: CommandSpec, asked_ms: int | None, mistakes: Mistakes) -> int | None:
-    """How long we wait for a command that may outlive us: what was said, what the environment says, or 30 s where no
-    person waits. Zero waits for as long as it takes."""
+    """Return how long we wait for a command that may outlive us: what was said, what the environment says, or 30 s
+    where no person waits. Zero waits for as long as it takes."""
     if spec.interruption is None:
         return asked_ms
     if asked_ms is None and (written := os.environ.get(BUDGET_VARIABLE, "").strip()):
@@ -294,8 +294,8 @@ def _budget(spec: CommandSpec, asked_ms: int | None, mistakes: Mistakes) -> int 
 
 
 def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any]) -> object:
-    """A word as the JSON value it stands for, where its type is not text. What does not fit stays as it is: the real
-    types say what is wrong with it."""
+    """Return a word as the JSON value it stands for, where its type is not text. What does not fit stays as it is: the
+    real types say what is wrong with it."""
     if isinstance(value, list):
         items = resolve_schema(schema.get("items", {}), definitions)
         if len(value) == 1 and items.get("type") != "string" and value[0].startswith("["):
@@ -334,7 +334,7 @@ def _from_json(text: str, kind: str, otherwise: object) -> object:
 # --- doing ------------------------------------------------------------------------------------------------
 
 
-def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mistakes, as_json: bool) -> int:
+def _perform(app: CommandLineApp, catalogue: Catalogue, request: Request, mistakes: Mistakes, as_json: bool) -> int:
     spec = request.spec
     if mistakes:
         request = replace(request, validate_only=True)  # nothing runs; what else is wrong is told as well
@@ -351,7 +351,7 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
             if isinstance(spooled, Problem):
                 return _deliver_unstarted(catalogue, spec.name, spooled, as_json, request.clocks)
             stdin = spooled
-        envelope = _converse_about(app, catalogue, request, stdin)
+        envelope = _call(app, catalogue, request, stdin)
     if mistakes:
         found: Any = (envelope.error or {}).get("errors", []) if envelope.code == "ARG_ERROR" else []
         # A value that was not understood was left out: that it is missing is no news.
@@ -361,10 +361,10 @@ def _perform(app: Offered, catalogue: Catalogue, request: Request, mistakes: Mis
     return deliver(envelope, as_json, _show)
 
 
-def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
+def _call(app: CommandLineApp, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
-    signals.only_note()  # in a fork hook an exception would be lost; whoever listens next finds what came
+    signals.note_stops()  # in a fork hook an exception would be lost; whoever listens next finds what came
     preloaded = Preloaded.forked_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
@@ -374,18 +374,18 @@ def _converse_about(app: Offered, catalogue: Catalogue, request: Request, stdin:
         program=app.program if preloaded is None else None,
     )
     try:
-        dispatcher = Dispatcher(catalogue, runtime, program=app.program, command=own_words())
+        dispatcher = Dispatcher(catalogue, runtime, program=app.program, command=own_command())
     except Failure as failure:
         return answer(_admit(catalogue, request.spec.name, request.clocks), raised(failure))
-    return asyncio.run(_converse(dispatcher, request, stdin))
+    return asyncio.run(_await_call(dispatcher, request, stdin))
 
 
-async def _converse(dispatcher: Dispatcher, request: Request, stdin: Stdin | None) -> Envelope:
+async def _await_call(dispatcher: Dispatcher, request: Request, stdin: Stdin | None) -> Envelope:
     heartbeat = request.heartbeat
     beating: Coroutine[Any, Any, None] | None = heartbeat.beat() if heartbeat is not None else None
     beats = None if beating is None else asyncio.ensure_future(beating)
     try:
-        with signals.told() as stop:
+        with signals.StopSignal() as stop:
             async with dispatcher:
                 return await dispatcher.call(
                     request.spec.name,
@@ -401,7 +401,7 @@ async def _converse(dispatcher: Dispatcher, request: Request, stdin: Stdin | Non
                     stdin=stdin,
                     justification=request.justification,
                     confirmed=request.confirmed,
-                    again=shlex.join([*own_words(), *request.words]),
+                    again=shlex.join([*own_command(), *request.words]),
                     began_ns=process_began_ns(),
                 )
     finally:
@@ -410,7 +410,7 @@ async def _converse(dispatcher: Dispatcher, request: Request, stdin: Stdin | Non
 
 
 def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | None:
-    """Only a person at a terminal may answer, by typing back what is expected. No flag answers for them."""
+    """Have a person at a terminal type back what is expected. No flag answers for them."""
     from .terminal import confirm
 
     assert spec.requires_person is not None
@@ -434,8 +434,8 @@ def _version(catalogue: Catalogue, as_json: bool) -> int:
     return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json, _show)
 
 
-def own_words() -> list[str]:
-    """How the program that runs here is called once more."""
+def own_command() -> list[str]:
+    """Return how the program that runs here is called once more."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
@@ -452,7 +452,7 @@ def _tool(catalogue: Catalogue) -> Tool:
 
 
 def _admit(catalogue: Catalogue, name: str, clocks: Clocks | None = None, *, mutates: bool = True) -> Call:
-    """For an answer that no call of the command makes: with its clocks all the same, and since we began."""
+    """Admit an answer that no call of the command makes: with its clocks all the same, and since we began."""
     spec = catalogue.find(name)
     return admit(
         name,

@@ -254,7 +254,7 @@ def _token_main(words: list[str]) -> int:
 
 
 def _run_duration(text: str) -> int:
-    """Scripts write 300000; `timeout: 5` in a file is seconds, so a small number may be meant either way."""
+    """Read a duration. Scripts write 300000; `timeout: 5` in a file is seconds, so a small number needs its unit."""
     is_plain = text.strip().isascii() and text.strip().isdecimal() and len(text.strip()) > 3
     return parse_duration_ms(text, bare="ms" if is_plain else None)
 

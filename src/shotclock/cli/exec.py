@@ -104,13 +104,13 @@ def main(words: list[str]) -> int:
     admission = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
     admission.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
     if request.errors:
-        outcome = _refused(request.errors)
+        outcome = _refusal(request.errors)
     elif admission.no_time_left:
         outcome = no_time_left(admission)
     else:
         outcome = _run(request, admission, signals)
     if not request.json:
-        outcome = _passed_through(outcome)
+        outcome = _pass_exit_code_through(outcome)
     envelope = answer(admission, outcome)
     return _deliver(envelope, signals, request)
 
@@ -191,7 +191,7 @@ def reference_page() -> str:
     )
 
 
-def _refused(errors: list[dict[str, str]]) -> Outcome:
+def _refusal(errors: list[dict[str, str]]) -> Outcome:
     message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
 
@@ -215,8 +215,8 @@ def _run(request: Request, admission: Call, signals: foreground.Signals) -> Outc
     return judge(admission, task, foreground.run(task, signals))
 
 
-def _passed_through(outcome: Outcome) -> Outcome:
-    """A wrapper leaves its child's exit code alone; the envelope says the same number."""
+def _pass_exit_code_through(outcome: Outcome) -> Outcome:
+    """Leave the child's exit code alone; the envelope says the same number."""
     problem = outcome.problem
     if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]

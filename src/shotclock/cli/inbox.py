@@ -294,7 +294,7 @@ def main(words: list[str]) -> int:
         return refuse("inbox", reading.mistakes, as_json)
     if verb == "serve":
         return _serve(said, as_json)
-    signals.raise_when_told()
+    signals.raise_on_stop()
     timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
 
     def begin(timeout_ms: int) -> Call:
@@ -302,7 +302,7 @@ def main(words: list[str]) -> int:
 
     # A person who takes their time does not use up the time of what is done then.
     later = partial(begin, timeout_ms or TIMEOUT_MS)
-    envelope = _answered(verb, said, begin(timeout_ms), later, as_json)
+    envelope = _answer(verb, said, begin(timeout_ms), later, as_json)
     if verb == "watch" and envelope.code == "CANCELLED" and not as_json:  # by the one who sits there
         return envelope.exit_code
     return deliver(envelope, as_json, lambda envelope: _show(verb, envelope.data, sys.stdout))
@@ -347,7 +347,7 @@ def _check_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
             refuse("choice", "a proposed file is approved, modified or rejected")
 
 
-def _answered(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as_json: bool) -> Envelope:
+def _answer(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as_json: bool) -> Envelope:
     try:
         if admission.no_time_left:
             return answer(admission, no_time_left(admission))
@@ -359,7 +359,7 @@ def _answered(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as
             from .inbox_wait import watch
 
             return watch(said["for_ms"], admission, as_json)
-        outcome = _done(verb, said, begin)
+        outcome = _do(verb, said, begin)
     except signals.Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
@@ -370,7 +370,7 @@ def _answered(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as
 # --- looking and deciding -------------------------------------------------------------------------------------
 
 
-def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
+def _do(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     me = replace(Principal.local(), via="the command line")
     id: str = said.get("proposal_id") or ""
     match verb:
@@ -378,15 +378,15 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
             status = None if said["all"] else ProposalStatus(said["status"] or "pending")
             return carry_out(begin(), lambda: _list(me, status, said["limit"]))
         case "audit":
-            return carry_out(begin(), lambda: _audited(id, said))
+            return carry_out(begin(), lambda: _audit(id, said))
         case "extend":
-            return _inside(begin, lambda inbox: _told(inbox.extend(id, said["by"], me), me))
+            return _do_in_child(begin, lambda inbox: _describe_change(inbox.extend(id, said["by"], me), me))
         case "withdraw":
             asker = Principal(said["asker"] or me.name, Role.AGENT)
-            return _inside(begin, lambda inbox: _told(inbox.withdraw(id, asker), me))
+            return _do_in_child(begin, lambda inbox: _describe_change(inbox.withdraw(id, asker), me))
         case "reject":
-            return _decided(begin, id, Decision(ProposalStatus.REJECTED, said["notes"]), me)
-    found = _inside(begin, lambda inbox: _found(inbox, id, me))
+            return _decide(begin, id, Decision(ProposalStatus.REJECTED, said["notes"]), me)
+    found = _do_in_child(begin, lambda inbox: _find(inbox, id, me))
     if found.problem is not None:
         return found
     value: Any = found.value
@@ -400,31 +400,31 @@ def _done(verb: str, said: dict[str, Any], begin: Begin) -> Outcome:
     must_be_decider(proposal, me.name)
     must_be_open(proposal)
     if verb == "modify":
-        return _modified(begin, proposal, compared, data, said, me)
+        return _modify(begin, proposal, compared, data, said, me)
     decision = Decision(ProposalStatus.APPROVED, said["notes"], answer=_answer_to(proposal.ask, said["answer"]))
-    confirmation = _confirmed(proposal, compared, data)
-    return _decided(begin, id, decision, me, proposal.action_hash, confirmation)
+    confirmation = _confirm(proposal, compared, data)
+    return _decide(begin, id, decision, me, proposal.action_hash, confirmation)
 
 
 def _answer_to(ask: ProposalRequest, said: str | None) -> str | None:
-    """To say yes to a question is an answer, where nobody wants another."""
+    """Return the answer to a question: "yes" where nobody wants another."""
     return "yes" if said is None and ask.kind is Kind.QUESTION and not ask.choices else said
 
 
-def _modified(
+def _modify(
     begin: Begin, proposal: Proposal, compared: Compared, data: dict[str, Any], said: dict[str, Any], me: Principal
 ) -> Outcome:
-    from .inbox_edit import modified
+    from .inbox_edit import edit_proposal
 
-    with modified(proposal, said["file"], said["notes"]) as edit:
-        confirmation = _confirmed(proposal, compared, data)
-        outcome = _decided(begin, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
+    with edit_proposal(proposal, said["file"], said["notes"]) as edit:
+        confirmation = _confirm(proposal, compared, data)
+        outcome = _decide(begin, proposal.id, edit.decision, me, proposal.action_hash, confirmation)
         edit.is_done = outcome.problem is None
-    return _with_kept(outcome, edit)
+    return _name_kept_copy(outcome, edit)
 
 
-def _with_kept(outcome: Outcome, edit: Edit) -> Outcome:
-    """Whoever decided first does not cost us what was written."""
+def _name_kept_copy(outcome: Outcome, edit: Edit) -> Outcome:
+    """Say where what was written is kept, when somebody else decided first."""
     if isinstance(outcome.problem, Problem) and edit.kept is not None:
         context = {**(outcome.problem.context or {}), "edit": edit.kept}
         message = f"{outcome.problem.message}; what you wrote is in {edit.kept}"
@@ -432,8 +432,8 @@ def _with_kept(outcome: Outcome, edit: Edit) -> Outcome:
     return outcome
 
 
-def _confirmed(proposal: Proposal, compared: Compared, data: dict[str, Any]) -> str | None:
-    """What the person typed; raises Failure where there is none, or no agreement."""
+def _confirm(proposal: Proposal, compared: Compared, data: dict[str, Any]) -> str | None:
+    """Return what the person typed. Raises Failure where there is none, or no agreement."""
     if not proposal.ask.policy.destructive:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
@@ -449,7 +449,7 @@ def _confirmed(proposal: Proposal, compared: Compared, data: dict[str, Any]) -> 
     return proposal.ask.confirmation
 
 
-def _decided(
+def _decide(
     begin: Begin,
     id: str,
     decision: Decision,
@@ -457,17 +457,17 @@ def _decided(
     action_hash: str | None = None,
     confirmation: str | None = None,
 ) -> Outcome:
-    return _inside(
+    return _do_in_child(
         begin,
-        lambda inbox: _told(
+        lambda inbox: _describe_change(
             inbox.decide(id, decision, me, action_hash=action_hash, confirmation=confirmation),
             me,
         ),
     )
 
 
-def _inside(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
-    """In a child, on the clock. A refusal is the outcome."""
+def _do_in_child(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
+    """Do the work in a child, on the clock. A refusal is the outcome."""
 
     import asyncio
 
@@ -490,11 +490,11 @@ def _inside(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcom
     return carry_out(begin(), body)
 
 
-async def _told(changing: Awaitable[Proposal], me: Principal) -> Outcome:
+async def _describe_change(changing: Awaitable[Proposal], me: Principal) -> Outcome:
     return Outcome(Ending.FINISHED, data=summary((await changing).summary, me))
 
 
-async def _found(inbox: Inbox, id: str, me: Principal) -> Outcome:
+async def _find(inbox: Inbox, id: str, me: Principal) -> Outcome:
     proposal = await inbox.get(id)
     if proposal is None:
         raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
@@ -518,7 +518,7 @@ def _list(me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
     return Outcome(Ending.FINISHED, data={"status": said, "proposals": proposals, "more": len(found) > limit})
 
 
-def _audited(id: str, said: dict[str, Any]) -> Outcome:
+def _audit(id: str, said: dict[str, Any]) -> Outcome:
     import asyncio
     from pathlib import Path
 
@@ -527,7 +527,7 @@ def _audited(id: str, said: dict[str, Any]) -> Outcome:
     try:
         with Store.open() as store:
             if said["verify"]:
-                return asyncio.run(_verified(store, anchor))
+                return asyncio.run(_verify(store, anchor))
             if said["head"] or anchor is not None:
                 trail = AuditFile(store)
                 head = trail.head() if anchor is None else trail.anchor(anchor, wall_time())
@@ -541,7 +541,7 @@ def _audited(id: str, said: dict[str, Any]) -> Outcome:
 
 
 def _last_entries(store: Store, limit: int) -> list[Entry]:
-    """Their numbers have no gaps, but for those that somebody took out."""
+    """Return the last entries. Their numbers have no gaps, but for those that somebody took out."""
     last: list[Entry] = []
     after = max(0, store.audit.get_filed_seq() - limit)
     while entries := store.audit.entries(after):
@@ -550,7 +550,7 @@ def _last_entries(store: Store, limit: int) -> list[Entry]:
     return last
 
 
-async def _verified(store: Store, anchor: Path | None) -> Outcome:
+async def _verify(store: Store, anchor: Path | None) -> Outcome:
     from ..inbox.inbox import Inbox
 
     inbox = Inbox(store)

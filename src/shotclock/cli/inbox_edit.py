@@ -67,8 +67,9 @@ class _Mistaken(Exception):
 
 
 @contextlib.contextmanager
-def modified(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
-    """The decision for what the operator wrote, checked. Raises Failure. The copy is removed once it `is_done`."""
+def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
+    """Yield the decision for what the operator wrote, checked. Raises Failure. The copy is removed once it
+    `is_done`."""
     _must_be_modifiable(proposal)
     if file is not None:
         try:
@@ -81,7 +82,7 @@ def modified(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]
         raise Failure("INPUT_REQUIRED", message, suggestion=f"shotclock inbox modify {proposal.id} --file FILE")
     copy = _new_copy(proposal)
     try:
-        made = Edit(_edited(proposal, copy, notes), str(copy))
+        made = Edit(_edit_until_right(proposal, copy, notes), str(copy))
     except Failure as failure:
         if not _was_touched(proposal, copy):
             _remove(copy)
@@ -95,7 +96,8 @@ def modified(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]
 
 
 def read_text(path: str, field: str) -> str:
-    """A regular file's text. Raises Failure; never waits for a pipe that nobody writes to, nor reads without end."""
+    """Return a regular file's text. Raises Failure; never waits for a pipe that nobody writes to, nor reads without
+    end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -161,8 +163,8 @@ def _arguments(text: str) -> dict[str, Any]:
 # --- in the editor --------------------------------------------------------------------------------------------
 
 
-def _edited(proposal: Proposal, copy: Path, notes: str) -> Decision:
-    """Again and again, until it can be decided or the person has had enough. Raises Failure."""
+def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
+    """Open the editor until what was written can be decided, or the person has had enough. Raises Failure."""
     while True:
         _run_editor(proposal, copy)
         try:
@@ -184,7 +186,7 @@ def _edited(proposal: Proposal, copy: Path, notes: str) -> Decision:
 
 
 def _was_touched(proposal: Proposal, copy: Path) -> bool:
-    """Many editors end the last line, which nobody asked them to."""
+    """Return whether the copy was changed. Many editors end the last line, which nobody asked them to."""
     proposed = _proposed_text(proposal).encode("utf-8", "surrogatepass")
     try:
         written = copy.read_bytes()
@@ -194,7 +196,8 @@ def _was_touched(proposal: Proposal, copy: Path) -> bool:
 
 
 def _run_editor(proposal: Proposal, copy: Path) -> None:
-    """The one clock of a person who edits is the proposal's own end. Raises Failure unless it ended well."""
+    """Run the editor until the proposal's own end, the one clock of a person who edits. Raises Failure unless it ended
+    well."""
     command = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or DEFAULT_EDITOR
     try:
         words = shlex.split(command)
@@ -203,10 +206,10 @@ def _run_editor(proposal: Proposal, copy: Path) -> None:
     left_ms = min(MAX_MS, proposal.expires_at - wall_time())
     edited = edit([*words, str(copy)], until_ns=monotonic_ns() + max(0, left_ms) * NS_PER_MS)
     if not edited.is_well:
-        raise _not_well(edited, words[0], proposal)
+        raise _explain_end(edited, words[0], proposal)
 
 
-def _not_well(edited: Edited, editor: str, proposal: Proposal) -> Failure:
+def _explain_end(edited: Edited, editor: str, proposal: Proposal) -> Failure:
     if edited.why_not is not None:
         missing = isinstance(edited.why_not, FileNotFoundError | NotADirectoryError)
         code = "COMMAND_NOT_FOUND" if missing else "COMMAND_NOT_EXECUTABLE"
@@ -231,7 +234,7 @@ def _wants_to_go_on() -> bool:
 
 
 def _new_copy(proposal: Proposal) -> Path:
-    """Where others cannot read it, with an ending that tells the editor what it is."""
+    """Make a copy where others cannot read it, with an ending that tells the editor what it is."""
     ending = re.search(r"\.[A-Za-z0-9]{1,10}$", proposal.ask.file.path) if proposal.ask.file is not None else None
     suffix = ".json" if proposal.ask.file is None else ending[0] if ending else ".txt"
     with Store.open() as store:
@@ -289,7 +292,7 @@ def difference(proposal: Proposal, compared: Compared) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    """With a mark where the last one has no end, as diff(1) does."""
+    """Split a text, with a mark where the last line has no end, as diff(1) does."""
     lines = text.split("\n")
     if lines[-1] == "":
         return lines[:-1]

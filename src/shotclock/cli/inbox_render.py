@@ -42,7 +42,7 @@ RUNS = {
 
 
 def drawn(render: Callable[[Console], None], to_stderr: bool = False) -> str:
-    """As the terminal on that stream would show it."""
+    """Draw it as the terminal on that stream would show it."""
     console = Console(highlight=False, stderr=to_stderr)
     with console.capture() as captured:
         render(console)
@@ -50,7 +50,7 @@ def drawn(render: Callable[[Console], None], to_stderr: bool = False) -> str:
 
 
 def render(verb: str, data: dict[str, Any], console: Console, now: WallTime) -> None:
-    """What came of one of the verbs."""
+    """Draw what came of one of the verbs."""
     match verb:
         case "list":
             render_list(data, console, now)
@@ -93,7 +93,7 @@ def render_list(data: Any, console: Console, now: WallTime) -> None:
 
 
 def _print_columns(columns: dict[str, list[Text]], console: Console) -> None:
-    """The title gets what the others leave, and the least needed of them give way to it."""
+    """Print a table: the title gets what the others leave, and the least needed of them give way to it."""
     widths = {name: max(len(name), *(text.cell_len for text in texts)) for name, texts in columns.items()}
 
     def room() -> int:
@@ -115,7 +115,7 @@ def _print_columns(columns: dict[str, list[Text]], console: Console) -> None:
 
 
 def line_of(event: dict[str, Any], now: WallTime) -> Text:
-    """A change, for whoever watches."""
+    """Draw a change, for whoever watches."""
     each = event["proposal"]
     status = each["status"]
     text = Text.assemble((each["id"], "bold"), "  ", (f"{status:<9}", COLOURS[status]), "  ", one_line(each["title"]))
@@ -224,7 +224,7 @@ def _shown_lines(text: str, console: Console, *, is_marked: bool = False) -> Ite
 
 
 def render_result(data: Any, console: Console) -> None:
-    """What became of what was asked for."""
+    """Draw what became of what was asked for."""
     status = data["status"]
     line = Text.assemble((data["proposal_id"], "bold"), "  ", (status, COLOURS[status]), "  ", one_line(data["title"]))
     console.print(line)
@@ -285,7 +285,7 @@ def _open_for(until: str, now: WallTime) -> str:
 
 
 def about(ms: int) -> str:
-    """A duration in the two largest units that say something: 45s, 12m, 3h10m, 2d4h."""
+    """Write a duration in the two largest units that say something: 45s, 12m, 3h10m, 2d4h."""
     seconds = max(0, ms) // 1000
     if seconds < 60:
         return f"{seconds}s"

@@ -53,7 +53,7 @@ def ask_and_wait(verb: str, said: dict[str, Any], admission: Call) -> Envelope:
         return await inbox.wait(said["proposal_id"], 0)
 
     with Store.open() as store:
-        envelope = asyncio.run(_until_decided(store, begin, admission, wait_ms))
+        envelope = asyncio.run(_wait_until_decided(store, begin, admission, wait_ms))
     envelope.meta["budget_ms"] = wait_ms
     return envelope
 
@@ -71,7 +71,7 @@ def _ask(said: dict[str, Any]) -> ProposalRequest:
     return ProposalRequest(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
 
 
-async def _until_decided(
+async def _wait_until_decided(
     store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Call, wait_ms: int
 ) -> Envelope:
     inbox = Inbox(store)
@@ -85,37 +85,37 @@ async def _until_decided(
         spent_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
         return await inbox.wait(known.id, wait_ms - spent_ms) if known.is_open else known
 
-    with signals.told() as stop:
+    with signals.StopSignal() as stop:
         working = asyncio.ensure_future(waiting())
         both: list[asyncio.Future[Any]] = [working, stop]
         await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         try:
             if working.done():
                 waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-                return answer(admission, _outcome(working.result(), waited_ms, wait_ms))
+                return answer(admission, _describe_outcome(working.result(), waited_ms, wait_ms))
             working.cancel()
-            return answer(admission, _left(known, stop.result() if stop.done() else None, wait_ms))
+            return answer(admission, _describe_leaving(known, stop.result() if stop.done() else None, wait_ms))
         except Failure as failure:
             return answer(admission, refused(failure))
         finally:
             await inbox.close()
 
 
-def _outcome(proposal: Proposal, waited_ms: int, wait_ms: int) -> Outcome:
-    """With a way to take it back that works here: it is taken back in the name of whoever asked."""
+def _describe_outcome(proposal: Proposal, waited_ms: int, wait_ms: int) -> Outcome:
+    """Describe how it stands, with a way to take it back that works here: in the name of whoever asked."""
     outcome = outcome_of(proposal, waited_ms, wait_ms)
     if proposal.is_open and proposal.asked_by != Principal.local().name and isinstance(outcome.data, dict):
         outcome.data["cancel_command"] = f"{outcome.data['cancel_command']} --as {shlex.quote(proposal.asked_by)}"
     return outcome
 
 
-def _left(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
-    """Whoever stops waiting takes nothing back."""
+def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
+    """Describe what stays when we stop waiting: nothing is taken back."""
     problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stop_problem(signal)
     if known is None:
         message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
         return Outcome(Ending.CANCELLED, replace_fields(problem, message=message))
-    data = _outcome(known, 0, wait_ms).data
+    data = _describe_outcome(known, 0, wait_ms).data
     assert isinstance(data, dict)
     message = f"{problem.message}; {known.id} remains queued"
     return Outcome(Ending.CANCELLED, replace_fields(problem, message=message), {**data, "partial": True})
@@ -133,14 +133,14 @@ def watch(for_ms: int | None, admission: Call, as_json: bool) -> Envelope:
     if admission.bound.bell is not None:
         limits.append(admission.bound.bell.remaining_ms(admission.started_ns) / 1000)
     with Store.open() as store:
-        return asyncio.run(_watched(store, min(limits, default=None), admission, as_json))
+        return asyncio.run(_watch(store, min(limits, default=None), admission, as_json))
 
 
-async def _watched(store: Store, limit_s: float | None, admission: Call, as_json: bool) -> Envelope:
+async def _watch(store: Store, limit_s: float | None, admission: Call, as_json: bool) -> Envelope:
     inbox = Inbox(store)
-    told = _Told(as_json)
-    with signals.told() as stop:
-        working = asyncio.ensure_future(_tell_all(inbox, told))
+    told = _ChangeWriter(as_json)
+    with signals.StopSignal() as stop:
+        working = asyncio.ensure_future(_write_changes(inbox, told))
         both: list[asyncio.Future[Any]] = [working, stop]
         # Without a limit it is the person who ends it: that is what watching is.
         await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -159,8 +159,8 @@ async def _watched(store: Store, limit_s: float | None, admission: Call, as_json
     return answer(admission, outcome)
 
 
-async def _tell_all(inbox: Inbox, told: _Told) -> None:
-    """What waits by now, the oldest first, and then what changes; nothing is lost or told twice in between.
+async def _write_changes(inbox: Inbox, told: _ChangeWriter) -> None:
+    """Write what waits by now, the oldest first, and then what changes; nothing is lost or told twice in between.
 
     Returns when whoever reads has left, and raises Failure when what we say cannot be written.
     """
@@ -176,7 +176,7 @@ async def _tell_all(inbox: Inbox, told: _Told) -> None:
             return
 
 
-class _Told:
+class _ChangeWriter:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._me = Principal.local()
@@ -184,7 +184,7 @@ class _Told:
         self.count = 0
 
     def tell(self, change: Summary | Reminder, *, rings: bool) -> bool:
-        """Whether there is still somebody to tell."""
+        """Write one change. Returns whether there is still somebody to tell."""
         is_reminder = isinstance(change, Reminder)
         proposal = change.proposal if isinstance(change, Reminder) else change
         event = {"type": "reminder" if is_reminder else "proposal", "proposal": summary(proposal, self._me)}

@@ -127,7 +127,7 @@ async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admissio
     """Stop waiting when a signal comes. The job goes on: it is not ours."""
     import asyncio
 
-    with signals.told() as stop:
+    with signals.StopSignal() as stop:
         working = asyncio.ensure_future(perform())
         both: list[asyncio.Future[Any]] = [working, stop]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the budget or the job's clocks

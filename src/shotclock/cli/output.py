@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def wants_json(asked: bool, *, even_without_colour: bool = True) -> bool:
-    """JSON when asked for, when stdout is no terminal, and where CI or NO_COLOR say that nobody looks. For what has a
-    plain rendering as well, NO_COLOR only says that there is no colour."""
+    """Return whether to write JSON: when asked for, when stdout is no terminal, and where CI or NO_COLOR say that
+    nobody looks. For what has a plain rendering as well, NO_COLOR only says that there is no colour."""
     is_plain = even_without_colour and "NO_COLOR" in os.environ
     return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
 
@@ -53,12 +53,12 @@ def emit_text(answer: str, exit_code: int, heard: Sized = ()) -> int:
 
 
 def emit_help(text: str) -> None:
-    """Help is not data: it goes to stdout only where a person reads it."""
+    """Write help, which is not data: to stdout only where a person reads it."""
     write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
 def say_line(text: str, *, after_child: bool = False, heard: Sized = ()) -> None:
-    """A line on stderr. After a child that may have left its last line open, it starts on a new one."""
+    """Write a line on stderr. After a child that may have left its last line open, it starts on a new one."""
     opening = "\n" if after_child and not _stderr_at_line_start() else ""
     write_quietly(sys.stderr, f"{opening}{text}\n", heard)
 
@@ -101,7 +101,7 @@ def flush_quietly(stream: TextIO | None) -> None:
 
 
 def _point_to_null(stream: TextIO) -> None:
-    """So that the interpreter's own flush at exit does not complain a second time."""
+    """Close the stream, so that the interpreter's own flush at exit does not complain a second time."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):
@@ -109,7 +109,8 @@ def _point_to_null(stream: TextIO) -> None:
 
 
 def _stderr_at_line_start() -> bool:
-    """Only a regular file can be asked for its last byte; elsewhere an empty line is the lesser evil."""
+    """Return whether stderr is at the start of a line. Only a regular file can be asked for its last byte; elsewhere an
+    empty line is the lesser evil."""
     try:
         status = os.fstat(2)
         if stat.S_ISCHR(status.st_mode):
@@ -126,7 +127,7 @@ def _stderr_at_line_start() -> bool:
 
 
 def summary_line(envelope: Envelope) -> str:
-    """One line for a person at a terminal."""
+    """Write one line for a person at a terminal."""
     took = format_duration(int(str(envelope.meta["duration_ms"])))
     if envelope.error is None:
         line = f"shotclock: {envelope.ending} in {took}"

@@ -50,7 +50,7 @@ class Parameter:
 
     @property
     def field(self) -> str:
-        """The name as mistakes give it."""
+        """Return the name as mistakes give it."""
         return self.name.removeprefix("--")
 
     def read_default(self) -> Any:
@@ -151,7 +151,7 @@ class Reading:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What was said, and the defaults of everything else."""
+        """Return what was said, and the defaults of everything else."""
         parameters = self.command.parameters if self.command is not None else ()
         return {**{each.key: each.read_default() for each in parameters}, **self.guessed, **self.given}
 
@@ -238,7 +238,7 @@ class _Reader:
         return self._reading
 
     def _is_told_of(self, parameter: Parameter) -> bool:
-        """Whether it was given, or is the matter of a mistake already."""
+        """Return whether it was given, or is the matter of a mistake already."""
         known = parameter.key in self._reading.given or parameter.key in self._reading.guessed
         return known or any(mistake["field"] == parameter.field for mistake in self._reading.mistakes)
 
@@ -332,7 +332,7 @@ class _Reader:
 
 
 def is_option(word: str) -> bool:
-    """Whether it is no value: `-`, a negative number and what has a space in its name are values."""
+    """Return whether a word is an option: `-`, a negative number and what has a space in its name are values."""
     name = word.partition("=")[0]
     return word[:1] == "-" and word != "-" and not word[1:2].isdigit() and word[1:2] != "." and " " not in name
 

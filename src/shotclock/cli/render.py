@@ -14,7 +14,7 @@ from ..core.envelope import Envelope
 from ..core.texts import one_line
 from ..workflow.report import MARKS, WORDS, brief
 from ..workflow.state import Status
-from .report import where_it_is
+from .report import say_where
 
 # Steps on a terminal. Of a longer run only those that say something are shown there.
 STEPS_SHOWN = 60
@@ -135,7 +135,7 @@ def _doctor(envelope: Envelope, console: Console) -> None:
 
 
 def _plain(text: object) -> str:
-    """A process chooses its own command line; it must not reach a terminal as escape sequences."""
+    """Make a text safe: a process chooses its own command line, which must not reach a terminal as escape sequences."""
     return "".join(character if character.isprintable() else "?" for character in str(text))
 
 
@@ -202,7 +202,7 @@ def _run_list(envelope: Envelope, console: Console) -> None:
 
 
 def _run(envelope: Envelope, console: Console) -> None:
-    """A summary and the timeline, as wide as the terminal is."""
+    """Draw a summary and the timeline, as wide as the terminal is."""
     data: Any = envelope.data
     status = Status(data["status"])
     of = f" of {brief(data['budget_ms'])}" if data["budget_ms"] else ""
@@ -224,7 +224,7 @@ def _run(envelope: Envelope, console: Console) -> None:
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
     for name in ("html", "output_file"):
         if name in data:
-            console.print(Text(f"\n{where_it_is(data, name)}"), soft_wrap=True)  # whole, so that it can be copied
+            console.print(Text(f"\n{say_where(data, name)}"), soft_wrap=True)  # whole, so that it can be copied
 
 
 def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ PAGE_NAME_LENGTH = 200
 
 
 def report(run_id: str, *, html: str | None, output: str, output_file: str | None, keeps: bool = False) -> Outcome:
-    """The value is the text that was asked for instead of the envelope, if one was.
+    """Report a run. The value is the text that was asked for instead of the envelope, if one was.
 
     With `keeps` there is a page also where nobody said where.
     """
@@ -53,19 +53,19 @@ def report(run_id: str, *, html: str | None, output: str, output_file: str | Non
     return Outcome(Ending.FINISHED, data=data, value=text)
 
 
-def where_it_is(data: dict[str, Any], name: str = "html") -> str:
+def say_where(data: dict[str, Any], name: str = "html") -> str:
     if name == "html" and "opened" in data:
         return f"{'opened' if data['opened'] else 'the page, for a browser:'} {data['html']}"
     return f"written to {data[name]}"
 
 
 def _kept_page(store: Store, run_id: str) -> str:
-    """Where the page of a run is when nobody says where. An id is somebody's text, and no path."""
+    """Return where the page of a run is when nobody says where. An id is somebody's text, and no path."""
     return str(store.folder("reports") / f"{quote(run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
 
 
 def show(outcome: Outcome, *, says: bool) -> None:
-    """The page to the person at the terminal, if there is one, and a browser. `says`: where it is, on stderr.
+    """Show the page to the person at the terminal, if there is one, and a browser. `says`: where it is, on stderr.
 
     Not part of the work: what that starts is stopped when it ends, and a browser is not.
     """
@@ -75,13 +75,13 @@ def show(outcome: Outcome, *, says: bool) -> None:
     is_somebody_there = is_terminal(sys.stderr) and not os.environ.get("CI")
     data["opened"] = is_somebody_there and open_in_browser(data["html"], os.environ)
     if says:
-        say_line(where_it_is(data))
+        say_line(say_where(data))
 
 
 def list_runs() -> Outcome:
     try:
         with Store.open() as store:
-            runs = [_listed(run) for run in store.runs.list(RUNS_LISTED)]
+            runs = [_describe_run(run) for run in store.runs.list(RUNS_LISTED)]
     except Failure as failure:
         return failure_outcome(failure)
     return Outcome(Ending.FINISHED, data={"runs": runs})
@@ -99,7 +99,7 @@ def text_of(made: Report, output: str) -> str:
 
 
 def write_file(path: str, text: str) -> None:
-    """All of it or nothing, where it is a file; what is none (a pipe, /dev/stdout) is just written to."""
+    """Write all of it or nothing, where it is a file; what is none (a pipe, /dev/stdout) is just written to."""
     data = text.encode("utf-8", "backslashreplace")
     beside = f"{path}.{os.getpid()}.part"
     try:
@@ -120,7 +120,7 @@ def write_file(path: str, text: str) -> None:
 
 
 def ensure_writable(path: str) -> None:
-    """So that it is known before the work. A file that was not there is then, empty."""
+    """Raise Failure before the work where the file cannot be written. A file that was not there is then, empty."""
     try:
         if not os.path.exists(path) or os.path.isfile(path):
             with open(path, "ab"):
@@ -131,7 +131,7 @@ def ensure_writable(path: str) -> None:
 
 
 def _find(store: Store, run_id: str) -> Run:
-    """By its id, or by a beginning that only one has."""
+    """Find a run by its id, or by a beginning that only one has. Raises Failure."""
     run = None if "\0" in run_id else store.runs.get(run_id)
     if run is not None:
         return run
@@ -147,7 +147,7 @@ def _find(store: Store, run_id: str) -> Run:
     raise Failure("RUN_NOT_FOUND", message, context={"near": near}, suggestion=hint)
 
 
-def _listed(run: Run) -> dict[str, object]:
+def _describe_run(run: Run) -> dict[str, object]:
     alive = run.ended_at is None and is_alive(run.holder)
     made = report_of(run, {}, now=wall_time(), is_alive=alive)
     return {

@@ -63,9 +63,10 @@ class RunOptions:
 
 
 def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
-    """`is_asked_for`: somebody wants the envelope alone, and is not told of every change beside it."""
+    """Run a workflow and deliver its answer. `is_asked_for`: somebody wants the envelope alone, and is not told of
+    every change beside it."""
     try:
-        envelope = _performed(asked, alone=is_asked_for or asked.output == "json")
+        envelope = _perform(asked, alone=is_asked_for or asked.output == "json")
     except signals.Signalled as signalled:
         from ..core.envelope import stop_problem
 
@@ -77,35 +78,36 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
         envelope = answer(admit("run", Clocks()), outcome)
     except Exception as error:  # ours; whoever waits for an envelope gets one
         envelope = answer(admit("run", Clocks()), raised(error))
-    signals.only_note()
+    signals.note_stops()
     return _deliver(envelope, asked, as_json or asked.output == "json")
 
 
-def _findable() -> None:
-    """A step that says `shotclock` finds one: ours, where none is on PATH, since its own is often only in a venv."""
+def _make_findable() -> None:
+    """See to it that a step that says `shotclock` finds one: ours, where none is on PATH, since its own is often only
+    in a venv."""
     beside = os.path.dirname(sys.executable)
     path = os.environ.get("PATH", os.defpath)
     if shutil.which("shotclock", path=path) is None and shutil.which("shotclock", path=beside) is not None:
         os.environ["PATH"] = f"{path}{os.pathsep}{beside}"
 
 
-def _performed(asked: RunOptions, *, alone: bool) -> Envelope:
-    signals.raise_when_told()
-    if mistakes := _mistakes(asked):
+def _perform(asked: RunOptions, *, alone: bool) -> Envelope:
+    signals.raise_on_stop()
+    if mistakes := _find_mistakes(asked):
         return unstarted_call("run", problem_of(mistakes))
-    _findable()
+    _make_findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     budget_ms = _budget_ms(asked)
     with Store.open() as store, _Events(asked.events) as events:
         if asked.resume is not None:
-            return events.ended(asyncio.run(_resumed(asked.resume, store, events, alone, budget_ms)))
+            return events.ended(asyncio.run(_resume(asked.resume, store, events, alone, budget_ms)))
         assert asked.flow is not None
         loaded = workflow_files.load(asked.flow)
         if isinstance(loaded, Outcome):
             return answer(admit("run", Clocks()), loaded)
         findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
-        refused = workflow_files.judged(loaded, findings, may_be_tight=asked.force)
+        refused = workflow_files.judge(loaded, findings, may_be_tight=asked.force)
         if refused.problem is not None or loaded.workflow is None:
             refused.ending = Ending.NOT_STARTED
             return answer(admit("run", Clocks()), refused)
@@ -113,10 +115,10 @@ def _performed(asked: RunOptions, *, alone: bool) -> Envelope:
             loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
-        return events.ended(asyncio.run(_started(request, store, events, alone, budget_ms)))
+        return events.ended(asyncio.run(_start(request, store, events, alone, budget_ms)))
 
 
-def _mistakes(asked: RunOptions) -> Mistakes:
+def _find_mistakes(asked: RunOptions) -> Mistakes:
     mistakes: Mistakes = []
     if asked.run_id is not None and not RUN_ID.fullmatch(asked.run_id):
         message = f"{one_line(asked.run_id, 40)!r}: letters, digits, `.`, `_` and `-`, up to 100 of them, no dash first"
@@ -129,28 +131,28 @@ def _mistakes(asked: RunOptions) -> Mistakes:
 
 
 def _budget_ms(asked: RunOptions) -> int | None:
-    """How long a person is waited for. Whoever sits at a terminal is that person. Raises Failure."""
+    """Return how long a person is waited for. Whoever sits at a terminal is that person. Raises Failure."""
     if asked.budget_ms is not None:
         return asked.budget_ms or None
     return None if is_terminal(sys.stdin) else read_response_budget_ms()
 
 
-async def _started(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
+async def _start(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = request.run_id
-    with signals.told() as stop:
-        async with _watched(store, request.run_id, request.name, request.workflow, events, alone) as watch:
+    with signals.StopSignal() as stop:
+        async with _show_changes(store, request.run_id, request.name, request.workflow, events, alone) as watch:
             return await start(
                 request, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
             )
 
 
-async def _resumed(run_id: str, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
+async def _resume(run_id: str, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = run_id
     run = store.runs.get(run_id)
     workflow = None if run is None or run.ended_at is not None else recorded(run, store)[0]
     name = "" if run is None else run.name
-    with signals.told() as stop:
-        async with _watched(store, run_id, name, workflow, events, alone) as watch:
+    with signals.StopSignal() as stop:
+        async with _show_changes(store, run_id, name, workflow, events, alone) as watch:
             return await resume(
                 run_id, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
             )
@@ -163,10 +165,10 @@ class _Watch(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def _watched(
+async def _show_changes(
     store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, alone: bool
 ) -> AsyncIterator[_Watch]:
-    """Who is told of changes: the file of events, and a person, by a view of the run or line by line."""
+    """Tell of changes: the file of events, and a person, by a view of the run or line by line."""
 
     screen = screen_here() if workflow is not None else None
     if screen is None or workflow is None:
@@ -231,7 +233,7 @@ class _Events:
             self._say("step", {"id": state.id, **state.shown()})
 
     def ended(self, envelope: Envelope) -> Envelope:
-        """The last line. That not all of them were taken is told by the envelope."""
+        """Write the last line. That not all of them were taken is told by the envelope."""
         if self._outlet is None:
             return envelope
         try:
@@ -286,7 +288,7 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     if as_json:  # the text has said it all
         return code
     if "run_id" in data:
-        say_line(_closing(envelope, data))
+        say_line(_closing_line(envelope, data))
     if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
         say_line(summary_line(envelope))
     else:
@@ -295,7 +297,7 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     return code
 
 
-def _closing(envelope: Envelope, data: dict[str, Any]) -> str:
+def _closing_line(envelope: Envelope, data: dict[str, Any]) -> str:
     kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
@@ -309,7 +311,8 @@ def _closing(envelope: Envelope, data: dict[str, Any]) -> str:
 
 
 def _text(envelope: Envelope, asked: RunOptions) -> str | None:
-    """What was asked for in place of the envelope. A run that was refused has a report, too: CI looks for one."""
+    """Return what was asked for in place of the envelope. A run that was refused has a report, too: CI looks for
+    one."""
     if asked.output in (None, "json"):
         return None
     report = unstarted(asked.flow or asked.resume or "run", envelope.to_dict(), wall_time())

@@ -110,7 +110,7 @@ def refuse(name: str, mistakes: Mistakes, as_json: bool, *, tool: Tool = OURSELV
 
 def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
     """Write the envelope for a program; for a person what `show` makes of it, and what went wrong on stderr."""
-    signals.only_note()
+    signals.note_stops()
     if as_json:
         return emit(envelope, signals.heard)
     if show is not None and envelope.data is not None:

@@ -1,8 +1,8 @@
 """The signals that mean "stop", over the life of a command line: before its work, during it, and while it answers.
 
-raise_when_told    nothing has begun: leave where we are
-told               the work listens, and stops what it started; a second signal ends us at once
-only_note          the answer is being written, and is written once
+raise_on_stop      nothing has begun: leave where we are
+StopSignal         the work listens, and stops what it started; a second signal ends us at once
+note_stops         the answer is being written, and is written once
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ class Signalled(BaseException):
         self.name = signal.Signals(number).name
 
 
-def raise_when_told() -> None:
+def raise_on_stop() -> None:
     for number in _listened_to():
         signal.signal(number, _raise)
 
 
-def only_note() -> None:
+def note_stops() -> None:
     for number in _listened_to():
         signal.signal(number, _note)
-    # `told` held them back when its loop ended, until somebody listens again.
+    # `StopSignal` held them back when its loop ended, until somebody listens again.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def ignore() -> None:
-    """The answer is out and the process about to end; the interpreter would give the signals their defaults back."""
+    """Ignore them: the answer is out and the process about to end; the interpreter would give the signals their
+    defaults back."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-class told:
+class StopSignal:
     """The first signal as a future of its name, from here on; one that came before and was lost in a finaliser or a
     fork hook, where Python swallows exceptions, counts as well."""
 
@@ -85,7 +86,8 @@ class told:
 
 
 def _listened_to() -> list[signal.Signals]:
-    """Whoever is started by nohup does not hear SIGHUP, and a script's background job not SIGQUIT."""
+    """Return those we listen to. Whoever is started by nohup does not hear SIGHUP, and a script's background job not
+    SIGQUIT."""
     may_be_ignored = (signal.SIGHUP, signal.SIGQUIT)
     return [n for n in STOP_SIGNALS if n not in may_be_ignored or signal.getsignal(n) is not signal.SIG_IGN]
 

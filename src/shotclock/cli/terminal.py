@@ -31,7 +31,7 @@ class Outlet:
         self._poller.register(fd, select.POLLOUT)
 
     def write(self, text: str) -> None:
-        """Raises OSError: it is gone or full, or its reader does not keep up."""
+        """Take a text. Raises OSError: it is gone or full, or its reader does not keep up."""
         self._rest += text.encode("utf-8", "replace")
         self._drain(0)
         if len(self._rest) > BEHIND_LIMIT:
@@ -39,7 +39,7 @@ class Outlet:
             raise OSError("whoever reads it does not keep up")
 
     def finish(self) -> bool:
-        """Whether all of it was taken."""
+        """Write what is left. Returns whether all of it was taken."""
         try:
             self._drain(LAST_WORDS_MS)
         except OSError:
@@ -47,7 +47,7 @@ class Outlet:
         return not self._rest
 
     def _drain(self, wait_ms: int) -> None:
-        """As long as something is taken within `wait_ms`."""
+        """Write for as long as something is taken within `wait_ms`."""
         while self._rest and self._poller.poll(wait_ms):
             try:
                 del self._rest[: os.write(self._fd, self._rest[:PIPE_ROOM])]
@@ -59,7 +59,8 @@ class Outlet:
 
 
 def screen_here() -> Screen | None:
-    """None where lines are better: stderr is no terminal, cannot move its cursor, or shall have no colour."""
+    """Return the terminal to draw on, None where lines are better: stderr is no terminal, cannot move its cursor, or
+    shall have no colour."""
     if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", "") or "NO_COLOR" in os.environ:
         return None
     try:

@@ -23,7 +23,7 @@ def check(flow: str, timeout_ms: int | None = None) -> Outcome:
     if isinstance(loaded, Outcome):
         return loaded
     findings = lint(loaded, timeout_ms=timeout_ms) + find_unset(loaded, os.environ)
-    return judged(loaded, findings, {"findings": [_shown(loaded, finding) for finding in findings]})
+    return judge(loaded, findings, {"findings": [_describe_finding(loaded, finding) for finding in findings]})
 
 
 def plan(flow: str, timeout_ms: int | None = None) -> Outcome:
@@ -31,11 +31,11 @@ def plan(flow: str, timeout_ms: int | None = None) -> Outcome:
     if isinstance(loaded, Outcome):
         return loaded
     findings = lint(loaded, timeout_ms=timeout_ms)
-    data: dict[str, object] = {"findings": [_shown(loaded, finding) for finding in findings]}
+    data: dict[str, object] = {"findings": [_describe_finding(loaded, finding) for finding in findings]}
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
-        data |= _planned(plan_of(loaded.workflow, timeout_ms=timeout_ms))
-    return judged(loaded, findings, data)
+        data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=timeout_ms))
+    return judge(loaded, findings, data)
 
 
 def schema() -> Outcome:
@@ -56,15 +56,15 @@ def load(flow: str) -> Loaded | Outcome:
     return Outcome(Ending.NOT_STARTED, problem)
 
 
-def judged(
+def judge(
     loaded: Loaded, findings: list[Finding], data: dict[str, object] | None = None, *, may_be_tight: bool = False
 ) -> Outcome:
-    """With `may_be_tight`, clocks that cannot fit are no reason to refuse it."""
+    """Return the outcome for what was found. With `may_be_tight`, clocks that cannot fit are no reason to refuse it."""
     wrong = [finding for finding in findings if finding.is_error]
     if may_be_tight:
         wrong = [finding for finding in wrong if not finding.rule.startswith("budget/")]
     if data is None:
-        data = {"findings": [_shown(loaded, finding) for finding in findings]}
+        data = {"findings": [_describe_finding(loaded, finding) for finding in findings]}
     data = {"file": loaded.source.name, **data}
     if not wrong:
         return Outcome(Ending.FINISHED, data=data)
@@ -74,7 +74,7 @@ def judged(
     return Outcome(Ending.FINISHED, problem, data)
 
 
-def _shown(loaded: Loaded, finding: Finding) -> dict[str, object]:
+def _describe_finding(loaded: Loaded, finding: Finding) -> dict[str, object]:
     shown: dict[str, object] = {
         "rule": finding.rule,
         "severity": "error" if finding.is_error else "warning",
@@ -89,17 +89,17 @@ def _shown(loaded: Loaded, finding: Finding) -> dict[str, object]:
     return shown
 
 
-def _planned(made: Plan) -> dict[str, object]:
+def _describe_plan(made: Plan) -> dict[str, object]:
     return {
         "run_timeout_ms": made.run_timeout_ms,
         "worst_case_ms": made.worst_ms,
         "clean_up_ms": made.clean_up_ms,
         "critical_path": list(made.critical_path),
-        "steps": [_step(step) for step in made.steps],
+        "steps": [_describe_step(step) for step in made.steps],
     }
 
 
-def _step(step: PlannedStep) -> dict[str, object]:
+def _describe_step(step: PlannedStep) -> dict[str, object]:
     return {
         "id": step.id,
         "type": step.type,

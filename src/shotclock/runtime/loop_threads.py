@@ -440,6 +440,10 @@ class LoopThreads:
         self._levels: dict[int, LoopThread] = {}
         self._retired: list[LoopThread] = []
 
+    @property
+    def has_any(self) -> bool:
+        return bool(self._levels or self._retired)
+
     def submit(self, loop_task: LoopTask, level: int) -> LoopThread:
         host = self._levels.get(level)
         if host is None or host.is_blocked(monotonic_ns()):

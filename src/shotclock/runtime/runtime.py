@@ -672,7 +672,8 @@ class Runtime:
         await self._children.close()
         if self._home is not None and (timers := self._timers_of.get(self._home)) is not None:
             timers.close()
-        await asyncio.to_thread(self._hosts.close)
+        if self._hosts.has_any:  # or a thread would be started to stop none
+            await asyncio.to_thread(self._hosts.close)
         for observer_queue in self._audiences:
             await asyncio.to_thread(observer_queue.finish)
         if spans.recorder is not None:
