@@ -495,11 +495,11 @@ def test_without_a_terminal_a_modification_comes_from_a_file(
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", "JSON object"),
-        ('{"table": NaN}', "no JSON"),
+        ('{"table": NaN}', "not JSON"),
         ('{"table": 5}', "arguments.table"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         ('{"table": "users"}', "what was proposed"),
     ],
 )
