@@ -13,6 +13,7 @@ import pytest
 
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
+from shotclock.workflow.step_executor import try_step
 from tests.app.conftest import Tool, wait_for
 from tests.server.client import connected, envelope_of, run
 
@@ -70,7 +71,7 @@ async def by_function_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[dic
             for name, arguments in calls:
                 settings = {"target": f"{PROGRAM}:app", "command": name, "arguments": arguments}
                 call = StepCall("it", settings, Clocks.of("20s"), dict(os.environ), PROGRAM.parent)
-                said.append((await provider.run(call, runtime)).envelope.to_dict())
+                said.append((await try_step(provider, call, runtime)).envelope.to_dict())
         finally:
             await provider.close()
     return said

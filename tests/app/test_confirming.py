@@ -11,6 +11,7 @@ from shotclock.core.clocks import Clocks
 from shotclock.providers.function import FunctionProvider
 from shotclock.providers.provider import StepCall
 from shotclock.runtime.runtime import Runtime
+from shotclock.workflow.step_executor import try_step
 from tests.app.conftest import PROGRAMS, fields_of
 from tests.server.client import connected, envelope_of, run
 
@@ -136,7 +137,7 @@ def test_a_function_step_confirms_in_its_arguments(precious: Path):
                     arguments = {"path": str(precious), **more}
                     settings = {"target": f"{PROGRAMS / 'cleaner.py'}:app", "command": "wipe", "arguments": arguments}
                     step = StepCall("it", settings, Clocks.of("20s"), dict(os.environ), PROGRAMS)
-                    said.append((await provider.run(step, runtime)).envelope.to_dict())
+                    said.append((await try_step(provider, step, runtime)).envelope.to_dict())
                     assert precious.exists() is not bool(more)
             finally:
                 await provider.close()

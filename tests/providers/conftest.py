@@ -18,10 +18,11 @@ from shotclock.core.deadlines import Deadline
 from shotclock.core.trace import TraceContext
 from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Scope
-from shotclock.providers.provider import Provider, StepCall, StepResult
+from shotclock.providers.provider import Provider, StepCall
 from shotclock.runtime.loop_call import current_scope
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
+from shotclock.workflow.step_executor import AnsweredTry, try_step
 
 # Past the bell, on two cores that others use as well.
 OVERSHOOT_S = 8.0
@@ -31,7 +32,7 @@ OVERSHOOT_S = 8.0
 class Tried:
     """One try of a step."""
 
-    result: StepResult
+    result: AnsweredTry
     elapsed_s: float
 
     @property
@@ -79,7 +80,7 @@ def trial(
                 call = StepCall("it", settings, clocks or Clocks(timeout_ms=10_000), env or {}, folder)
                 before = asyncio.all_tasks()
                 began = time.perf_counter()
-                trying = asyncio.ensure_future(provider.run(call, runtime))
+                trying = asyncio.ensure_future(try_step(provider, call, runtime))
                 try:
                     done, _ = await asyncio.wait([trying], timeout=cancel_after_s or 60)
                     if not done:

@@ -15,12 +15,13 @@ from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
 from shotclock.providers import function
 from shotclock.providers.function import FunctionProvider
-from shotclock.providers.provider import StepCall, StepResult
+from shotclock.providers.provider import StepCall
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text
+from shotclock.workflow.step_executor import AnsweredTry, try_step
 from tests.runtime.bounds import ROOT, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -110,11 +111,11 @@ class Steps:
             async with Runtime(program=Program(), workers=1) as runtime:
                 provider = FunctionProvider()
 
-                async def call(command: str, target: str = "acme.py:app", **arguments: Any) -> StepResult:
+                async def call(command: str, target: str = "acme.py:app", **arguments: Any) -> AnsweredTry:
                     clocks = arguments.pop("_clocks", Clocks.of("20s", grace="200ms"))
                     env = arguments.pop("_env", self.env)
                     settings = {"target": target, "command": command, "arguments": arguments}
-                    return await provider.run(StepCall("it", settings, clocks, env, self.folder), runtime)
+                    return await try_step(provider, StepCall("it", settings, clocks, env, self.folder), runtime)
 
                 try:
                     return await scenario(call)
@@ -123,7 +124,7 @@ class Steps:
 
         return asyncio.run(asyncio.wait_for(main(), RUN_LIMIT_S))
 
-    def once(self, command: str, **arguments: Any) -> StepResult:
+    def once(self, command: str, **arguments: Any) -> AnsweredTry:
         return self(lambda call: call(command, **arguments))
 
 
@@ -143,7 +144,7 @@ def marks(tmp_path: Path) -> Path:
     return tmp_path / "marks"
 
 
-def error_of(result: StepResult) -> dict[str, Any]:
+def error_of(result: AnsweredTry) -> dict[str, Any]:
     assert result.envelope.error is not None
     return result.envelope.error
 

@@ -205,10 +205,10 @@ def test_a_cancelled_step_closes_its_connection(fetch: Fetch) -> None:
 
 def test_thirty_at_once_that_all_hang_end_on_time(trial: Callable[..., Tried]) -> None:
     class Many(HttpProvider):
-        async def run(self, call: Any, runtime: Any) -> Any:
+        async def run(self, step: Any, call: Any, runtime: Any) -> Any:
             alone = super().run
-            results = await asyncio.gather(*(alone(call, runtime) for _ in range(30)))
-            assert {result.rule for result in results} == {"http_client/timeout"}
+            results = await asyncio.gather(*(alone(step, call, runtime) for _ in range(30)))
+            assert {result.outcome.problem.code for result in results} == {"TIMEOUT"}
             return results[0]
 
     with Server(servers.drips_body) as server:
@@ -228,6 +228,7 @@ from shotclock.runtime.runtime import Runtime
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.providers.http import HttpProvider
 from shotclock.providers.provider import StepCall
+from shotclock.workflow.step_executor import try_step
 
 async def work():
     async with Runtime(program=Program(), workers=1) as runtime:
@@ -236,7 +237,7 @@ async def work():
         began = time.perf_counter()
         settings = {"url": "http://a-name-nobody-answers-for.example:1/", "method": "POST"}
         call = StepCall("it", settings, Clocks(timeout_ms=3_000), {}, Path())
-        results = await asyncio.gather(*(provider.run(call, runtime) for _ in range(3)))
+        results = await asyncio.gather(*(try_step(provider, call, runtime) for _ in range(3)))
         elapsed = time.perf_counter() - began
         print(json.dumps([elapsed, [[r.envelope.error, r.envelope.meta, r.rule] for r in results]]), flush=True)
 

@@ -28,11 +28,12 @@ from shotclock.inbox.inbox import Inbox
 from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Scope
 from shotclock.providers.human import HumanProvider
-from shotclock.providers.provider import StepCall, StepResult
+from shotclock.providers.provider import StepCall
 from shotclock.runtime.loop_call import current_scope
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.store.store import Store
+from shotclock.workflow.step_executor import AnsweredTry, try_step
 from tests.warm import WarmStart, own_terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]
@@ -88,10 +89,10 @@ def terminal() -> Iterator[Terminal]:
 
 def ask(
     terminal: Terminal | None, conduct: Any = None, *, timeout: str = "20s", run_ms: int | None = None, **settings: Any
-) -> StepResult:
+) -> AnsweredTry:
     """One question, while `conduct` plays the person."""
 
-    async def main() -> StepResult:
+    async def main() -> AnsweredTry:
         store = Store.open()
         stdin = terminal.ours if terminal is not None else os.open(os.devnull, os.O_RDONLY)
         inbox = Inbox(store)
@@ -102,7 +103,7 @@ def ask(
                     Scope(Deadline.after_ms(monotonic_ns(), run_ms), -1, "run test", TraceContext("f" * 32))
                 )
             call = StepCall("it", {"prompt": "Ship it?", **settings}, Clocks.of(timeout), {}, Path("/"), "run1/it.1")
-            asking = asyncio.ensure_future(provider.run(call, runtime))
+            asking = asyncio.ensure_future(try_step(provider, call, runtime))
             try:
                 if conduct is not None:
                     await (conduct() if terminal is not None else conduct(inbox))
@@ -250,13 +251,13 @@ def test_a_terminal_that_hangs_up_is_gone(terminal: Terminal) -> None:
 
 
 def test_two_questions_are_asked_one_after_the_other(terminal: Terminal) -> None:
-    async def main() -> tuple[StepResult, StepResult]:
+    async def main() -> tuple[AnsweredTry, AnsweredTry]:
         provider = HumanProvider(nobody, terminal.ours)
         async with Runtime(program=Program(), workers=1) as runtime:
 
-            def question(word: str, timeout: str) -> asyncio.Future[StepResult]:
+            def question(word: str, timeout: str) -> asyncio.Future[AnsweredTry]:
                 call = StepCall(word, {"prompt": f"{word}?"}, Clocks.of(timeout), {}, Path("/"))
-                return asyncio.ensure_future(provider.run(call, runtime))
+                return asyncio.ensure_future(try_step(provider, call, runtime))
 
             first = question("first", "20s")
             await terminal.sees("first?")
@@ -274,13 +275,13 @@ def test_two_questions_are_asked_one_after_the_other(terminal: Terminal) -> None
 
 
 def test_a_cancelled_question_lets_the_next_one_be_asked(terminal: Terminal) -> None:
-    async def main() -> StepResult:
+    async def main() -> AnsweredTry:
         provider = HumanProvider(nobody, terminal.ours)
         async with Runtime(program=Program(), workers=1) as runtime:
 
-            def question(word: str) -> asyncio.Future[StepResult]:
+            def question(word: str) -> asyncio.Future[AnsweredTry]:
                 call = StepCall(word, {"prompt": f"{word}?"}, Clocks.of("20s"), {}, Path("/"))
-                return asyncio.ensure_future(provider.run(call, runtime))
+                return asyncio.ensure_future(try_step(provider, call, runtime))
 
             first = question("first")
             await terminal.sees("first?")

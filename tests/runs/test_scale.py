@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.providers.step_type import StepPart
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.scheduler import Scheduler
-from shotclock.workflow.schema import AnyStep, WorkflowFile
+from shotclock.workflow.schema import WorkflowFile
 from shotclock.workflow.state import Status, StepState
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -59,7 +60,7 @@ def test_the_time_of_a_command_does_not_grow_with_the_run() -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "failed chain", "fan-out", "fan-in"])
 def test_deciding_what_runs_next_does_not_grow_with_the_run(shape: str) -> None:
-    async def execute(name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+    async def execute(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         state.status = Status.FAILED if shape == "failed chain" else Status.SUCCEEDED
 
     async def record(states: Sequence[StepState]) -> None:

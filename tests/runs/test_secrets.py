@@ -12,8 +12,9 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
+from shotclock.core.redaction import Redaction
 from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.secrets import Redaction, is_same, without_secrets
+from shotclock.workflow.secrets import is_same, without_secrets
 
 from .conftest import statuses, step
 from .test_people import YES, Runs

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from shotclock.core.durations import MAX_MS
+from shotclock.providers.step_type import STEP_TYPES
 from shotclock.workflow.plan import grace_ms, plan_of, run_timeout_ms, step_timeout_ms
-from shotclock.workflow.schema import STEP_TYPES, WorkflowFile
-from shotclock.workflow.step_types import KINDS
+from shotclock.workflow.schema import WorkflowFile
 
 # What a step of each kind needs at least.
 LEAST: dict[str, dict[str, Any]] = {
@@ -44,13 +44,13 @@ def timeout_ms(flow: WorkflowFile) -> int | None:
 
 
 def test_the_table_has_every_kind() -> None:
-    assert {row[0] for row in TABLE} == KINDS.keys() == STEP_TYPES.keys() == LEAST.keys()
+    assert {row[0] for row in TABLE} == set(STEP_TYPES) == LEAST.keys()
 
 
 @by_row
 def test_the_key_that_bounds_a_step(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
-    assert KINDS[kind].timeout_key == key
-    assert key in STEP_TYPES[kind].model_fields
+    assert STEP_TYPES[kind].timeout_key == key
+    assert key in STEP_TYPES[kind].schema.model_fields
 
 
 @by_row
@@ -142,7 +142,7 @@ REFUSED += [{}, "P", "PT", 10**30, "9" * 70, 1e300, "4000d", 1e-9, "0.1ms", "0x1
 @pytest.mark.parametrize("key", ["timeout", "soft", "idle", "grace"])
 @pytest.mark.parametrize("written", REFUSED, ids=repr)
 def test_what_is_no_duration_is_refused_for_every_clock(key: str, written: Any) -> None:
-    for kind in KINDS:
+    for kind in STEP_TYPES:
         with pytest.raises(ValueError, match=rf"{key}\n"):
             workflow(kind, **{key: written})
     for top in ({"timeout": written}, {"defaults": {key: written}}):

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.deadlines import reserve_ms_for
+from shotclock.providers.step_type import Retry
 from shotclock.workflow.plan import Plan, delay_ms, graph_of, plan_of
-from shotclock.workflow.schema import Retry, WorkflowFile
+from shotclock.workflow.schema import WorkflowFile
 
 
 def workflow(steps: dict[str, dict[str, Any]], **top: Any) -> WorkflowFile:

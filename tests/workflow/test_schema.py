@@ -11,22 +11,11 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from shotclock.core.durations import format_duration
+from shotclock.core.shapes import Part
+from shotclock.providers.step_type import STEP_TYPES, Backoff, Reaction, Retry, StepPart
 from shotclock.workflow import expressions, lint, loader, template_references, yaml_reader
 from shotclock.workflow.loader import load_file, load_text
-from shotclock.workflow.schema import (
-    STEP_TYPES,
-    Backoff,
-    DefaultsPart,
-    InputPart,
-    Part,
-    Reaction,
-    Retry,
-    StepPart,
-    ToolPart,
-    WorkflowFile,
-    json_schema,
-)
-from shotclock.workflow.step_types import KINDS
+from shotclock.workflow.schema import DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
 from tests.workflow.test_kinds import LEAST
 from tests.workflow.test_lint import CASES
 from tests.workflow.test_loading import NEAR_MISSES, TREES, WRONG
@@ -82,7 +71,9 @@ def test_whatever_has_the_right_shape_is_accepted(text: str) -> None:
     assert list(VALIDATOR.iter_errors(read(text))) == []
 
 
-@pytest.mark.parametrize("model", [WorkflowFile, ToolPart, *STEP_TYPES.values()], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", [WorkflowFile, ToolPart, *(each.schema for each in STEP_TYPES.values())], ids=lambda model: model.__name__
+)
 def test_every_key_is_there_under_all_its_names_and_not_under_two_at_once(model: type[Part]) -> None:
     part = SCHEMA if model is WorkflowFile else SCHEMA["$defs"][model.__name__]
     assert set(part["properties"]) == {key for name in model.model_fields for key in model.keys_of(name)}
@@ -172,7 +163,7 @@ def test_every_key_is_in_the_reference_with_its_default_and_no_other(
 
 @pytest.mark.parametrize("kind", STEP_TYPES)
 def test_every_key_of_a_kind_is_in_the_reference_with_its_default_and_no_other(kind: str) -> None:
-    assert documented(table(kind)) == declared(STEP_TYPES[kind], but=StepPart)
+    assert documented(table(kind)) == declared(STEP_TYPES[kind].schema, but=StepPart)
 
 
 def test_the_kinds_are_in_the_reference_as_they_are() -> None:
@@ -181,12 +172,12 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
     assert table("Kinds of steps") == [
         [
             f"`{kind.name}`",
-            kind.does,
+            kind.summary,
             f"`{kind.timeout_key}`",
             units[kind.unit],
             lasts.get(kind.default_ms) or format_duration(kind.default_ms or 0),
         ]
-        for kind in KINDS.values()
+        for kind in STEP_TYPES.values()
     ]
 
 

@@ -10,7 +10,7 @@ import sys
 
 from ..core.clocks import Clocks
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, Problem, join_problems, warning
 from ..core.records import default_factory, record, replace_fields
 from ..process import foreground
 from ..process.clock import monotonic_ns
@@ -192,7 +192,7 @@ def reference_page() -> str:
 
 
 def _refusal(errors: list[dict[str, str]]) -> Outcome:
-    message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+    message = join_problems(errors)
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
 
 

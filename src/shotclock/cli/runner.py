@@ -6,7 +6,7 @@ import os
 
 from ..core.clocks import Clocks
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, warning
+from ..core.envelope import Envelope, Problem, join_problems, warning
 from ..core.errors import Failure
 from ..core.records import value
 from ..process.clock import monotonic_ns, process_began_ns
@@ -87,7 +87,7 @@ def admit_call(
 def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
     """Return the refusal of a command line, with every mistake once."""
     unique = [mistake for place, mistake in enumerate(mistakes) if mistake not in mistakes[:place]]
-    message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in unique)
+    message = join_problems(unique)
     return Problem("ARG_ERROR", message, "validation", errors=unique, suggestion=suggestion)
 
 

@@ -28,6 +28,11 @@ _HALF = "[\ud800-\udfff]"
 Warning_ = dict[str, object]
 
 
+def join_problems(problems: Sequence[dict[str, str]]) -> str:
+    """Return all that is wrong with what was given, `field: message` each, as one message."""
+    return "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+
+
 class Envelope:
     """Answer of a call. `value` is what a handler returned, as it was; it is not part of the JSON.
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .durations import MAX_MS
+from .envelope import join_problems
 from .errors import Failure
 from .proposal_request import (
     JSON,
@@ -296,7 +297,7 @@ def apply_outcome(proposal: Proposal, outcome: Ran) -> Proposal:
 
 def refusal(problems: Problems) -> Failure:
     """Return the Failure that names every problem at once."""
-    message = "; ".join(f"{each['field']}: {each['message']}" for each in problems)
+    message = join_problems(problems)
     return Failure("ARG_ERROR", message, context={"errors": problems})
 
 

@@ -2,77 +2,125 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.envelope import Envelope
-from ..runtime.runtime import Runtime
+from ..core.shapes import After, Before, field
 from .provider import StepCall, StepResult, envelope_left_by, hand_over
+from .step_type import StepPart, StepType, as_list
+
+if TYPE_CHECKING:
+    from ..runtime.call import Call
+    from ..runtime.runtime import Runtime
 
 SHELL = ["/bin/sh"]
 # Not every sh knows it. On the script's own first line, so that the shell's messages count lines as the file does.
 PIPEFAIL = "command set -o pipefail 2>/dev/null || :; "
 STDIN_VARIABLE = "SHOTCLOCK_STDIN"
 
+# The shells whose `[ … ]`, `printf` and `exit` take a value for what it is. Others compute it, as ksh and zsh do.
+SHELLS = ("sh", "dash", "ash", "bash")
+
+
+def _known_shell(words: list[str]) -> list[str]:
+    name = words[0].rpartition("/")[2] if words else ""
+    if name not in SHELLS:
+        known = ", ".join(SHELLS)
+        raise ValueError(f"{name!r} is not a shell that can be used here: write one of {known}, also with its path")
+    if any(set(word[1:]) & set("cs") for word in words[1:] if word.startswith("-") and not word.startswith("--")):
+        raise ValueError("-c and -s are given by shotclock: leave them out")
+    return words
+
+
+# The shell of a command, with its options.
+Shell = Annotated[
+    list[str],
+    Before(as_list, str | list[str]),
+    After(_known_shell),
+]
+
+
+class CommandStep(StepPart):
+    type: Literal["command"] = "command"
+    exec: str = field(min_length=1)
+    shell: Shell | None = None
+    stdin: str | None = None
+    output_format: Literal["auto", "json", "text"] = "auto"
+
+
+class ToolStep(StepPart):
+    type: Literal["tool"]
+    tool: str = field(min_length=1)
+    arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
+
+
+COMMAND: StepType = StepType(
+    "command",
+    "shell command in its own tree",
+    CommandStep,
+    lambda services: CommandProvider(COMMAND),
+    default_ms=60_000,
+    prints_text=True,
+)
+TOOL: StepType = StepType(
+    "tool",
+    "custom tool from the file's `tools:`",
+    ToolStep,
+    lambda services: CommandProvider(TOOL),
+    default_ms=30_000,
+    unit="ms",
+    prints_text=True,
+    value_keys=frozenset({"arguments"}),
+)
+STEP_TYPES = (COMMAND, TOOL)
+
 
 class CommandProvider:
-    """Runs `exec`. The rule of a failure is `KIND/timeout`, `KIND/stalled` or `KIND/failed`."""
+    """Runs `exec`. The rule of a failure is `TYPE/timeout`, `TYPE/stalled`, `TYPE/cancelled` or `TYPE/failed`."""
 
-    def __init__(self, kind: str = "command") -> None:
-        self._kind = kind
+    def __init__(self, step_type: StepType = COMMAND) -> None:
+        self.step_type = step_type
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        script = call.settings["exec"]
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        from asyncio import CancelledError
+
+        script = step.settings["exec"]
         # Our own environment needs no looking through for each step, and gives way to what keeps a child quiet.
-        around, asked = ({}, call.env) if call.asked is None else (call.env, call.asked)
-        env = {**asked, **call.values}
-        with _spooled(call.settings.get("stdin")) as stdin:
+        around, asked = ({}, step.env) if step.asked is None else (step.env, step.asked)
+        env = {**asked, **step.values}
+        with _spooled(step.settings.get("stdin")) as stdin:
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
                 script = f'exec <"${STDIN_VARIABLE}"; {script}'
-            shell = call.settings.get("shell") or SHELL
+            shell = step.settings.get("shell") or SHELL
             if shell[0].rpartition("/")[2] == "bash":
                 argv = [*shell, "-o", "pipefail", "-c", script]
             else:
                 argv = [*shell, "-c", PIPEFAIL + script]
             try:
-                envelope = await runtime.run(
-                    argv, call.clocks, env=env, base_env=around, cwd=call.folder, name=call.name
-                )
-            except asyncio.CancelledError as cancelled:
+                return _result(await runtime.run(argv, env=env, base_env=around, cwd=step.folder, admission=call))
+            except CancelledError as cancelled:
                 if (left := envelope_left_by(cancelled)) is not None:
-                    hand_over(cancelled, self._result(left))
+                    hand_over(cancelled, _result(left))
                 raise
-        return self._result(envelope)
-
-    def _result(self, envelope: Envelope) -> StepResult:
-        data = envelope.data if isinstance(envelope.data, dict) else {}
-        return StepResult(envelope, data.get("stdout", ""), self._rule(envelope))
-
-    def _rule(self, envelope: Envelope) -> str | None:
-        match envelope.code:
-            case None:
-                return None
-            case "TIMEOUT" | "NO_TIME_LEFT":
-                return f"{self._kind}/timeout"
-            case "STALLED":
-                return f"{self._kind}/stalled"
-            case "CANCELLED":
-                return f"{self._kind}/cancelled"
-            case _:
-                return f"{self._kind}/failed"
 
     async def close(self) -> None:
         pass
 
 
+def _result(envelope: Envelope) -> StepResult:
+    data = envelope.data if isinstance(envelope.data, dict) else {}
+    return StepResult(envelope, data.get("stdout", ""))
+
+
 @contextlib.contextmanager
 def _spooled(text: Any) -> Iterator[str | None]:
     """A file that holds it while the command runs."""
+    import tempfile
+
     if text is None:
         yield None
         return

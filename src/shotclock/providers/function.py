@@ -6,13 +6,11 @@ for the import, the others only for their call.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.deadlines import NS_PER_MS
@@ -20,18 +18,51 @@ from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.records import dataclass, replace_fields
-from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.targets import Target, learn, parse_target
-from ..inbox.approval import RunWait
-from ..inbox.inbox import Inbox
+from ..core.shapes import field
 from ..process.clock import monotonic_ns
-from ..process.safe_unpickle import keep_users_code_out
-from ..runtime.call import Call, Outcome, answer, no_time_left
-from ..runtime.command_runner import shielded
-from ..runtime.handlers import raised
-from ..runtime.outcomes import timeout_problem
-from ..runtime.runtime import Runtime
-from .provider import StepCall, StepResult, admitted, cancelled_outcome, envelope_left_by, hand_over
+from .provider import StepCall, StepResult, bounded_by_run, cancelled_outcome, envelope_left_by, hand_over
+from .step_type import StepPart, StepType
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ..dispatch.dispatcher import Dispatcher
+    from ..dispatch.targets import Target
+    from ..inbox.inbox import Inbox
+    from ..runtime.call import Call
+    from ..runtime.runtime import Runtime
+
+
+class FunctionStep(StepPart):
+    type: Literal["function"]
+    target: str = field(min_length=1)
+    """package.module:app or path/to/file.py:app"""
+    command: str = field(min_length=1)
+    arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
+
+
+FUNCTION = StepType(
+    "function",
+    "a command of an App",
+    FunctionStep,
+    lambda services: FunctionProvider(services.inbox),
+    default_ms=30_000,
+    has_typed_output=True,
+    waits_when_approved=True,
+    asks_before_start=True,
+    value_keys=frozenset({"arguments"}),
+    rules={
+        "QUEUE_TIMEOUT": "timeout",
+        "UNKNOWN_OPERATION": "unknown_command",
+        "ARG_ERROR": "arguments",
+        "HANDLER_NOT_IMPORTABLE": "import_error",
+        "PROPOSAL_REJECTED": "approval/rejected",
+        "PROPOSAL_EXPIRED": "approval/expired",
+        "PROPOSAL_WITHDRAWN": "approval/withdrawn",
+        "ACTION_CHANGED": "approval/failed",
+    },
+)
+STEP_TYPES = (FUNCTION,)
 
 # How many Apps (with different environments, each is another) are kept up when nobody calls them just now.
 KEPT = 8
@@ -47,9 +78,9 @@ class _Served:
     opening: asyncio.Task[Dispatcher]
     calls: int = 0
 
-    def is_for(self, call: StepCall) -> bool:
+    def is_for(self, step: StepCall) -> bool:
         # Comparing costs two microseconds; any key made of the environment costs ten times that for every step.
-        return self.target == call.settings["target"] and self.env == call.env and self.folder == call.folder
+        return self.target == step.settings["target"] and self.env == step.env and self.folder == step.folder
 
 
 class FunctionProvider:
@@ -68,71 +99,86 @@ class FunctionProvider:
         """The longest unused first."""
         self._kept_out = contextlib.ExitStack()
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        admission = admitted(call, runtime)
-        served = self._found(call)
+    step_type = FUNCTION
+
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        from asyncio import CancelledError
+
+        served = self._found(step)
         served.calls += 1
         try:
             if not served.opening.done():
-                refused = await self._opened(served, call, admission)
+                refused = await self._opened(served, step, call)
                 if refused is not None:
                     return refused
             try:
                 dispatcher = served.opening.result()
             except Exception as error:
+                from ..runtime.handlers import raised
+
                 if served in self._served:
                     self._served.remove(served)  # whoever tries again may have mended it
                 outcome = raised(error)
                 outcome.ending = Ending.NOT_STARTED
-                return StepResult(answer(admission, outcome), None, "function/import_error")
+                return StepResult(outcome, None, "function/import_error")
             try:
-                envelope = await _called(dispatcher, call, runtime, _left(admission))
-            except asyncio.CancelledError as cancelled:
-                left = envelope_left_by(cancelled) or answer(admission, cancelled_outcome(Ending.KILLED))
-                hand_over(cancelled, _result(call, left))
+                envelope = await _called(dispatcher, step, call, runtime)
+            except CancelledError as cancelled:
+                left = envelope_left_by(cancelled)
+                killed = StepResult(cancelled_outcome(Ending.KILLED)) if left is None else _result(step, left)
+                hand_over(cancelled, killed)
                 raise
         finally:
             served.calls -= 1
             if len(self._served) > KEPT:
                 await self._close_idle()
-        return _result(call, envelope)
+        return _result(step, envelope)
 
     async def close(self) -> None:
-        """Every App, and all that it started."""
+        """Stop every App, and all that it started."""
+        import asyncio
+
         served, self._served = self._served, []
         await asyncio.gather(*map(_closed, served))
         self._kept_out.close()
 
     # --- Apps ---------------------------------------------------------------------------------------------
 
-    def _found(self, call: StepCall) -> _Served:
+    def _found(self, step: StepCall) -> _Served:
+        import asyncio
+
+        from ..process.safe_unpickle import keep_users_code_out
+
         apps = self._served
-        if apps and apps[-1].is_for(call):
+        if apps and apps[-1].is_for(step):
             return apps[-1]
         for position, served in enumerate(apps):
-            if served.is_for(call):
+            if served.is_for(step):
                 apps.append(apps.pop(position))
                 return served
         if not apps:  # results are opened here, and must not import what they are made of
             self._kept_out.enter_context(keep_users_code_out())
-        target = str(call.settings["target"])
-        opening = asyncio.ensure_future(_dispatcher(target, call.folder, dict(call.env), self._inbox))
-        apps.append(_Served(target, call.folder, call.env, opening))
+        target = str(step.settings["target"])
+        opening = asyncio.ensure_future(_dispatcher(target, step.folder, dict(step.env), self._inbox))
+        apps.append(_Served(target, step.folder, step.env, opening))
         return apps[-1]
 
-    async def _opened(self, served: _Served, call: StepCall, admission: Call) -> StepResult | None:
+    async def _opened(self, served: _Served, step: StepCall, call: Call) -> StepResult | None:
         """Wait for the import inside the step's own clocks. It goes on for those who have more time."""
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, "function/timeout")
-        bell = admission.bound.bell
+        import asyncio
+
+        from ..runtime.call import Outcome
+        from ..runtime.outcomes import timeout_problem
+
+        bell = call.bound.bell
         limit_s = None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
         done, _ = await asyncio.wait([served.opening], timeout=limit_s)
         if done:
             return None
-        problem = timeout_problem(admission, monotonic_ns() - admission.started_ns)
-        message = f"importing {call.settings['target']} took longer than the step may"
+        problem = timeout_problem(call, monotonic_ns() - call.started_ns)
+        message = f"importing {step.settings['target']} took longer than the step may"
         outcome = Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", message, fired=problem.fired))
-        return StepResult(answer(admission, outcome), None, "function/timeout")
+        return StepResult(outcome)
 
     async def _close_idle(self) -> None:
         """The longest unused of those that nobody calls, until there are no more than are kept. Bounded as the closing
@@ -144,23 +190,28 @@ class FunctionProvider:
             await _closed(served)
 
 
-async def _called(dispatcher: Dispatcher, call: StepCall, runtime: Runtime, clocks: Clocks) -> Envelope:
+async def _called(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: Runtime) -> Envelope:
     """While a person is asked, only the time of the run goes on; the work has the step's clocks after that."""
-    command, arguments = call.settings["command"], call.settings["arguments"]
+    from ..inbox.approval import RunWait
 
-    def bounded() -> Call:
-        return admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
-
-    run_wait = RunWait(call.key, call.run_began_at, call.waits, bounded) if call.key else None
-    # A command that takes a justification of its own is shown with that one.
-    said = (
-        "" if "justification" in arguments else f"{call.name} of run {call.key.partition('/')[0]} calls this command."
-    )
-    return await dispatcher.call(command, arguments, clocks, run_wait=run_wait, justification=said if call.key else "")
+    command, arguments = step.settings["command"], step.settings["arguments"]
+    run_wait, justification = None, ""
+    if step.key:
+        run_wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call, runtime))
+        if "justification" not in arguments:  # a command that takes one of its own is shown with that
+            justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
+    return await dispatcher.call(command, arguments, _left(call), run_wait=run_wait, justification=justification)
 
 
 async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:
     """Raises Failure if there is no such App, or it cannot be imported."""
+    import asyncio
+
+    from ..dispatch.dispatcher import Dispatcher
+    from ..dispatch.targets import learn
+    from ..runtime.command_runner import shielded
+    from ..runtime.runtime import Runtime
+
     target = await asyncio.to_thread(_target, written, folder)
     program = target.program
     if target.module is not None:
@@ -177,9 +228,9 @@ async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Ca
         raise
 
 
-def _left(admission: Call) -> Clocks:
+def _left(call: Call) -> Clocks:
     """What is left of a step's own clocks for the call."""
-    clocks, spent_ms = admission.clocks, (monotonic_ns() - admission.started_ns) // NS_PER_MS
+    clocks, spent_ms = call.clocks, (monotonic_ns() - call.started_ns) // NS_PER_MS
     # No time at all would mean no limit.
     return replace_fields(
         clocks,
@@ -190,6 +241,8 @@ def _left(admission: Call) -> Clocks:
 
 def _target(written: str, folder: Path) -> Target:
     """A file relative to the folder; a module is looked for there first."""
+    from ..dispatch.targets import parse_target
+
     place, colon, attribute = written.partition(":")
     if place.endswith(".py") or os.sep in place:
         place = str(folder / place)
@@ -197,6 +250,8 @@ def _target(written: str, folder: Path) -> Target:
 
 
 async def _closed(served: _Served) -> None:
+    import asyncio
+
     if not served.opening.done():
         served.opening.cancel()
     await asyncio.wait([served.opening])  # closes its own runtime, which is bounded
@@ -207,7 +262,7 @@ async def _closed(served: _Served) -> None:
 # --- results ----------------------------------------------------------------------------------------------
 
 
-def _result(call: StepCall, envelope: Envelope) -> StepResult:
+def _result(step: StepCall, envelope: Envelope) -> StepResult:
     data: Any = envelope.data
     if envelope.ok:
         # The contract names a bare value; the output of the step is the value.
@@ -217,30 +272,12 @@ def _result(call: StepCall, envelope: Envelope) -> StepResult:
     error, fired = envelope.error or {}, envelope.fired
     context = error.get("context")
     clock = context.get("clock") if isinstance(context, dict) else None
-    if fired is not None and isinstance(clock, dict) and fired.owner == call.settings["command"]:
-        clock["owner"] = call.name  # the limit is the step's, whatever the command is called
-        limit_ms = {ClockKind.TIMEOUT: call.clocks.timeout_ms, ClockKind.SOFT: call.clocks.soft_ms}.get(fired.kind)
+    if fired is not None and isinstance(clock, dict) and fired.owner == step.settings["command"]:
+        clock["owner"] = step.name  # the limit is the step's, whatever the command is called
+        limit_ms = {ClockKind.TIMEOUT: step.clocks.timeout_ms, ClockKind.SOFT: step.clocks.soft_ms}.get(fired.kind)
         if limit_ms and limit_ms != fired.limit_ms:  # what the import took of it was the step's as well
             clock["limit_ms"], clock["elapsed_ms"] = limit_ms, fired.elapsed_ms + limit_ms - fired.limit_ms
             said, now = format_duration(fired.limit_ms), format_duration(limit_ms)
             error["message"] = str(error["message"]).replace(f"after {said}", f"after {now}")
-    rule = _RULES.get(str(envelope.code), "function/failed")
-    if isinstance(data, dict) and envelope.code == "NO_TIME_LEFT" and data.get("status") == "pending":
-        rule = "approval/pending"
-    return StepResult(envelope, data, rule)
-
-
-_RULES = {
-    "TIMEOUT": "function/timeout",
-    "NO_TIME_LEFT": "function/timeout",
-    "QUEUE_TIMEOUT": "function/timeout",
-    "STALLED": "function/stalled",
-    "CANCELLED": "function/cancelled",
-    "UNKNOWN_OPERATION": "function/unknown_command",
-    "ARG_ERROR": "function/arguments",
-    "HANDLER_NOT_IMPORTABLE": "function/import_error",
-    "PROPOSAL_REJECTED": "approval/rejected",
-    "PROPOSAL_EXPIRED": "approval/expired",
-    "PROPOSAL_WITHDRAWN": "approval/withdrawn",
-    "ACTION_CHANGED": "approval/failed",
-}
+    is_undecided = isinstance(data, dict) and envelope.code == "NO_TIME_LEFT" and data.get("status") == "pending"
+    return StepResult(envelope, data, "approval/pending" if is_undecided else None)

@@ -13,21 +13,44 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.records import dataclass, replace_fields
+from ..core.shapes import field
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
-from ..runtime.call import Call, Outcome, admit, answer, no_time_left
+from ..runtime.call import Call, Outcome
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
 from .git_checkout import CheckoutFolder, InTheWay
 from .git_source import InvalidRepository, Repository, ref_problem
 from .provider import StepCall, StepResult, cancelled_outcome, hand_over
+from .step_type import StepPart, StepType, WholeMs
+
+
+class GitStep(StepPart):
+    type: Literal["git-checkout"]
+    repository: str = field(min_length=1)
+    ref: str | None = None
+    fetch_depth: int | None = field(default=None, ge=0)
+    path: str | None = None
+    clone_timeout_ms: WholeMs | None = None
+
+
+CHECKOUT = StepType(
+    "git-checkout",
+    "clone and check out",
+    GitStep,
+    lambda services: GitProvider(),
+    default_ms=300_000,
+    unit="ms",
+    timeout_key="clone_timeout_ms",
+)
+STEP_TYPES = (CHECKOUT,)
 
 # Of what git said: enough to read what is wrong.
 MESSAGE_LENGTH = 500
@@ -76,37 +99,27 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 class GitProvider:
     """Checks out. A failure's rule is git-checkout/timeout, git-checkout/stalled or git-checkout/failed."""
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        scope = current_scope.get()
-        admission = admit(
-            call.name,
-            call.clocks,
-            parent=runtime.inherited if scope is None else scope.deadline,
-            parent_owner="caller" if scope is None else scope.name,
-            caller=runtime.trace if scope is None else scope.span.trace,
-            idempotent=True,
-        )
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, "git-checkout/timeout")
+    step_type = CHECKOUT
+
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        call.idempotent = True
         try:
-            asked = Asked.of(call)
+            asked = Asked.of(step)
         except InvalidRepository as error:
-            problem = Problem("STEP_INVALID", str(error), "validation")
-            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "git-checkout/failed")
-        git = Git(runtime, admission, call.env)
+            return StepResult(Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(error), "validation")))
+        git = Git(runtime, call, step.env)
         # Its clocks are counted by Git itself, from the step's own; only the trace says that the processes are below.
-        around = scope or Scope(runtime.inherited, -1, "caller", admission)
-        token = current_scope.set(replace(around, span=admission))
+        around = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
+        token = current_scope.set(replace(around, span=call))
         try:
-            outcome, rule = await _carried_out(git, asked, admission)
+            outcome = await _carried_out(git, asked, call)
         except asyncio.CancelledError as cancelled:
-            envelope = answer(admission, cancelled_outcome(Ending.KILLED))
-            hand_over(cancelled, StepResult(envelope, None, "git-checkout/cancelled"))
+            hand_over(cancelled, StepResult(cancelled_outcome(Ending.KILLED)))
             raise
         finally:
             current_scope.reset(token)
         outcome.warnings += tuple(git.warnings)
-        return StepResult(answer(admission, outcome), outcome.data if outcome.problem is None else None, rule)
+        return StepResult(outcome, outcome.data if outcome.problem is None else None)
 
     async def close(self) -> None:
         pass
@@ -121,17 +134,17 @@ class Asked:
     target: Path
 
     @classmethod
-    def of(cls, call: StepCall) -> Asked:
+    def of(cls, step: StepCall) -> Asked:
         """Raises InvalidRepository."""
-        settings = call.settings
-        repository = Repository.of(settings["repository"], call.folder)
+        settings = step.settings
+        repository = Repository.of(settings["repository"], step.folder)
         ref = None if settings.get("ref") in (None, "HEAD") else str(settings["ref"])
         if ref is not None and (why := ref_problem(ref)) is not None:
             raise InvalidRepository(f"ref: {why}")
         path = str(settings.get("path") or repository.name)
         if "\0" in path:
             raise InvalidRepository("path: it has a NUL character in it")
-        target = Path(os.path.abspath(call.folder / path))
+        target = Path(os.path.abspath(step.folder / path))
         return cls(repository, ref, int(settings.get("fetch_depth") or 0), target)
 
 
@@ -333,7 +346,7 @@ class Checkout:
         await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
 
 
-async def _carried_out(git: Git, asked: Asked, admission: Call) -> tuple[Outcome, str | None]:
+async def _carried_out(git: Git, asked: Asked, admission: Call) -> Outcome:
     checkout, place, repository = Checkout(git, asked), CheckoutFolder(asked.target), asked.repository
     effects: SideEffects | None = None
     try:
@@ -344,7 +357,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Call) -> tuple[Outcome
                 place.take()
             else:
                 found = await checkout.brought_up(place.target)
-            return Outcome(Ending.FINISHED, data={"path": str(place.target), **found}), None
+            return Outcome(Ending.FINISHED, data={"path": str(place.target), **found})
         finally:
             effects = await place.clean_up()
     except GitFailed as failed:
@@ -357,8 +370,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Call) -> tuple[Outcome
         problem, ending, data = Problem("FILE_UNWRITABLE", message), Ending.FINISHED, {}
     if effects is not None:
         problem = replace_fields(problem, side_effects=effects)
-    rule = {"TIMEOUT": "timeout", "NO_TIME_LEFT": "timeout", "STALLED": "stalled"}.get(problem.code, "failed")
-    return Outcome(ending, problem, data or None), f"git-checkout/{rule}"
+    return Outcome(ending, problem, data or None)
 
 
 def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tuple[Problem, Ending]:

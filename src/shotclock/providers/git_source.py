@@ -9,12 +9,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..core.records import dataclass
+from ..core.redaction import hide_credentials, hide_values
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/]*)@)?(?P<rest>.*)", re.DOTALL)
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Part of an address: shorter ones would be found in every other word.
+SHORTEST_SECRET = 3
 # git-check-ref-format(1), and no way to write an expression such as HEAD~1.
 _NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|[/.]$|^[/.]|^@$")
 
@@ -64,8 +66,7 @@ class Repository:
         without = f"{scheme}://{rest}" if is_http else f"{scheme}://{name}@{rest}"
         hidden = [user, password, *([name] if is_http else [])]
         hidden += [unquote(part) for part in hidden]
-        longest_first = sorted({part for part in hidden if len(part) > 2}, key=len, reverse=True)
-        return cls(text, without, without, tuple(longest_first) if is_http or password else ())
+        return cls(text, without, without, tuple(hidden) if is_http or password else ())
 
     @property
     def name(self) -> str:
@@ -81,9 +82,8 @@ class Repository:
         return _plain(url) == _plain(self.stored)
 
     def without_secrets(self, text: str) -> str:
-        for part in self._hidden:
-            text = text.replace(part, "***")
-        return _CREDENTIALS.sub("***@", text)
+        """Return the text without what of the address is secret."""
+        return hide_credentials(hide_values(text, self._hidden, SHORTEST_SECRET), names_too=False)
 
 
 def _plain(url: str) -> str:

@@ -11,29 +11,63 @@ import contextlib
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.clocks import ClockKind
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Problem, warning
+from ..core.redaction import is_secret_header
+from ..core.shapes import field
 from ..core.trace import TRACEPARENT
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope
-from ..runtime.call import Call, Outcome, admit, answer, no_time_left
+from ..runtime.call import Call, Outcome
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
 from ..runtime.soft_and_idle import LONGEST_DELAY_S, Alarms
-from .http_request import HttpRequest, InvalidRequest, is_secret, shown, unfetchable
+from .http_request import HttpRequest, InvalidRequest, shown, unfetchable
 from .http_response import BodyTooLarge, Response, Unwritable, retry_after_ms
 from .name_lookup import Names
 from .provider import StepCall, StepResult, hand_over
+from .step_type import Scalar, StepPart, StepType
 
 if TYPE_CHECKING:
     import httpx2
 
+
+class HttpStep(StepPart):
+    type: Literal["http_client"]
+    url: str = field(min_length=1)
+    method: str = "GET"
+    headers: dict[str, Scalar] = field(default={})
+    body: Any = None
+    params: dict[str, Scalar] = field(default={})
+    max_body_bytes: int = field(default=10_000_000, ge=1)
+    output_file: str | None = None
+
+
+HTTP = StepType(
+    "http_client",
+    "HTTP request, bounded with its body and redirects",
+    HttpStep,
+    lambda services: HttpProvider(),
+    default_ms=30_000,
+    unit="ms",
+    value_keys=frozenset({"body", "headers", "params"}),
+    rules={
+        "FETCH_FAILED": "fetch_error",
+        "HTTP_STATUS": "status",
+        "RATE_LIMITED": "status",
+        "SERVICE_UNAVAILABLE": "status",
+        "BODY_TOO_LARGE": "body_too_large",
+        "FILE_UNWRITABLE": "output_file",
+        "STEP_INVALID": "invalid",
+    },
+)
+STEP_TYPES = (HTTP,)
 REMAINING_HEADER = "Shotclock-Remaining-Ms"
 MOST_REDIRECTS = 10
 # How long a cancelled request is waited for. It closes its sockets without waiting for anybody, so only a blocked
@@ -54,38 +88,28 @@ class HttpProvider:
         self._tls: dict[tuple[str | None, str | None], ssl.SSLContext] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        scope = current_scope.get()
-        request: HttpRequest | InvalidRequest
+    step_type = HTTP
+
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        call.mutates, call.idempotent = False, True
         try:
-            request = HttpRequest.of(call.settings)
+            request = HttpRequest.of(step.settings)
         except InvalidRequest as error:
-            request = error
-        admission = admit(
-            call.name,
-            call.clocks,
-            parent=runtime.inherited if scope is None else scope.deadline,
-            parent_owner="caller" if scope is None else scope.name,
-            caller=runtime.trace if scope is None else scope.span.trace,
-            mutates=request.mutates,
-            idempotent=request.is_idempotent,
-        )
-        if isinstance(request, InvalidRequest):
-            refused = Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(request), "validation"))
-            return StepResult(answer(admission, refused), None, "http_client/invalid")
-        exchange = Exchange(request, Response(request, call.folder), admission)
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, exchange.timeout_rule)
-        depth = -1 if scope is None else scope.depth
-        inner = Scope(admission.bound.bell, depth, admission.name, admission)
-        fetching = self._fetch(exchange, call, inner, self._names_of(runtime))
+            return StepResult(Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(error), "validation")))
+        call.mutates, call.idempotent = request.mutates, request.is_idempotent
+        exchange = Exchange(request, Response(request, step.folder), call)
+        scope = current_scope.get()
+        inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call)
+        fetching = self._fetch(exchange, step, inner, self._names_of(runtime))
         try:
-            outcome, rule = await self._bounded(exchange, fetching)
+            outcome = await self._bounded(exchange, fetching)
         except asyncio.CancelledError as cancelled:
-            left = answer(admission, exchange.cancelled())
-            hand_over(cancelled, StepResult(left, exchange.response.output, "http_client/cancelled"))
+            hand_over(cancelled, StepResult(exchange.cancelled(), exchange.response.output))
             raise
-        return StepResult(answer(admission, outcome), exchange.response.output, rule)
+        is_timeout = isinstance(outcome.problem, Problem) and outcome.problem.code == "TIMEOUT"
+        is_download = is_timeout and request.output_file is not None
+        rule = "http_client/download_timeout" if is_download else None
+        return StepResult(outcome, exchange.response.output, rule)
 
     async def close(self) -> None:
         for task in self._abandoned:
@@ -93,7 +117,7 @@ class HttpProvider:
 
     # --- the clock ----------------------------------------------------------------------------------------
 
-    async def _bounded(self, exchange: Exchange, fetching: Any) -> tuple[Outcome, str | None]:
+    async def _bounded(self, exchange: Exchange, fetching: Any) -> Outcome:
         loop = asyncio.get_running_loop()
         admission = exchange.admission
         work: asyncio.Task[None] = loop.create_task(fetching)
@@ -119,16 +143,16 @@ class HttpProvider:
         finally:
             alarms.cancel()
         if fired is None:
-            outcome, rule = exchange.ended(work)
+            outcome = exchange.ended(work)
         else:
             kill_ns = admission.bound.kill_ns
             left_s = STOP_LIMIT_S if kill_ns is None else (kill_ns - monotonic_ns()) / 1e9
             await self._stop(work, max(SHORTEST_STOP_S, min(STOP_LIMIT_S, left_s)))
             ending = Ending.CANCELLED if work.done() else Ending.ABANDONED
-            outcome, rule = exchange.rang(fired, ending)
+            outcome = exchange.rang(fired, ending)
         if alarms.soft_rang and outcome.problem is None:
             outcome.warnings += (warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms),)
-        return outcome, rule
+        return outcome
 
     async def _stop(self, work: asyncio.Task[None], limit_s: float) -> None:
         work.cancel()
@@ -141,11 +165,11 @@ class HttpProvider:
 
     # --- the request --------------------------------------------------------------------------------------
 
-    async def _fetch(self, exchange: Exchange, call: StepCall, scope: Scope, names: Names) -> None:
+    async def _fetch(self, exchange: Exchange, step: StepCall, scope: Scope, names: Names) -> None:
         """Fills the exchange's response. Raises what went wrong."""
         import httpx2
 
-        env = call.env
+        env = step.env
 
         from .http_transport import Transport
 
@@ -177,7 +201,7 @@ class HttpProvider:
                             return
                     finally:
                         await response.aclose()  # the body of a redirect is not read: it may have no end
-                    request = _redirected(request, response.next_request, asked.content, call.holds_secret)
+                    request = _redirected(request, response.next_request, asked.content, step.holds_secret)
             raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects")
         finally:
             await transport.aclose()
@@ -209,10 +233,6 @@ class Exchange:
         self._at = ""
         self._is_sent = False
 
-    @property
-    def timeout_rule(self) -> str:
-        return "http_client/timeout" if self.request.output_file is None else "http_client/download_timeout"
-
     def begin(self, request: httpx2.Request) -> None:
         self._at = f"{request.method} {shown(request.url)}"
         if (bell := self.admission.bound.bell) is not None:
@@ -241,17 +261,17 @@ class Exchange:
 
     # --- what is said -------------------------------------------------------------------------------------
 
-    def rang(self, kind: ClockKind, ending: Ending) -> tuple[Outcome, str]:
+    def rang(self, kind: ClockKind, ending: Ending) -> Outcome:
         data = self.response.data()
         if kind is ClockKind.IDLE:
             stalled = stalled_problem(self.admission)
-            return Outcome(ending, self._with_effects(stalled), data), "http_client/stalled"
+            return Outcome(ending, self._with_effects(stalled), data)
         fired = self.admission.fired(kind, monotonic_ns() - self.admission.started_ns)
         what = "Request" if self.request.output_file is None else "Download"
         problem = Problem("TIMEOUT", f"{what} timed out after {fired.limit_ms}ms", fired=fired)
-        return Outcome(ending, self._with_effects(problem), data), self.timeout_rule
+        return Outcome(ending, self._with_effects(problem), data)
 
-    def ended(self, work: asyncio.Task[None]) -> tuple[Outcome, str | None]:
+    def ended(self, work: asyncio.Task[None]) -> Outcome:
         error: BaseException | None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is not None:
@@ -261,8 +281,8 @@ class Exchange:
         if (status := response.status) < 400:
             if self.request.output_file is None and response.is_cut_off:
                 message = f"{self._at}: the answer should be JSON and was cut off after {response.size} bytes"
-                return Outcome(Ending.FINISHED, Problem("FETCH_FAILED", message), data), "http_client/fetch_error"
-            return Outcome(Ending.FINISHED, data=data), None
+                return Outcome(Ending.FINISHED, Problem("FETCH_FAILED", message), data)
+            return Outcome(Ending.FINISHED, data=data)
         code = "HTTP_STATUS"
         if status == 429:
             code = "RATE_LIMITED"
@@ -275,12 +295,12 @@ class Exchange:
             retry_after_ms=retry_after_ms(response.headers, wall_seconds()) if status in (429, 503) else None,
             side_effects=None if code == "HTTP_STATUS" else SideEffects.NONE,
         )
-        return Outcome(Ending.FINISHED, problem, data), "http_client/status"
+        return Outcome(Ending.FINISHED, problem, data)
 
     def cancelled(self) -> Outcome:
         return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the request was cancelled"), self.response.data())
 
-    def _failed(self, error: BaseException) -> tuple[Outcome, str]:
+    def _failed(self, error: BaseException) -> Outcome:
         import h11
         import httpcore2
         import httpx2
@@ -290,19 +310,19 @@ class Exchange:
             return self.rang(ClockKind.TIMEOUT, Ending.CANCELLED)
         if isinstance(error, BodyTooLarge):
             problem = Problem("BODY_TOO_LARGE", f"{self._at}: {error}", context={"limit": error.limit})
-            return Outcome(Ending.FINISHED, problem, data), "http_client/body_too_large"
+            return Outcome(Ending.FINISHED, problem, data)
         if isinstance(error, Unwritable):
-            return Outcome(Ending.FINISHED, Problem("FILE_UNWRITABLE", str(error)), data), "http_client/output_file"
+            return Outcome(Ending.FINISHED, Problem("FILE_UNWRITABLE", str(error)), data)
         own = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, httpcore2.UnsupportedProtocol)
         # h11's: a Content-Length that the step got wrong is found while the body is sent, and comes as it is.
         foreign = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, h11.ProtocolError)
         if isinstance(error, (*own, *foreign, OSError, UnicodeError)):
             message = self.request.without_secrets(f"{self._at}: {_reason(error)}")
             problem = self._with_effects(Problem("FETCH_FAILED", message))
-            return Outcome(Ending.FINISHED, problem, data), "http_client/fetch_error"
+            return Outcome(Ending.FINISHED, problem, data)
         if isinstance(error, asyncio.CancelledError):
-            return self.cancelled(), "http_client/cancelled"
-        return raised(error), "http_client/failed"
+            return self.cancelled()
+        return raised(error)
 
     def _with_effects(self, problem: Problem) -> Problem:
         """A server that never heard of the request has done nothing."""
@@ -323,7 +343,7 @@ def _redirected(
         raise httpx2.UnsupportedProtocol(f"it redirects to an address that cannot be used: {why}")
     if following.url.origin != request.url.origin:
         for name, value in following.headers.items():
-            if is_secret(name) or holds_secret(value):
+            if is_secret_header(name) or holds_secret(value):
                 del following.headers[name]
         # Sent again where the method stays, as for 307 and 308.
         if content and following.method == request.method and holds_secret(content.decode("utf-8", "surrogateescape")):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.records import dataclass
+from ..core.redaction import hide_credentials, hide_values
 from ..core.values import write_json
 
 if TYPE_CHECKING:
@@ -17,17 +18,12 @@ SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 IDEMPOTENT_METHODS = {*SAFE_METHODS, "PUT", "DELETE"}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_SECRET = re.compile(r"authorization|cookie|token|secret|password|signature|api-?key|-key$|^key$|-auth", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
 # Shorter values would be found in every other word.
 SHORTEST_SECRET = 4
 
 
 class InvalidRequest(Exception):
     """The step cannot be sent as it is written. Nothing was."""
-
-    mutates = False
-    is_idempotent = True
 
 
 @dataclass(frozen=True)
@@ -84,16 +80,10 @@ class HttpRequest:
         return self.method in IDEMPOTENT_METHODS
 
     def without_secrets(self, text: str) -> str:
-        """The text without any value of a header, and without credentials in addresses."""
-        for _, value in sorted(self.headers, key=lambda header: len(header[1]), reverse=True):
-            for secret in (value.decode("utf-8", "replace"), *value.decode("utf-8", "replace").split()):
-                if len(secret) >= SHORTEST_SECRET:
-                    text = text.replace(secret, "***")
-        return _CREDENTIALS.sub("***@", text)
-
-
-def is_secret(header: str) -> bool:
-    return _SECRET.search(header) is not None
+        """Return the text without any value of a header, and without credentials in addresses."""
+        values = [value.decode("utf-8", "replace") for _, value in self.headers]
+        secrets = (part for value in values for part in (value, *value.split()))
+        return hide_credentials(hide_values(text, secrets, SHORTEST_SECRET))
 
 
 def shown(url: httpx2.URL) -> str:
@@ -120,7 +110,7 @@ def _checked_url(written: Any) -> str:
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as error:
-        raise InvalidRequest(f"url: {_CREDENTIALS.sub('***@', str(error))}") from None
+        raise InvalidRequest(f"url: {hide_credentials(str(error))}") from None
     if (why := unfetchable(url)) is not None:
         raise InvalidRequest(f"url: {why}")
     return text

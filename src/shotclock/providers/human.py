@@ -13,32 +13,57 @@ import json
 import os
 import termios
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.clocks import ClockKind, Fired
 from ..core.durations import in_seconds
 from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from ..core.proposal_request import TEXT_LIMIT, TITLE_LIMIT
+from ..core.shapes import field
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.outcomes import outcome_of
 from ..process.clock import monotonic_ns, wall_time
-from ..runtime.call import Call, Outcome, answer, no_time_left
+from ..runtime.call import Call, Outcome, no_time_left
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
-from .provider import StepCall, StepResult, admitted
+from .provider import Aside, StepCall, StepResult, bounded_by_run, restart_clocks
+from .step_type import StepPart, StepType
 
 # What somebody can have typed, with everything pasted; what feeds us more is no person.
 ANSWER_LIMIT = 1_000_000
 END_OF_ANSWER = "."
 
-Aside = Callable[[], AbstractContextManager[Any]]
+
+class HumanStep(StepPart):
+    type: Literal["human-input"]
+    prompt: str = field(min_length=1)
+    default: str | None = None
+    placeholder: str | None = None
+    allow_empty: bool = False
+    multiline: bool = False
+    choices: list[str] = field(default=[])
+    """The only answers that will do."""
+
+
+HUMAN = StepType(
+    "human-input",
+    "question to a person",
+    HumanStep,
+    lambda services: HumanProvider(services.inbox, aside=services.aside),
+    default_ms=0,
+    takes_slot=False,
+    prints_text=True,
+    can_repeat=True,
+    waits_when_approved=True,
+    rules={"PROPOSAL_REJECTED": "rejected", "PROPOSAL_WITHDRAWN": "withdrawn"},
+    other_rule="required",
+)
+STEP_TYPES = (HUMAN,)
 
 
 class Gone(Exception):
@@ -49,6 +74,8 @@ class HumanProvider:
     """The rule of a failure is `human-input/timeout`, `human-input/required`, `human-input/rejected` or
     `human-input/withdrawn`."""
 
+    step_type = HUMAN
+
     def __init__(self, inbox: Callable[[], Inbox], stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
         """`aside` is entered while a question is open, for whoever else draws on the terminal."""
         self._inbox = inbox
@@ -57,17 +84,19 @@ class HumanProvider:
         self._turn = asyncio.Lock()
         """One question at a time: two on one terminal would be answered by each other's words."""
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        call.mutates = False
         terminal = _opened_terminal(self._stdin)
         if terminal is None:
-            return await self._asked_in_the_inbox(call, runtime)
+            return await self._asked_in_the_inbox(step, call, runtime)
         try:
             if not await self._turn_came():
-                admission = admitted(call, runtime, mutates=False)
-                return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
+                restart_clocks(call, runtime)
+                return StepResult(no_time_left(call))
             try:
                 with self._aside():
-                    return await self._asked(call, runtime, terminal)
+                    restart_clocks(call, runtime)
+                    return await self._asked(step, call, terminal)
             finally:
                 self._turn.release()
         finally:
@@ -86,12 +115,11 @@ class HumanProvider:
         except TimeoutError:
             return False
 
-    async def _asked(self, call: StepCall, runtime: Runtime, terminal: int) -> StepResult:
-        settings, admission = call.settings, admitted(call, runtime, mutates=False)
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
-        default, bell = settings.get("default"), admission.bound.bell
-        question = Question(terminal, settings)
+    async def _asked(self, step: StepCall, call: Call, terminal: int) -> StepResult:
+        if call.no_time_left:
+            return StepResult(no_time_left(call))
+        default, bell = step.settings.get("default"), call.bound.bell
+        question = Question(terminal, step.settings)
         try:
             async with asyncio.timeout(None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9):
                 said = await question.answered()
@@ -99,71 +127,65 @@ class HumanProvider:
             with contextlib.suppress(termios.error):
                 termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would be the beginning of the next answer
             await question.say("\n")
-            return _unanswered(admission, default)
+            return _unanswered(call, default)
         except Gone as gone:
             if default is not None:
-                return _answered(admission, str(default), [_defaulted(str(gone), default)])
-            return _failed(admission, Problem("INPUT_REQUIRED", str(gone)), "required")
-        return _answered(admission, said)
+                return _answered(str(default), [_defaulted(str(gone), default)])
+            return _failed(Problem("INPUT_REQUIRED", str(gone)), "required")
+        return _answered(said)
 
-    async def _asked_in_the_inbox(self, call: StepCall, runtime: Runtime) -> StepResult:
-        settings, admission = call.settings, admitted(call, runtime, mutates=False)
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, "human-input/timeout")
+    async def _asked_in_the_inbox(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         try:
             inbox = self._inbox()
             proposal = await inbox.propose(
-                _ask(call, admission), Principal.local(), key=call.key or None, since=call.run_began_at
+                _ask(step, call), Principal.local(), key=step.key or None, since=step.run_began_at
             )
             # How long it is open is the question's own clock, which went on while nobody had the run. What ends here is
             # the time of the run.
-            around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime, mutates=False)
-            with call.waits(call.key, proposal):
+            around = bounded_by_run(call, runtime)
+            with step.waits(step.key, proposal):
                 proposal = await inbox.wait_until(proposal, around.bound.bell)
         except Failure as failure:
-            return StepResult(answer(admission, raised(failure)), None, "human-input/required")
-        default = settings.get("default")
+            return StepResult(raised(failure), None, "human-input/required")
+        default = step.settings.get("default")
         match proposal.status:
             case ProposalStatus.APPROVED | ProposalStatus.MODIFIED:
                 said = None if proposal.decision is None else proposal.decision.answer
-                return _answered(admission, said if isinstance(said, str) else json.dumps(said))
-            case ProposalStatus.EXPIRED if _had_all_its_time(proposal, call):
+                return _answered(said if isinstance(said, str) else json.dumps(said))
+            case ProposalStatus.EXPIRED if _had_all_its_time(proposal, step):
                 elapsed_ms = wall_time().since_ms(proposal.created_at)
-                limit_ms = call.clocks.timeout_ms or 0
-                return _unanswered(admission, default, Fired(ClockKind.TIMEOUT, admission.name, limit_ms, elapsed_ms))
+                limit_ms = step.clocks.timeout_ms or 0
+                return _unanswered(call, default, Fired(ClockKind.TIMEOUT, call.name, limit_ms, elapsed_ms))
             case ProposalStatus.PENDING | ProposalStatus.EXPIRED:
-                return _unanswered(
-                    admission, None, around.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-                )
-        outcome = outcome_of(proposal, 0, 0)
-        return StepResult(answer(admission, outcome), None, f"human-input/{proposal.status}")
+                return _unanswered(call, None, around.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns))
+        return StepResult(outcome_of(proposal, 0, 0), None, f"human-input/{proposal.status}")
 
 
-def _ask(call: StepCall, admission: Call) -> ProposalRequest:
-    prompt = " ".join(str(call.settings["prompt"]).split())
+def _ask(step: StepCall, call: Call) -> ProposalRequest:
+    prompt = " ".join(str(step.settings["prompt"]).split())
     title = prompt if len(prompt) <= TITLE_LIMIT else prompt[: TITLE_LIMIT - 1] + "…"
-    said = [] if title == prompt else [str(call.settings["prompt"])]
-    said.append(f"{call.name} of run {call.key.partition('/')[0]} waits for this answer.")
-    default = call.settings.get("default")
+    said = [] if title == prompt else [str(step.settings["prompt"])]
+    said.append(f"{step.name} of run {step.key.partition('/')[0]} waits for this answer.")
+    default = step.settings.get("default")
     if default is not None:
         said.append(f"Without one it is {str(default)!r}.")
     # Nobody is asked for what the run could not use any more.
-    ttl_ms = max(1, admission.bound.bell.remaining_ms(monotonic_ns())) if admission.bound.bell else 0
-    if ttl_ms and admission.bound.source is admission.bound.bell:
-        ttl_ms = admission.bound.limit_ms
+    ttl_ms = max(1, call.bound.bell.remaining_ms(monotonic_ns())) if call.bound.bell else 0
+    if ttl_ms and call.bound.source is call.bound.bell:
+        ttl_ms = call.bound.limit_ms
     return ProposalRequest(
         Kind.QUESTION,
         title or "(no question)",
         "\n\n".join(said)[:TEXT_LIMIT],
-        choices=tuple(str(choice) for choice in call.settings.get("choices") or ()),
+        choices=tuple(str(choice) for choice in step.settings.get("choices") or ()),
         default=default,
         policy=Policy(ttl_ms=ttl_ms, when_expired="expire" if default is None else "default"),
     )
 
 
-def _had_all_its_time(proposal: Proposal, call: StepCall) -> bool:
+def _had_all_its_time(proposal: Proposal, step: StepCall) -> bool:
     """Whether it was open for as long as the step says, and not only until the run's time was over."""
-    own_ms = call.clocks.timeout_ms or 0
+    own_ms = step.clocks.timeout_ms or 0
     return bool(own_ms) and proposal.expires_at.since_ms(proposal.created_at) >= own_ms
 
 
@@ -294,24 +316,24 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
-def _unanswered(admission: Call, default: object, fired: Fired | None = None) -> StepResult:
+def _unanswered(call: Call, default: object, fired: Fired | None = None) -> StepResult:
     """Nobody answered in time. `fired` is the clock, where it was started before this process."""
-    fired = fired or admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    fired = fired or call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
     seconds = in_seconds(fired.limit_ms)
-    if default is not None and fired.owner == admission.name:  # the run's end is no reason to go on
-        return _answered(admission, str(default), [_defaulted(f"no answer within {seconds}", default)])
+    if default is not None and fired.owner == call.name:  # the run's end is no reason to go on
+        return _answered(str(default), [_defaulted(f"no answer within {seconds}", default)])
     problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
-    return _failed(admission, problem, "timeout", Ending.CANCELLED)
+    return _failed(problem, "timeout", Ending.CANCELLED)
 
 
 def _defaulted(why: str, default: object) -> Warning_:
     return warning("HUMAN_DEFAULTED", f"{why}; the answer is the default", default=str(default))
 
 
-def _answered(admission: Call, said: str, warnings: list[Warning_] | None = None) -> StepResult:
+def _answered(said: str, warnings: list[Warning_] | None = None) -> StepResult:
     outcome = Outcome(Ending.FINISHED, data={"answer": said}, warnings=tuple(warnings or ()))
-    return StepResult(answer(admission, outcome), said)
+    return StepResult(outcome, said)
 
 
-def _failed(admission: Call, problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
-    return StepResult(answer(admission, Outcome(ending, problem)), None, f"human-input/{rule}")
+def _failed(problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
+    return StepResult(Outcome(ending, problem), None, f"human-input/{rule}")

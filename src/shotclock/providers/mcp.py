@@ -12,32 +12,80 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.clocks import ClockKind, Clocks, Fired
+from ..core.clocks import ClockKind, Fired
 from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.durations import MAX_MS, in_seconds, parse_duration_ms
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
+from ..core.shapes import field
 from ..core.trace import TRACEPARENT
 from ..core.values import as_plain, warn_of_kept
 from ..inbox.inbox import Inbox
 from ..inbox.outcomes import undecided
 from ..process.clock import monotonic_ns
 from ..runtime import commands
-from ..runtime.call import Call, Outcome, answer, no_time_left
+from ..runtime.call import Call, Outcome
 from ..runtime.command_runner import shielded
 from ..runtime.handlers import raised
 from ..runtime.interactive_process import Opened
 from ..runtime.runtime import Runtime
-from .provider import ForeignProposal, StepCall, StepResult, admitted, cancelled_outcome, hand_over
+from .provider import (
+    ForeignProposal,
+    StepCall,
+    StepResult,
+    bounded_by_run,
+    cancelled_outcome,
+    hand_over,
+    restart_clocks,
+)
+from .step_type import Clock, Scalar, StepPart, StepType
 
 if TYPE_CHECKING:
     from .mcp_client import Conversation
 
+
+class McpStep(StepPart):
+    type: Literal["mcp"]
+    command: str | None = None
+    args: list[str] = field(default=[], keys=("args", "command_args"))
+    url: str | None = None
+    headers: dict[str, Scalar] = field(default={})
+    method: str = field(min_length=1, keys=("method", "tool"))
+    arguments: dict[str, Any] = field(
+        default={},
+        keys=("arguments", "method_args", "methodArgs"),
+    )
+    connect_timeout: Clock | None = None
+    transport: Literal["stdio", "http"] | None = None
+    """As in other files: it follows from `command` or `url`."""
+
+    def check_together(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("name one server: either `command` to start it, or `url` to reach it")
+        if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
+            raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
+
+
+MCP = StepType(
+    "mcp",
+    "MCP tool call",
+    McpStep,
+    lambda services: McpProvider(services.inbox),
+    default_ms=60_000,
+    waits_when_approved=True,
+    value_keys=frozenset({"arguments", "headers"}),
+    rules={
+        "UNKNOWN_OPERATION": "unknown_tool",
+        "TOOL_FAILED": "tool_error",
+        "ARG_ERROR": "arguments",
+    },
+    other_rule="connect_error",
+)
+STEP_TYPES = (MCP,)
 # To take leave of a server that is reached by URL: a DELETE, if there is a session. One that hangs is left without.
 FAREWELL_S = 0.5
 # Loading the SDK takes about a second from a cold disk. Where a step has no timeout, only a broken disk runs this out.
@@ -65,23 +113,24 @@ class McpProvider:
         self._is_loaded = False
         self._loading: asyncio.Task[ModuleType] | None = None
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
+    step_type = MCP
+
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         """A tool that needs an approval has not begun while nobody has decided: the identical call picks it up."""
         while True:
-            result = await self._called(call, runtime)
-            asked = _asked_of_a_person(result.envelope)
-            if asked is None or not call.key:
+            result, asked = await self._called(step, call, runtime)
+            if asked is None or not step.key:
                 return result
-            around = admitted(replace(call, clocks=Clocks(timeout_ms=0)), runtime)
+            around = bounded_by_run(call, runtime)
             bell = around.bound.bell
             # No call is made inside: a run that is parked would end it in the middle of its work.
-            with call.waits(call.key, asked):
-                await self._wait(asked, call, bell)
+            with step.waits(step.key, asked):
+                await self._wait(asked, step, bell)
             if bell is not None and bell.has_passed(monotonic_ns()):
-                outcome = undecided(asked.id, dict(asked.shown), around)
-                return StepResult(answer(around, outcome), None, "approval/pending")
+                return StepResult(undecided(asked.id, dict(asked.shown), around), None, "approval/pending")
+            restart_clocks(call, runtime)
 
-    async def _wait(self, asked: ForeignProposal, call: StepCall, bell: Deadline | None) -> None:
+    async def _wait(self, asked: ForeignProposal, step: StepCall, bell: Deadline | None) -> None:
         """Return when the proposal may be decided: once it is, where the server asks in the inbox of this run too;
         elsewhere after a pause, or not before the run is parked."""
         with contextlib.suppress(Failure):
@@ -90,28 +139,27 @@ class McpProvider:
             if inbox is not None and ours is not None and ours.is_open:
                 await inbox.wait_until(ours, bell)
                 return
-        pause_s = MAX_MS / 1000 if call.parks else LOOK_AGAIN_S
+        pause_s = MAX_MS / 1000 if step.parks else LOOK_AGAIN_S
         left_s = pause_s if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
         await asyncio.sleep(min(pause_s, left_s))
 
-    async def _called(self, call: StepCall, runtime: Runtime) -> StepResult:
-        admission = admitted(call, runtime)
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, "mcp/timeout")
-        await self._load(admission)
-        if not self._is_loaded and admission.bound.bell is not None:
-            fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
+    async def _called(self, step: StepCall, call: Call, runtime: Runtime) -> tuple[StepResult, ForeignProposal | None]:
+        """Return what came of one call of the tool, and what a person has to decide before it can begin."""
+        await self._load(call)
+        if not self._is_loaded and call.bound.bell is not None:
+            fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
             problem = Problem("TIMEOUT", f"MCP connection timed out after {in_seconds(fired.limit_ms)}", fired=fired)
-            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_timeout")
+            return StepResult(Outcome(Ending.NOT_STARTED, problem), None, "mcp/connect_timeout"), None
         if not self._is_loaded:
             problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
-            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/connect_error")
+            return StepResult(Outcome(Ending.NOT_STARTED, problem)), None
         from .mcp_client import unsendable
 
-        if (trouble := unsendable(call.settings["arguments"])) is not None:
+        if (trouble := unsendable(step.settings["arguments"])) is not None:
             problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
-            return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "mcp/arguments")
-        return await _Call(call, admission, runtime).result()
+            return StepResult(Outcome(Ending.NOT_STARTED, problem)), None
+        tool = _ToolCall(step, call, runtime)
+        return await tool.result(), tool.asked
 
     async def _load(self, admission: Call) -> None:
         if self._is_loaded:
@@ -133,37 +181,46 @@ class McpProvider:
             await asyncio.wait([self._loading])  # the waiting for its thread, which ends at once
 
 
-class _Call:
-    """One step's call from its admission to its result."""
+class _ToolCall:
+    """One call of a tool, from the start of its server to its result."""
 
-    def __init__(self, call: StepCall, admission: Call, runtime: Runtime) -> None:
+    def __init__(self, step: StepCall, admission: Call, runtime: Runtime) -> None:
         from .mcp_client import Conversation
 
-        self._call, self._admission, self._runtime = call, admission, runtime
+        self._step, self._admission, self._runtime = step, admission, runtime
         bell = admission.bound.bell
         self._talk = Conversation(
-            call.settings["method"],
-            call.settings["arguments"],
+            step.settings["method"],
+            step.settings["arguments"],
             lambda: None if bell is None else bell.remaining_ms(monotonic_ns()),
             admission.trace,
         )
-        written = call.settings.get("connect_timeout")
+        written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
         self._rule: str | None = None
+        self.asked: ForeignProposal | None = None
+        """What a person has to decide first, where the tool did not begin for that."""
 
     async def result(self) -> StepResult:
         try:
-            outcome, output = await (self._by_command() if self._call.settings.get("command") else self._by_url())
+            outcome, output = await (self._by_command() if self._step.settings.get("command") else self._by_url())
         except Failure as failure:
             outcome, output = raised(failure), None
             outcome.ending, self._rule = Ending.NOT_STARTED, "mcp/connect_error"
-        envelope = answer(self._admission, outcome)
-        if outcome.problem is None and _is_envelope(output):
-            envelope, output = _passed_on(envelope, output)
-            self._rule = None if envelope.ok else "mcp/tool_error"
-            if envelope.code in _TIMED_OUT and self._time_is_over():
-                envelope = self._by_our_clock(envelope)
-        return StepResult(envelope, output, self._rule)
+        if outcome.problem is not None or not _is_envelope(output):
+            return StepResult(outcome, output, self._rule)
+        self.asked = _asked_of_a_person(output)
+        code = None if output["error"] is None else output["error"]["code"]
+        is_over = code in _TIMED_OUT and self._time_is_over()
+        rule = None if code is None else "mcp/timeout" if is_over else "mcp/tool_error"
+
+        def rewrite(ours: Envelope) -> Envelope:
+            passed_on = _passed_on(ours, output)
+            return self._by_our_clock(passed_on) if is_over else passed_on
+
+        data = output["data"]
+        value = data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
+        return StepResult(outcome, value, rule, rewrite)
 
     def _time_is_over(self) -> bool:
         """Whether the time that the server was given is used up: one that keeps to it stops a reserve earlier."""
@@ -174,7 +231,6 @@ class _Call:
 
     def _by_our_clock(self, theirs: Envelope) -> Envelope:
         """The same end, by the clock that it was: ours, whatever the server calls its caller's."""
-        self._rule = "mcp/timeout"
         fired = self._admission.fired(ClockKind.TIMEOUT, monotonic_ns() - self._admission.started_ns)
         message = f"MCP tool call timed out after {in_seconds(fired.limit_ms)}"
         error: dict[str, object] = {
@@ -185,7 +241,7 @@ class _Call:
         return Envelope(theirs.data, error, theirs.warnings, theirs.meta, fired=fired)
 
     async def _by_url(self) -> tuple[Outcome, Any]:
-        settings = self._call.settings
+        settings = self._step.settings
         headers = {name: str(value) for name, value in settings.get("headers", {}).items() if value is not None}
         if TRACEPARENT not in map(str.lower, headers):
             headers |= self._admission.trace.as_headers()
@@ -193,9 +249,9 @@ class _Call:
         return self._judged(problem, Ending.CANCELLED)
 
     async def _by_command(self) -> tuple[Outcome, Any]:
-        call, settings = self._call, self._call.settings
+        step, settings = self._step, self._step.settings
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
-        opening = self._runtime.open(self._admission, argv, env=call.asked or {}, base_env=call.env, cwd=call.folder)
+        opening = self._runtime.open(self._admission, argv, env=step.asked or {}, base_env=step.env, cwd=step.folder)
         server: Opened | None = None
         try:
             async with opening as server:
@@ -205,7 +261,7 @@ class _Call:
         except asyncio.CancelledError as cancelled:
             if server is not None and server.report is not None:
                 left = self._with_report(cancelled_outcome(Ending.KILLED), server)
-                hand_over(cancelled, StepResult(answer(self._admission, left), None, "mcp/cancelled"))
+                hand_over(cancelled, StepResult(left))
             raise
         outcome, output = self._judged(problem, Ending.KILLED)
         return self._with_report(outcome, server), output
@@ -330,10 +386,10 @@ _RULES = {
 }
 
 
-def _asked_of_a_person(envelope: Envelope) -> ForeignProposal | None:
+def _asked_of_a_person(theirs: Mapping[str, Any]) -> ForeignProposal | None:
     """What a Shotclock server's tool waits for, where the call has not begun for that."""
-    data = envelope.data
-    if envelope.code != "INCOMPLETE" or envelope.ending != Ending.NOT_STARTED or not isinstance(data, dict):
+    error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
+    if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
         return None
     proposal_id = data.get("proposal_id")
     if data.get("status") != "pending" or not isinstance(proposal_id, str):
@@ -369,7 +425,7 @@ def _is_told(detail: Any) -> bool:
     return isinstance(code, str) and isinstance(message, str) and _CODE.fullmatch(code) is not None
 
 
-def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> tuple[Envelope, Any]:
+def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
     """The server speaks our language: its data is the output, its error the step's. The clocks are our own, and
     nothing is taken over that is not of the type it should be."""
     meta, told, data = dict(ours.meta), theirs["meta"], theirs["data"]
@@ -383,8 +439,7 @@ def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> tuple[Envelope, Any
         meta["exit_code"] = exit_code if type(exit_code) is int and 0 < exit_code < 256 else 1
         error = {"retryable": False, "phase": "execution", **_typed(theirs["error"])}
     warnings = [*ours.warnings, *(_typed(each) for each in theirs["warnings"] if _is_told(each))]
-    output = data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
-    return Envelope(data, error, warnings, meta), output
+    return Envelope(data, error, warnings, meta)
 
 
 def _typed(detail: Mapping[str, Any]) -> dict[str, object]:

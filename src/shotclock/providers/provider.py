@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.clocks import Clocks
+from ..core.deadlines import Bound, nest
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
 from ..core.proposal import Proposal
-from ..core.records import dataclass
+from ..core.records import dataclass, replace_fields
 from ..core.walltime import WallTime
-from ..runtime.call import Call, Outcome, admit
-from ..runtime.loop_call import current_scope
-from ..runtime.runtime import Runtime
+from .step_type import STEP_TYPES, StepType
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ..inbox.inbox import Inbox
+    from ..runtime.call import Call, Outcome
+    from ..runtime.runtime import Runtime
+    from .workflow import RunFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class StepCall:
     """What of `env` the file itself says; the rest is our own. None: nobody has told them apart."""
     holds_secret: Callable[[str], bool] = lambda text: False
     """Whether a secret that the run knows is in a text."""
+    run_file: RunFile | None = None
+    """Runs another workflow inside this run."""
 
     @property
     def name(self) -> str:
@@ -68,51 +76,115 @@ class StepCall:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    envelope: Envelope
+    """What a provider gives back of one try."""
+
+    outcome: Outcome | Envelope
+    """What happened; an envelope where the runtime has answered the call already, or another call stands for it."""
     output: Any = None
     rule: str | None = None
-    """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
-
-
-def hand_over(cancelled: asyncio.CancelledError, result: StepResult) -> None:
-    """What came of a step until it was cancelled goes along with the cancellation."""
-    cancelled.step_result = result  # type: ignore[attr-defined]
-
-
-def handed_over(cancelled: asyncio.CancelledError) -> StepResult | None:
-    result = getattr(cancelled, "step_result", None)
-    return result if isinstance(result, StepResult) else None
-
-
-def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
-    """The answer of the call that was cancelled, where the runtime could still give one."""
-    envelope = getattr(cancelled, "envelope", None)
-    return envelope if isinstance(envelope, Envelope) else None
-
-
-def cancelled_outcome(ending: Ending) -> Outcome:
-    return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
-
-
-def admitted(call: StepCall, runtime: Runtime, *, mutates: bool = True) -> Call:
-    """The step's clocks, running, inside the deadline of its run: for work that a provider does on the loop itself."""
-    scope = current_scope.get()
-    return admit(
-        call.name,
-        call.clocks,
-        parent=scope.deadline if scope is not None else runtime.inherited,
-        parent_owner=scope.name if scope is not None else "caller",
-        caller=scope.span.trace if scope is not None else runtime.trace,
-        mutates=mutates,
-    )
+    """What kind of failure it was, as `command/timeout`, where the step type does not say so by its code."""
+    rewrite: Callable[[Envelope], Envelope] | None = None
+    """Makes of the answer what a server has said that speaks of its calls as we do."""
 
 
 class Provider(Protocol):
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        """Bounded by the call's clocks. Raises only what a cancellation raises, with what there is to say of the step
-        handed over by it (`hand_over`)."""
+    """Carries out the steps of one type."""
+
+    step_type: StepType
+
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        """Carry out one try, bounded by the clocks of its call. Whoever began the call answers it.
+
+        Raises Failure where it cannot be begun, and what a cancellation raises; that may carry what came of the step
+        until then (`hand_over`)."""
         ...
 
     async def close(self) -> None:
         """Stop what it keeps between steps."""
         ...
+
+
+def hand_over(cancelled: asyncio.CancelledError, result: StepResult) -> None:
+    """Let what came of a step until it was cancelled go along with the cancellation."""
+    cancelled.step_result = result  # type: ignore[attr-defined]
+
+
+def result_left_by(cancelled: asyncio.CancelledError) -> StepResult | None:
+    """Return what came of the step that was cancelled, where its provider could still say so."""
+    result = getattr(cancelled, "step_result", None)
+    return result if isinstance(result, StepResult) else None
+
+
+def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
+    """Return the answer of the call that was cancelled, where the runtime could still give one."""
+    envelope = getattr(cancelled, "envelope", None)
+    return envelope if isinstance(envelope, Envelope) else None
+
+
+def cancelled_outcome(ending: Ending) -> Outcome:
+    """Return what is said of a step that was cancelled."""
+    from ..runtime.call import Outcome
+
+    return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
+
+
+def restart_clocks(call: Call, runtime: Runtime) -> None:
+    """Start the clocks of a try anew, inside those of its run: what came before was waiting for a person."""
+    call.bound, call.started_ns = _bound_from_now(call, runtime, call.clocks.timeout_ms or 0)
+
+
+def bounded_by_run(call: Call, runtime: Runtime) -> Call:
+    """Return the same call bounded by its run alone: while a person is asked, the clock of the step stands still."""
+    bound, now_ns = _bound_from_now(call, runtime, 0)
+    return replace_fields(call, bound=bound, started_ns=now_ns)
+
+
+def _bound_from_now(call: Call, runtime: Runtime, timeout_ms: int) -> tuple[Bound, int]:
+    from ..process.clock import monotonic_ns
+    from ..runtime.loop_call import current_scope
+
+    scope, now_ns = current_scope.get(), monotonic_ns()
+    bound = nest(
+        now_ns,
+        timeout_ms=timeout_ms,
+        grace_ms=call.clocks.grace_ms or 0,
+        owner=call.name,
+        parent=runtime.inherited if scope is None else scope.deadline,
+        parent_owner="caller" if scope is None else scope.name,
+        reserve_ms=call.clocks.reserve_ms,
+    )
+    return bound, now_ns
+
+
+Aside = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunServices:
+    """What a run has for its providers."""
+
+    inbox: Callable[[], Inbox]
+    """Where people are asked."""
+    aside: Aside = nullcontext
+    """Entered while a question is open at the terminal, for whoever else draws on it."""
+
+
+class Providers:
+    """The providers of a run and of those inside it, each made when the first step of its type is tried."""
+
+    def __init__(self, services: RunServices) -> None:
+        self._services = services
+        self._made: dict[str, Provider] = {}
+
+    def __getitem__(self, step_type: str) -> Provider:
+        if step_type not in self._made:
+            self._made[step_type] = STEP_TYPES[step_type].make_provider(self._services)
+        return self._made[step_type]
+
+    async def close(self) -> None:
+        """Stop what the providers keep between steps."""
+        from contextlib import AsyncExitStack
+
+        async with AsyncExitStack() as stack:  # a provider that cannot be closed does not keep the others
+            for provider in self._made.values():
+                stack.push_async_callback(provider.close)

@@ -1,27 +1,53 @@
 """`workflow`: another workflow file, as a run of its own inside the deadline of this one.
 
-How a file is run is the engine's business, which stands above the providers; so it is handed in.
+How a file is run is the engine's business, which stands above the providers; so each step comes with it.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.durations import in_seconds
-from ..core.effects import Ending
 from ..core.envelope import Envelope
-from ..core.errors import Failure
 from ..core.records import dataclass, replace_fields
-from ..process.context import Scope
-from ..runtime.call import answer, no_time_left
-from ..runtime.command_runner import shielded
-from ..runtime.handlers import raised
-from ..runtime.loop_call import current_scope
-from ..runtime.runtime import Runtime
-from .provider import StepCall, StepResult, admitted, hand_over
+from ..core.shapes import field
+from .provider import StepCall, StepResult, hand_over
+from .step_type import StepPart, StepType
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ..runtime.call import Call
+    from ..runtime.runtime import Runtime
+
+
+class WorkflowStep(StepPart):
+    type: Literal["workflow"]
+    workflow: str = field(min_length=1, keys=("workflow", "config"))
+    inputs: dict[str, Any] = field(default={}, keys=("inputs", "args"))
+
+
+WORKFLOW = StepType(
+    "workflow",
+    "another workflow",
+    WorkflowStep,
+    lambda services: WorkflowProvider(),
+    default_ms=None,
+    has_typed_output=True,
+    can_repeat=True,
+    waits_when_approved=True,
+    value_keys=frozenset({"inputs"}),
+    rules={
+        "WORKFLOW_INVALID": "invalid",
+        "FILE_NOT_FOUND": "invalid",
+        "FILE_UNREADABLE": "invalid",
+        "ARG_ERROR": "inputs",
+        "DEPTH_EXCEEDED": "depth",
+    },
+)
+STEP_TYPES = (WORKFLOW,)
 
 # What stopping a nested run may take beyond the grace of its steps: kills, their verification and the record, and its
 # clean-up, which has a limit of its own (CLEAN_UP_LIMIT_MS) that runs out before this.
@@ -29,7 +55,7 @@ STOP_LIMIT_S = 320.0
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class NestedRun:
     """A workflow to be run inside another."""
 
     file: Path
@@ -43,7 +69,8 @@ class Inner:
     """Stops it, once it holds by whom."""
 
 
-Run = Callable[[Inner], Awaitable[Envelope]]
+RunFile = Callable[[NestedRun], Awaitable[Envelope]]
+"""Takes the deadline from the current scope. Raises Failure if the file cannot be run."""
 
 
 class WorkflowProvider:
@@ -53,28 +80,22 @@ class WorkflowProvider:
     The output is what the file's `outputs` say, or the outputs of its steps; the envelope's data is that of the run.
     """
 
-    def __init__(self, run: Run) -> None:
-        """`run` takes the deadline from the current scope, and raises Failure if the file cannot be run."""
-        self._run = run
+    step_type = WORKFLOW
 
-    async def run(self, call: StepCall, runtime: Runtime) -> StepResult:
-        admission = admitted(call, runtime)
-        if admission.no_time_left:
-            return StepResult(answer(admission, no_time_left(admission)), None, "workflow/timeout")
+    async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+        from ..process.context import Scope
+        from ..runtime.loop_call import current_scope
+
         outer = current_scope.get()
         depth = -1 if outer is None else outer.depth
         # Named by whose clock it is, so that what it stops says the truth about who stopped it.
         # The run inside is what is called: it stands where this call would, below the step.
-        bound = admission.bound
+        bound = call.bound
         set_ms = bound.limit_ms if bound.source is bound.bell else 0
-        scope = Scope(bound.bell, depth, bound.owner, admission.caller, set_ms)
+        scope = Scope(bound.bell, depth, bound.owner, call.caller, set_ms)
         token = current_scope.set(scope)
         try:
-            envelope = await self._until_ended(call)
-        except Failure as failure:
-            outcome = raised(failure)
-            outcome.ending = Ending.NOT_STARTED
-            envelope = answer(admission, outcome)
+            envelope = await self._until_ended(step)
         finally:
             current_scope.reset(token)
         data = envelope.data
@@ -90,24 +111,29 @@ class WorkflowProvider:
                 envelope = Envelope(data, envelope.error, envelope.warnings, envelope.meta, fired=fired)
             assert envelope.error is not None
             envelope.error["context"] = {**context, "run_id": data["run_id"], "failed": data.get("failed", [])}
-        return StepResult(envelope, _output(envelope), _rule(envelope))
+        return StepResult(envelope, _output(envelope))
 
-    async def _until_ended(self, call: StepCall) -> Envelope:
+    async def _until_ended(self, step: StepCall) -> Envelope:
+        import asyncio
+
+        from ..runtime.command_runner import shielded
+
+        assert step.run_file is not None, "a workflow is run by the engine alone"
         stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        file = call.folder / str(call.settings["workflow"])
-        inner = Inner(file, call.settings.get("inputs", {}), call.env, call.step_id, call.item, stop)
-        running = asyncio.ensure_future(self._run(inner))
+        file = step.folder / str(step.settings["workflow"])
+        nested = NestedRun(file, step.settings.get("inputs", {}), step.env, step.step_id, step.item, stop)
+        running = asyncio.ensure_future(step.run_file(nested))
         try:
             return await asyncio.shield(running)  # bounded by the deadline that its steps are inside of
         except asyncio.CancelledError as cancelled:
             if not running.done():
                 stop.set_result("the run around it")
-                grace_s = (call.clocks.grace_ms or 0) / 1000
+                grace_s = (step.clocks.grace_ms or 0) / 1000
                 await shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + grace_s))
                 running.cancel()
             if running.done() and not running.cancelled() and running.exception() is None:
                 envelope = running.result()
-                hand_over(cancelled, StepResult(envelope, _output(envelope), _rule(envelope)))
+                hand_over(cancelled, StepResult(envelope, _output(envelope)))
             raise
 
     async def close(self) -> None:
@@ -121,21 +147,3 @@ def _output(envelope: Envelope) -> Any:
     if "outputs" in data:
         return data["outputs"]
     return {name: step["output"] for name, step in data["steps"].items()}
-
-
-def _rule(envelope: Envelope) -> str | None:
-    match envelope.code:
-        case None:
-            return None
-        case "TIMEOUT" | "NO_TIME_LEFT":
-            return "workflow/timeout"
-        case "WORKFLOW_INVALID" | "FILE_NOT_FOUND" | "FILE_UNREADABLE":
-            return "workflow/invalid"
-        case "ARG_ERROR":
-            return "workflow/inputs"
-        case "DEPTH_EXCEEDED":
-            return "workflow/depth"
-        case "CANCELLED":
-            return "workflow/cancelled"
-        case _:
-            return "workflow/failed"

@@ -15,7 +15,7 @@ from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clock
 from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
 from ..core.durations import format_duration
 from ..core.effects import Ending, SideEffects
-from ..core.envelope import Envelope, Problem, Warning_, build_envelope, warning
+from ..core.envelope import Envelope, Problem, Warning_, build_envelope, join_problems, warning
 from ..core.records import record, replace_fields, value
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from ..process import clock, spans
@@ -244,7 +244,7 @@ def no_time_left(admission: Call) -> Outcome:
 
 def invalid(problems: list[dict[str, str]]) -> Outcome:
     """What was asked for cannot be understood or allowed: every problem at once, and nothing began."""
-    message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+    message = join_problems(problems)
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
 from ..core.deadlines import Deadline
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, Warning_, warning
+from ..core.envelope import Envelope, Problem, Warning_, join_problems, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation, hyphenated
 from ..core.records import dataclass
@@ -281,13 +281,16 @@ class Runtime:
         cwd: str | os.PathLike[str] | None = None,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
         name: str = "command",
+        admission: Call | None = None,
     ) -> Envelope:
         """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`.
 
         A cancellation is passed on once the command is gone, with the answer in its `envelope`.
-        `env` is laid over `base_env`, which is our own environment if not given.
+        `env` is laid over `base_env`, which is our own environment if not given. `admission` is the call that this
+        command is all of, whose clocks have been running since it was begun.
         """
-        admission = self._admit(name, None, clocks, current_scope.get())
+        if admission is None:
+            admission = self._admit(name, None, clocks, current_scope.get())
         folder = None if cwd is None else os.fspath(cwd)
         task: CommandTask | None = None
         try:
@@ -341,7 +344,7 @@ class Runtime:
             assert isinstance(closed.problem, Problem)
             raise Failure(closed.problem.code, closed.problem.message)
         if problems := commands.problems_with(argv, env or {}, folder):
-            message = "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+            message = join_problems(problems)
             raise Failure("ARG_ERROR", message, context={"errors": problems})
         if asyncio.get_running_loop() is not self._home:
             raise RuntimeError("commands are talked with on the loop that entered the runtime")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks
 from ..core.durations import DurationError, format_duration, parse_duration_ms
+from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.records import dataclass
 from ..dispatch.dispatcher import Dispatcher
@@ -190,7 +191,7 @@ def serve_app(
         elicitation=elicitation,
     )
     if mistakes:
-        message = "; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes)
+        message = join_problems(mistakes)
         raise Failure("ARG_ERROR", message, context={"errors": mistakes})
     runtime = Runtime(
         program=app.program,

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..core.durations import DurationError, parse_duration_ms
+from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.records import dataclass
 from ..core.walltime import ProcessIdentity, WallTime
@@ -78,7 +79,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
             except (DurationError, ValueError) as error:
                 errors.append({"field": variable, "message": str(error)})
     if errors:
-        message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+        message = join_problems(errors)
         raise Failure("ARG_ERROR", message, context={"errors": errors})
     return replace(Retention(), **said)
 

@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import os
 import secrets as tokens
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stop_problem, warning
+from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
 from ..core.errors import Failure
 from ..core.proposal import Proposal, result_of
 from ..core.records import dataclass, replace_fields
+from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
 from ..core.values import Read, as_plain, read_json
 from ..core.walltime import WallTime
@@ -29,8 +29,9 @@ from ..process import kernel
 from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.context import Scope
 from ..process.identity import is_alive, this_process
-from ..providers.provider import ForeignProposal, Provider
-from ..providers.workflow import Inner, WorkflowProvider
+from ..providers.provider import Aside, ForeignProposal, Providers, RunServices
+from ..providers.step_type import STEP_TYPES, StepPart
+from ..providers.workflow import NestedRun
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, inherited_trace
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
@@ -46,25 +47,13 @@ from .parallel_slots import ParallelSlots
 from .person_wait import PersonWait
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
 from .scheduler import Deadlines, OnChange, Scheduler
-from .schema import AnyStep, WorkflowFile
-from .secrets import (
-    Redaction,
-    is_same,
-    literal_secrets,
-    looks_secret,
-    unset_message,
-    unset_names,
-    visible,
-    without_secrets,
-)
+from .schema import WorkflowFile
+from .secrets import is_same, literal_secrets, unset_message, unset_names, visible, without_secrets
 from .state import Reason, Status, StepState, effects_of, lists_of
 from .step_approval import key_of
 from .step_executor import StepFailed, Steps
 from .step_spans import tell_of_skipped, traced
 from .template_references import env_texts
-
-if TYPE_CHECKING:
-    from ..providers.human import Aside
 
 # Beside a workflow that was written down without its secrets.
 HIDES = "x-secrets-hidden"
@@ -87,52 +76,6 @@ class RunRequest:
         return self.workflow.name or Path(self.file).stem
 
 
-class Providers(dict[str, Provider]):
-    """What runs the steps of a run and of all that are inside it, by their type: made, and imported, when a step is the
-    first of its type. `workflow` is each run's own, see RunContext."""
-
-    def __init__(self, inbox: Callable[[], Inbox], aside: Aside = contextlib.nullcontext) -> None:
-        self._inbox, self._aside = inbox, aside
-
-    def __missing__(self, kind: str) -> Provider:
-        self[kind] = made = self._make(kind)
-        return made
-
-    def _make(self, kind: str) -> Provider:
-        match kind:
-            case "command" | "tool":
-                from ..providers.command import CommandProvider
-
-                return CommandProvider() if kind == "command" else CommandProvider("tool")
-            case "function":
-                from ..providers.function import FunctionProvider
-
-                return FunctionProvider(self._inbox)
-            case "http_client":
-                from ..providers.http import HttpProvider
-
-                return HttpProvider()
-            case "git-checkout":
-                from ..providers.git import GitProvider
-
-                return GitProvider()
-            case "human-input":
-                from ..providers.human import HumanProvider
-
-                return HumanProvider(self._inbox, aside=self._aside)
-            case "mcp":
-                from ..providers.mcp import McpProvider
-
-                return McpProvider(self._inbox)
-        raise KeyError(kind)
-
-    async def close(self) -> None:
-        """Close those that were made, the last one first; one that fails keeps none of the others open."""
-        async with contextlib.AsyncExitStack() as stack:
-            for provider in self.values():
-                stack.push_async_callback(provider.close)
-
-
 @dataclass(frozen=True)
 class RunContext:
     """What a run gives to those inside it."""
@@ -150,7 +93,7 @@ class RunContext:
     places: ParallelSlots
     begun: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    async def run(self, inner: Inner) -> Envelope:
+    async def run(self, inner: NestedRun) -> Envelope:
         """A run of its own, PARENT.STEP, with a number where a step begins more than one: that of its item, and behind
         those of all items where it is begun again. By the item, so that a run that goes on finds each one's own. One
         that a process which died has left behind is taken up. Raises Failure if the file cannot be run."""
@@ -354,12 +297,11 @@ def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Sto
         if state.status is Status.RUNNING:
             step = workflow.steps[step_id]
             # A question is asked again under its key; a run inside this one knows by itself how far it was.
-            harmless = (
-                step.idempotent or retry_of(workflow, step) is not None or step.type in ("human-input", "workflow")
-            )
+            can_repeat = STEP_TYPES[step.type].can_repeat
+            harmless = step.idempotent or retry_of(workflow, step) is not None or can_repeat
             if harmless or (not step.for_each and _only_waited(store, run, step, state)):
                 state = state.put_off()
-                if not harmless or step.type not in ("human-input", "workflow"):
+                if not can_repeat:
                     state.proposal_id = None
             else:
                 state.status = Status.INTERRUPTED
@@ -371,12 +313,12 @@ def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Sto
     return known
 
 
-def _only_waited(store: Store, run: Run, step: AnyStep, state: StepState) -> bool:
+def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bool:
     """Whether it is certain that a step waited for its approval, or its command's, and had not begun."""
     asker, key = Principal.local().name, key_of(run.id, state)
     if step.approval and not store.proposals.was_used(asker, key):
         return True
-    return step.type == "function" and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
+    return STEP_TYPES[step.type].asks_before_start and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
@@ -426,23 +368,31 @@ async def _carry_out(
                 stack.push_async_callback(opened.close)
                 inbox: Callable[[], Inbox] = opened
                 attention = PersonWait(company.budget_ms)
-                shared = Providers(inbox, company.aside)
-                stack.push_async_callback(shared.close)
+                providers = Providers(RunServices(inbox, company.aside))
+                stack.push_async_callback(providers.close)
             else:
-                runtime, shared = around.runtime, around.providers
+                runtime, providers = around.runtime, around.providers
                 inbox, attention = around.inbox, around.attention
             places = ParallelSlots(request.workflow.max_parallelism, None if around is None else around.places)
             inside = RunContext(
-                request.run_id, files, runtime, shared, store, everything, company.on_change, inbox, attention, places
+                request.run_id,
+                files,
+                runtime,
+                providers,
+                store,
+                everything,
+                company.on_change,
+                inbox,
+                attention,
+                places,
             )
-            kinds = ChainMap[str, Provider]({"workflow": WorkflowProvider(inside.run)}, shared)
             had_ms = begun.budget_ms or admission.bound.limit_ms
             kept_ms = kept_for_clean_up_ms(request.workflow, had_ms)
             deadlines = Deadlines(admission.bound.bell, kept_ms, clean_up_steps(request.workflow))
             steps = Steps(
                 request.workflow,
                 runtime,
-                kinds,
+                providers,
                 environment=everything,
                 base_env=base_env,
                 redaction=redaction,
@@ -453,6 +403,7 @@ async def _carry_out(
                 attention=attention,
                 inbox=inbox,
                 places=places,
+                run_file=inside.run,
             )
             running = Scheduler(
                 request.workflow,
@@ -716,7 +667,7 @@ def checked_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str
         except ValueError as error:
             errors.append({"field": f"inputs.{name}", "message": str(error)})
     if errors:
-        message = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+        message = join_problems(errors)
         raise Failure("ARG_ERROR", message, context={"errors": errors})
     return checked
 

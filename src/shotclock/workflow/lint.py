@@ -12,6 +12,9 @@ from ..core.deadlines import reserve_ms_for
 from ..core.durations import format_duration
 from ..core.graph import behind_all, find_cycle, needs
 from ..core.records import dataclass
+from ..providers.command import CommandStep, ToolStep
+from ..providers.step_type import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
+from ..providers.workflow import WorkflowStep
 from . import template_references
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
 from .plan import (
@@ -28,10 +31,9 @@ from .plan import (
     timeout_key,
     written_timeout,
 )
-from .schema import AnyStep, CommandStep, GitStep, HumanStep, Reaction, ToolPart, ToolStep, WorkflowFile, WorkflowStep
+from .schema import ToolPart, WorkflowFile
 from .secrets import unset_message, unset_names
 from .shell_quoting import find_refusals, find_unheard
-from .step_types import KINDS, Unit, duration_ms
 from .templates import is_template, with_marks
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -164,7 +166,7 @@ def _files_in(folder: Path) -> list[str]:
         return []
 
 
-def _limit_ms(workflow: WorkflowFile, step: AnyStep, timeout_ms: int | None) -> int | None:
+def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) -> int | None:
     """How long a step can last at most: its own timeout, inside the run's."""
     run_ms = min((limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit), default=None)
     inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
@@ -294,7 +296,7 @@ def _uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("graph/never-called", message, _steps_key((name,)), suggestion=hint)
 
 
-def _reactions(step: AnyStep) -> Iterator[tuple[str, Reaction]]:
+def _reactions(step: StepPart) -> Iterator[tuple[str, Reaction]]:
     for key, reaction in (("on_fail", step.on_fail), ("on_success", step.on_success)):
         if reaction is not None:
             yield key, reaction
@@ -320,11 +322,11 @@ def _clocks(workflow: WorkflowFile) -> Iterator[Finding]:
     for name, tool in workflow.tools.items():
         yield from _unit(("tools", name, "timeout"), tool.timeout, "ms", "a tool")
     for step_id, step in workflow.steps.items():
-        unit, whose = KINDS[step.type].unit, f"a {step.type}"
+        unit, whose = STEP_TYPES[step.type].unit, f"a {step.type}"
         key = timeout_key(step)
         yield from _unit(_steps_key((step_id, key)), written_timeout(step), unit, whose)
-        if isinstance(step, GitStep) and step.timeout is not None and step.clone_timeout_ms is not None:
-            message = "is not used: `clone_timeout_ms` is there as well"
+        if key != "timeout" and step.timeout is not None:
+            message = f"is not used: `{key}` is there as well"
             yield Finding("clock/not-used", message, _steps_key((step_id, "timeout")), is_error=False)
         if step.overtime:
             message = "has no effect: nobody can be asked for more time yet"
@@ -394,7 +396,9 @@ def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
         yield Finding("budget/parallelism", message, ("max_parallelism",), is_error=False)
 
 
-def _clean_up_budget(written: AnyStep, step: PlannedStep, plan: Plan, has: str, is_clean_up: bool) -> Iterator[Finding]:
+def _clean_up_budget(
+    written: StepPart, step: PlannedStep, plan: Plan, has: str, is_clean_up: bool
+) -> Iterator[Finding]:
     """Where clean-up has less than it declares, or others have less because of it."""
     assert plan.run_timeout_ms is not None
     wants_ms = clean_up_wants_ms(written, step.timeout_ms)
@@ -414,7 +418,7 @@ def _clean_up_budget(written: AnyStep, step: PlannedStep, plan: Plan, has: str, 
         yield Finding("budget/clean-up", message, path, is_error=False)
 
 
-def _step_budget(written: AnyStep, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
+def _step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
     if not step.is_written and step.attempts == 1:
         return  # what merely holds for its kind is cut to what is left
     if step.is_written and step.timeout_ms and step.timeout_ms > inside_ms:
@@ -469,13 +473,18 @@ def _scripts(workflow: WorkflowFile) -> Iterator[Finding]:
 
 def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
-        if isinstance(step, HumanStep) and step.choices and step.default is not None:
+        if step.type != "human-input":
+            continue
+        from ..providers.human import HumanStep
+
+        assert isinstance(step, HumanStep)
+        if step.choices and step.default is not None:
             is_known = not any(map(is_template, (*step.choices, step.default)))
             if is_known and step.default not in step.choices:
                 message = f"{step.default!r} is not one of its choices"
                 hint = suggest(step.default, step.choices, otherwise="one of ")
                 yield Finding("human/default", message, _steps_key((step_id, "default")), suggestion=hint)
-        if isinstance(step, HumanStep) and not step_timeout_ms(workflow, step) and unattended:
+        if not step_timeout_ms(workflow, step) and unattended:
             message = "waits for a person for any time, and nobody may be there"
             hint = "give it a `timeout` and a `default`, or run it at a terminal"
             yield Finding("human/unbounded", message, _steps_key((step_id,)), suggestion=hint, is_error=False)

@@ -8,26 +8,15 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ..core.records import dataclass
-from .schema import (
-    STEP_TYPES,
-    Approval,
-    Backoff,
-    DefaultsPart,
-    InputPart,
-    Reaction,
-    Retry,
-    StepPart,
-    ToolPart,
-    WorkflowFile,
-)
-from .shapes import Part, ValidationError
-from .step_types import KINDS
+from ..core.shapes import Part, ValidationError
+from ..providers.step_type import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart
+from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile
 from .yaml_reader import TOP, SourcePosition, Spot, read_tree, shown
 
 # A file that a person wrote is far smaller; one that is larger was not meant for us.
@@ -78,7 +67,7 @@ class Source:
         """Of the key, or of the nearest thing around it that is there."""
         spot = self.spots
         for part in path:
-            names = [part, *_ALIASES.get(part, ())] if isinstance(part, str) else [part]
+            names = [part, *_other_names(part)] if isinstance(part, str) else [part]
             found = next((spot.inside[name] for name in names if name in spot.inside), None)
             if found is None:
                 break
@@ -243,7 +232,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
         case "union_tag_invalid":
             path = (*path, "type")
             written = problem["input"].get("type")
-            hint = suggest(str(written), KINDS, otherwise="one of ")
+            hint = suggest(str(written), STEP_TYPES, otherwise="one of ")
             if isinstance(written, str) and written in _KINDS_ELSEWHERE:
                 hint = _KINDS_ELSEWHERE[written]
             if written == "ai":
@@ -251,7 +240,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             message = "a step needs a `type`" if written is None else f"unknown type {shown(written)}"
             return Finding("schema/type", message, path, source.place_of(path), hint)
         case "union_tag_not_found":
-            hint = suggest("", KINDS, otherwise="one of ")
+            hint = suggest("", STEP_TYPES, otherwise="one of ")
             for key in problem["input"] if isinstance(problem["input"], dict) else ():
                 if _ELSEWHERE.get(key) == "exec":
                     hint = f"did you mean 'exec' instead of {key!r}?"
@@ -371,7 +360,7 @@ def _model_at(loc: Sequence[Any]) -> type[Part]:
     """The part of the file whose keys are known at this place."""
     match tuple(loc):
         case ("steps" | "checks", _, str(kind)):
-            return STEP_TYPES[kind]
+            return STEP_TYPES[kind].schema
         case (*_, "on_fail" | "on_success"):
             return Reaction
         case (*_, "approval", "Approval"):
@@ -393,17 +382,10 @@ def _keys_of(model: type[Part]) -> list[str]:
     return [key for name in model.model_fields for key in model.keys_of(name)]
 
 
-def _aliases(models: Iterable[type[Part]]) -> dict[str, set[str]]:
-    """The other names of a key."""
-    others: dict[str, set[str]] = {}
-    for model in models:
-        for names in map(model.keys_of, model.model_fields):
-            if len(names) > 1:
-                others.setdefault(names[0], set()).update(names[1:])
-    return others
-
-
-_ALIASES = _aliases([WorkflowFile, ToolPart, *STEP_TYPES.values()])
+def _other_names(key: str) -> set[str]:
+    """Return what else a key may be called in the file. Only of types that it has: nobody asks about others."""
+    models: list[type[Part]] = [WorkflowFile, ToolPart, *(each.schema for each in STEP_TYPES.loaded)]
+    return {other for model in models if key in model.model_fields for other in model.keys_of(key)[1:]}
 
 
 def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:

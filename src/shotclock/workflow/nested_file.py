@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..core.errors import Failure
+from ..providers.workflow import WorkflowStep
 from .lint import NESTED_FILES_LIMIT, NESTING_LIMIT, lint
 from .loader import load_file
-from .schema import WorkflowFile, WorkflowStep
+from .schema import WorkflowFile
 
 # What somebody said yes to, by the name that it is opened under: where a link leads to may change as well.
 approved_files: ContextVar[Mapping[str, str]] = ContextVar("shotclock_approved_files", default=MappingProxyType({}))

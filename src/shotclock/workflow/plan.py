@@ -10,8 +10,9 @@ from ..core.clocks import DEFAULT_GRACE_MS
 from ..core.deadlines import DEFAULT_RESERVE_MS, RESERVE_SHARE, reserve_ms_for
 from ..core.graph import Groups, groups_of, needs, order_of
 from ..core.records import dataclass
-from .schema import AnyStep, GitStep, Retry, ToolStep, WorkflowFile
-from .step_types import KINDS, duration_ms
+from ..providers.command import ToolStep
+from ..providers.step_type import STEP_TYPES, Retry, StepPart, duration_ms
+from .schema import WorkflowFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,19 @@ def run_timeout_ms(workflow: WorkflowFile) -> int | None:
     return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
 
 
-def timeout_key(step: AnyStep) -> str:
-    """Where the file says it; of a checkout that says both, `clone_timeout_ms` counts."""
-    is_own = isinstance(step, GitStep) and (step.clone_timeout_ms is not None or step.timeout is None)
-    return "clone_timeout_ms" if is_own else "timeout"
+def timeout_key(step: StepPart) -> str:
+    """Return where the file says it: where both are there, the key of the step's type counts."""
+    own = STEP_TYPES[step.type].timeout_key
+    return own if getattr(step, own) is not None or step.timeout is None else "timeout"
 
 
-def written_timeout(step: AnyStep) -> object:
+def written_timeout(step: StepPart) -> object:
     return getattr(step, timeout_key(step))
 
 
-def step_timeout_ms(workflow: WorkflowFile, step: AnyStep) -> int | None:
+def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
     """0 is none; None is as long as the run."""
-    kind, written = KINDS[step.type], written_timeout(step)
+    kind, written = STEP_TYPES[step.type], written_timeout(step)
     if written is None and isinstance(step, ToolStep) and step.tool in workflow.tools:
         written = workflow.tools[step.tool].timeout
     if written is None and workflow.defaults.timeout is not None and kind.default_ms is not None:
@@ -94,10 +95,10 @@ def step_timeout_ms(workflow: WorkflowFile, step: AnyStep) -> int | None:
     return kind.timeout_ms(written)
 
 
-def grace_ms(workflow: WorkflowFile, step: AnyStep) -> int:
+def grace_ms(workflow: WorkflowFile, step: StepPart) -> int:
     """0 is none: the kill follows the bell at once."""
     if step.grace is not None:
-        return duration_ms(step.grace, KINDS[step.type].unit)
+        return duration_ms(step.grace, STEP_TYPES[step.type].unit)
     written = workflow.defaults.grace
     return DEFAULT_GRACE_MS if written is None else duration_ms(written, "s")
 
@@ -113,7 +114,7 @@ def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
     return frozenset(name for reaction in reactions if reaction is not None for name in reaction.run)
 
 
-def clean_up_wants_ms(step: AnyStep, own_ms: int | None) -> int | None:
+def clean_up_wants_ms(step: StepPart, own_ms: int | None) -> int | None:
     """What has to be kept for it to have all its time, with the reserve of what is inside; None: it does not say."""
     if written_timeout(step) is None or not own_ms:
         return None
@@ -129,7 +130,7 @@ def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
     return kept
 
 
-def retry_of(workflow: WorkflowFile, step: AnyStep) -> Retry | None:
+def retry_of(workflow: WorkflowFile, step: StepPart) -> Retry | None:
     reaction = step.on_fail or workflow.defaults.on_fail
     return None if reaction is None else reaction.retry
 
@@ -145,7 +146,7 @@ def delay_ms(retry: Retry, number: int) -> int:
     return delay if backoff.max_delay_ms is None else min(delay, backoff.max_delay_ms)
 
 
-def items_come_from(workflow: WorkflowFile, step: AnyStep) -> list[str]:
+def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
     """Those it waits for that say `for_each: true`: it is done for every item of their output, unless it says for
     itself what it is done for."""
     if step.for_each is not None and step.for_each is not True:
@@ -154,7 +155,7 @@ def items_come_from(workflow: WorkflowFile, step: AnyStep) -> list[str]:
     return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
 
 
-def is_per_item(workflow: WorkflowFile, step: AnyStep) -> bool:
+def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
     return isinstance(step.for_each, str | list) or bool(items_come_from(workflow, step))
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from ..core.durations import format_duration
 from ..core.graph import Groups, needs
 from ..core.records import dataclass
+from ..core.shapes import ValidationError
 from ..core.walltime import WallTime
 from ..store.runs import Run, StepRecord
 from .plan import Plan, plan_of
 from .schema import WorkflowFile
-from .shapes import ValidationError
 from .state import Reason, Status
 
 # What a report shows of one step's output, in characters. The whole of it is in the envelope of the run.

@@ -17,11 +17,11 @@ from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
 from ..core.graph import needs
 from ..process.clock import monotonic_ns
+from ..providers.step_type import STEP_TYPES, Reaction, StepPart
 from .parallel_slots import ParallelSlots, Slot
 from .plan import clean_up_steps, graph_of, on_demand, step_timeout_ms
-from .schema import AnyStep, Reaction, WorkflowFile
+from .schema import WorkflowFile
 from .state import Reason, Status, StepState
-from .step_types import KINDS
 
 # How often a step may send the run back to an earlier one. A loop that has not ended by then is not going to.
 LOOP_CAP = 10
@@ -32,7 +32,7 @@ START_CAP = 100_000
 # What all clean-up of a run may take once it was stopped, whatever its steps say. Each has its own clock before that.
 CLEAN_UP_LIMIT_MS = 300_000
 
-Execute = Callable[[str, AnyStep, StepState, dict[str, Any]], Awaitable[None]]
+Execute = Callable[[str, StepPart, StepState, dict[str, Any]], Awaitable[None]]
 Record = Callable[[Sequence[StepState]], Awaitable[None]]
 OnChange = Callable[[StepState], None]
 
@@ -264,7 +264,7 @@ class Scheduler:
     def _start(self, name: str) -> None:
         self._starts += 1
         self._under_way.add(name)
-        if KINDS[self.states[name].type].needs_place:
+        if STEP_TYPES[self.states[name].type].takes_slot:
             self._asked[name] = self._places.ask(lambda: self._is_ready(name))
         else:
             self._ready.append(name)

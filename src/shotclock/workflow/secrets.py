@@ -3,30 +3,15 @@ their values are kept out of everything that is written down."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote, quote_plus
 
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|PWD_?HASH|KEY|APIKEY|CREDENTIALS?|AUTH|COOKIE|PRIVATE|DSN)(_|$)",
-    re.IGNORECASE,
-)
-# The name of a setting. git refuses to work where it is gone and GIT_CONFIG_COUNT is not.
-_SETTING = re.compile(r"GIT_CONFIG_KEY_\d+")
+from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
+
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
-_SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|password|api-?key|-key$|-auth", re.IGNORECASE)
-HIDDEN = "***"
-# Shorter ones would be found in every other word.
-SHORTEST = 5
-SHORTEST_PART = 8
-
-
-def looks_secret(name: str) -> bool:
-    return _SECRET.search(name) is not None and not _SETTING.fullmatch(name)
 
 
 def visible(environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,77 +66,6 @@ def unset_names(text: str, environment: Mapping[str, str]) -> list[str]:
 
 def unset_message(name: str) -> str:
     return f"the variable {name} is not set; set it, or write ${{{name}:-}} if it may be missing"
-
-
-class Redaction:
-    """Takes secret values out of whatever is about to be written down, also as base64, in hex, or escaped for JSON or a
-    URL, and each line of one that has several."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._known: set[str] = set()
-        self._ways: list[str] = []
-        self.learn(environment)
-
-    def learn(self, variables: Mapping[str, str]) -> None:
-        """Of these, the values of those whose names look secret."""
-        new = {value for name, value in variables.items() if looks_secret(name) and len(value) >= SHORTEST}
-        if new <= self._known:
-            return
-        self._known |= new
-        written = {each for value in self._known for each in _ways_to_write(value)}
-        self._ways = sorted(written, key=len, reverse=True)
-
-    def holds(self, text: str) -> bool:
-        """Whether a secret is in it, written in any of these ways."""
-        return any(written in text for written in self._ways)
-
-    def text(self, text: str) -> str:
-        # One after the other is twenty times as fast as a regular expression of them all.
-        for written in self._ways:
-            if written in text:
-                text = text.replace(written, HIDDEN)
-        return text
-
-    def value(self, value: Any) -> Any:
-        if not self._ways:
-            return value
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(str(key)): self.value(item) for key, item in value.items()}
-        return value
-
-
-def _ways_to_write(secret: str) -> Iterator[str]:
-    lines = [line.strip() for line in secret.splitlines()]
-    # The first and the last line of a key in PEM are everybody's.
-    parts = [line for line in lines if len(line) >= SHORTEST_PART and not line.startswith("-----")]
-    for plain in (secret, secret.strip(), *(parts if len(lines) > 1 else ())):
-        if len(plain) < SHORTEST:
-            continue
-        data = plain.encode("utf-8", "surrogateescape")
-        yield plain
-        yield json.dumps(plain)[1:-1]
-        yield json.dumps(plain, ensure_ascii=False)[1:-1]
-        yield quote(data, safe="")
-        yield quote(data)
-        yield quote_plus(data)
-        yield data.hex()
-        yield data.hex().upper()
-        yield from _in_base64(data)
-
-
-def _in_base64(data: bytes) -> Iterator[str]:
-    """What is the same whatever stands around it: three bytes are four characters, so there are three ways."""
-    for before in range(3):
-        encoded = base64.b64encode(b"\0" * before + data).decode()
-        end = len(encoded) - (0, 3, 2)[(before + len(data)) % 3]
-        certain = encoded[(0, 2, 3)[before] : end]
-        if len(certain) >= SHORTEST_PART:
-            yield certain
-            yield certain.replace("+", "-").replace("/", "_")
 
 
 # --- a workflow as it is written down -----------------------------------------------------------------------
@@ -212,7 +126,7 @@ def _is_declaration(part: Mapping[str, Any], key: str) -> bool:
 
 
 def _is_literal_secret(key: str, name: str, value: Any) -> bool:
-    if not looks_secret(name) and not (key == "headers" and _SECRET_HEADER.search(name)):
+    if not looks_secret(name) and not (key == "headers" and is_secret_header(name)):
         return False
     text = "" if value is None else str(value)
     return bool(text) and "{{" not in text and not _REFERENCE.search(text)

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from .shell_syntax import MARKED, Command, Group, Script, TooDeep, ValueContext, Word, read_script
 
-# The shells whose `[ … ]`, `printf` and `exit` take a value for what it is. Others compute it, as ksh and zsh do.
-SHELLS = ("sh", "dash", "ash", "bash")
 VARIABLE = "SHOTCLOCK_VALUE_{}"
 # What Linux takes in one environment variable, less its name.
 VALUE_LIMIT = 128 * 1024 - 64

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.effects import SideEffects, effects_of_all
 from ..core.envelope import Warning_
 from ..core.records import dataclass
+from ..providers.step_type import STEP_TYPES
 
 
 class Status(StrEnum):
@@ -111,8 +112,7 @@ class StepState:
     def put_off(self) -> StepState:
         """The same step for when the run goes on: what was done of its items stays done."""
         later = self.fresh()
-        # Only these wait for a person once they were approved. Whatever else had begun may not begin twice.
-        later.proposal_id = self.proposal_id if self.type in _WAIT_WHEN_APPROVED else None
+        later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
         later.parts = self.parts
         later.attempts = self.attempts
         return later
@@ -145,7 +145,6 @@ class StepState:
         return cls(**known)
 
 
-_WAIT_WHEN_APPROVED = ("human-input", "workflow", "function", "mcp")
 _FIELDS = tuple(field.name for field in fields(StepState))
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)

@@ -18,24 +18,25 @@ from typing import Any, NamedTuple
 from ..core.clocks import Clocks
 from ..core.deadlines import Deadline
 from ..core.effects import Ending
-from ..core.envelope import Problem
+from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
 from ..core.proposal_request import TITLE_LIMIT
+from ..core.redaction import HIDDEN, Redaction, looks_secret
+from ..core.shapes import ValidationError
 from ..core.walltime import WallTime
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.outcomes import action_changed, outcome_of, told_of, undecided
-from ..providers.provider import StepResult, Waits
+from ..providers.command import CommandStep, ToolStep
+from ..providers.provider import Waits
+from ..providers.step_type import STEP_TYPES, Approval, StepPart, duration_ms
+from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from .nested_file import approved_files, digests_of
-from .schema import STEP_TYPES, AnyStep, Approval, CommandStep, ToolStep, WorkflowStep
-from .secrets import HIDDEN, Redaction, looks_secret
-from .shapes import ValidationError
 from .state import StepState
-from .step_types import duration_ms
 
 
 def key_of(run_id: str, state: StepState) -> str:
@@ -53,6 +54,13 @@ class RenderedStep(NamedTuple):
     env: Mapping[str, str]
     """What the file asks for."""
     folder: Path
+
+
+class Refused(NamedTuple):
+    """How a step ended before it began."""
+
+    envelope: Envelope
+    rule: str
 
 
 class StepGate:
@@ -77,8 +85,8 @@ class StepGate:
         self._bound: Token[Mapping[str, str]] | None = None
 
     async def passed(
-        self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int, deadline: Deadline | None
-    ) -> RenderedStep | StepResult:
+        self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, deadline: Deadline | None
+    ) -> RenderedStep | Refused:
         """Return what to run, which the operator may have changed, or how it ended before it began."""
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
@@ -103,20 +111,20 @@ class StepGate:
                 outcome = outcome_of(proposal, 0, 0)
                 if proposal.is_open:
                     outcome = undecided(proposal.id, told_of(proposal), admission)
-                return StepResult(answer(admission, outcome), None, f"approval/{proposal.status}")
+                return Refused(answer(admission, outcome), f"approval/{proposal.status}")
             changed = _changes(ask, proposal, rendered.settings)
             if (wrong := _wrong(step, changed)) is not None:
                 problem = Problem("ARG_ERROR", f"what the operator changed it to does not fit: {wrong}", "validation")
-                return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/modified")
+                return Refused(answer(admission, Outcome(Ending.NOT_STARTED, problem)), "approval/modified")
             if (await self._ask(step_id, step, rendered, tries)).action_hash != ask.action_hash:
                 raise action_changed(proposal.id, {"proposal_id": proposal.id})
             if not await self._inbox.use(proposal.id, ask.action_hash):
                 problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
-                return StepResult(answer(admission, Outcome(Ending.NOT_STARTED, problem)), None, "approval/used")
+                return Refused(answer(admission, Outcome(Ending.NOT_STARTED, problem)), "approval/used")
             self.used = proposal.id
             self._bind_files()
         except Failure as failure:
-            return StepResult(answer(admission, raised(failure)), None, "approval/failed")
+            return Refused(answer(admission, raised(failure)), "approval/failed")
         return rendered._replace(settings={**rendered.settings, **changed})
 
     def _bind_files(self) -> None:
@@ -140,7 +148,7 @@ class StepGate:
                 raise
             raise action_changed(failure.context.get("proposal_id"), failure.context) from None
 
-    async def _ask(self, step_id: str, step: AnyStep, rendered: RenderedStep, tries: int) -> ProposalRequest:
+    async def _ask(self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int) -> ProposalRequest:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
         run_id = self._key.partition("/")[0]
         title = f"{step_id}: {step.description}" if step.description else f"Run step {step_id}"
@@ -222,14 +230,14 @@ def _restored(decided: Any, shown: Any, real: Any) -> Any:
     return real if type(decided) is type(shown) and decided == shown else decided
 
 
-def _wrong(step: AnyStep, changed: Mapping[str, Any]) -> str | None:
+def _wrong(step: StepPart, changed: Mapping[str, Any]) -> str | None:
     if not changed:
         return None
     if masked := [name for name, value in changed.items() if HIDDEN in canonical(value)]:
         return f"{', '.join(masked)}: a text with a hidden value can be left as it is, or replaced, but not edited"
     # What runs of a tool is a command; the step itself only names the tool.
     is_tool = isinstance(step, ToolStep)
-    model = CommandStep if is_tool else STEP_TYPES[step.type]
+    model = CommandStep if is_tool else STEP_TYPES[step.type].schema
     written = {"exec": "-"} if is_tool else step.model_dump(exclude_unset=True)
     try:
         model.model_validate({**written, **changed})

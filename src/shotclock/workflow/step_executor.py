@@ -11,31 +11,37 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope
+from ..core.errors import Failure
 from ..core.graph import groups_of
 from ..core.operation import HandlerReference, Operation
+from ..core.redaction import Redaction, looks_secret
 from ..core.texts import one_line
 from ..core.values import Read, as_plain, as_text, is_true, read_json, read_printed, warn_of_kept
 from ..core.walltime import WallTime
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
-from ..providers.provider import Provider, StepCall, StepResult, handed_over
+from ..providers.command import CommandStep, ToolStep
+from ..providers.provider import Provider, Providers, StepCall, StepResult, result_left_by
+from ..providers.step_type import STEP_TYPES, StepPart, StepType, duration_ms
+from ..providers.workflow import RunFile
+from ..runtime.call import Call, answer, no_time_left
+from ..runtime.handlers import raised
 from ..runtime.runtime import Runtime
 from . import templates
 from .parallel_slots import ParallelSlots
 from .person_wait import PersonWait
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
 from .scheduler import Deadlines
-from .schema import STEP_TYPES, AnyStep, CommandStep, StepPart, ToolStep, WorkflowFile
-from .secrets import Redaction, References, UnsetVariable, looks_secret, unset_message
+from .schema import WorkflowFile
+from .secrets import References, UnsetVariable, unset_message
 from .shell_quoting import Unsafe, with_references
 from .state import Reason, Status, StepState, effects_of
-from .step_approval import RenderedStep, StepGate, key_of
-from .step_types import KINDS, duration_ms
+from .step_approval import Refused, RenderedStep, StepGate, key_of
 from .template_references import mentions
 
 # How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
@@ -52,17 +58,8 @@ MOST_ITEMS = 10_000
 TRACEBACK_KEPT = 20
 # Characters of JSON that one step can hand on: what the store takes of a step, less what else is known of it.
 OUTPUT_LIMIT = 60_000_000
-# Kinds whose outputs have types of their own: text in them is text.
-_TYPED_KINDS = ("function", "workflow")
 # Of what a command that failed said on stderr: the end of it, where the reason mostly is.
 STDERR_KEPT = 2_000
-# The keys of each kind that are its provider's. The others are the engine's own and never templates.
-_PROVIDERS_KEYS = {
-    kind: tuple(name for name in model.model_fields if name not in StepPart.model_fields and name != "type")
-    for kind, model in STEP_TYPES.items()
-}
-# Of these, the ones that hold values of any type. The others hold text.
-_KEYS_OF_VALUES = {"arguments", "body", "headers", "inputs", "params"}
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
@@ -95,6 +92,15 @@ class StepFailed(Exception):
         return self.error | {"phase": "execution"} if attempts else self.error
 
 
+class AnsweredTry(NamedTuple):
+    """One try of a step, once it is over."""
+
+    envelope: Envelope
+    output: Any = None
+    rule: str | None = None
+    """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
+
+
 class Steps:
     """Executes the steps of one workflow."""
 
@@ -102,7 +108,7 @@ class Steps:
         self,
         workflow: WorkflowFile,
         runtime: Runtime,
-        providers: Mapping[str, Provider],
+        providers: Providers,
         *,
         environment: Mapping[str, str],
         base_env: Mapping[str, str],
@@ -114,6 +120,7 @@ class Steps:
         attention: PersonWait,
         inbox: Callable[[], Inbox],
         places: ParallelSlots,
+        run_file: RunFile,
     ) -> None:
         """`environment` is everything there is, `base_env` what children see without asking."""
         self._run_id = run_id
@@ -121,6 +128,7 @@ class Steps:
         self._attention = attention
         self._inbox = inbox
         self._places = places
+        self._run_file = run_file
         self._workflow = workflow
         self._runtime = runtime
         self._providers = providers
@@ -131,12 +139,12 @@ class Steps:
         self._deadlines = deadlines
         self._clocks_of: dict[tuple[int | None, ...], Clocks] = {}
 
-    async def execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+    async def execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         """Leaves the state final. A cancellation is passed on."""
         with self._attention.at_work():
             await self._execute(name, step, state, scope)
 
-    async def _execute(self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+    async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         try:
             seen = await self._seeing_variables(step, step.if_, scope)
             if step.if_ is not None and not await self._condition(step.if_, seen):
@@ -161,7 +169,7 @@ class Steps:
 
     # --- items --------------------------------------------------------------------------------------------
 
-    async def _items(self, step: AnyStep, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+    async def _items(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
         """None is no items but one go; and the step whose output they are, if they are not the step's own."""
         items: Any = step.for_each
         if items is None or isinstance(items, bool):
@@ -173,7 +181,7 @@ class Steps:
             raise StepFailed("STEP_INVALID", f"for_each is {_kind_of(items)}, not a list", "step/for_each")
         return _few_enough(items), None
 
-    def _items_of_others(self, step: AnyStep, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+    def _items_of_others(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
         sources = items_come_from(self._workflow, step)
         for group in groups_of(step.depends_on) if sources else ():
             # Of several that would do it is the one that did; none did where their failure is nobody's matter.
@@ -186,13 +194,13 @@ class Steps:
     async def _each(
         self,
         name: str,
-        step: AnyStep,
+        step: StepPart,
         state: StepState,
         scope: dict[str, Any],
         items: list[Any],
         source: str | None,
     ) -> Status:
-        around = self._places if KINDS[step.type].needs_place else None
+        around = self._places if STEP_TYPES[step.type].takes_slot else None
         places = ParallelSlots(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), around)
         parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
         if len(state.parts) == len(parts):
@@ -256,7 +264,7 @@ class Steps:
     # --- tries --------------------------------------------------------------------------------------------
 
     async def _tries(
-        self, name: str, step: AnyStep, state: StepState, scope: dict[str, Any], item: tuple[int, int] = (0, 1)
+        self, name: str, step: StepPart, state: StepState, scope: dict[str, Any], item: tuple[int, int] = (0, 1)
     ) -> Status:
         retry = retry_of(self._workflow, step)
         most = 1 + (retry.max if retry is not None else 0)
@@ -272,8 +280,8 @@ class Steps:
             )
             rendered = await self._rendered_step(step, scope)
             passed = await gate.passed(state.id, step, rendered, most, deadline)
-            if isinstance(passed, StepResult):
-                return self._noted(step, state, passed)
+            if isinstance(passed, Refused):
+                return self._noted(step, state, AnsweredTry(passed.envelope, None, passed.rule))
             state.proposal_id = gate.used
             ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
             try:
@@ -294,7 +302,7 @@ class Steps:
     async def _retried(
         self,
         name: str,
-        step: AnyStep,
+        step: StepPart,
         state: StepState,
         scope: dict[str, Any],
         item: tuple[int, int],
@@ -326,12 +334,12 @@ class Steps:
                 return verdict  # the next try would have no time left
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fails(self, step: AnyStep, scope: dict[str, Any]) -> bool:
+    async def _fails(self, step: StepPart, scope: dict[str, Any]) -> bool:
         if step.fail_if is None:
             return False
         return await self._condition(step.fail_if, await self._seeing_variables(step, step.fail_if, scope))
 
-    def _noted(self, step: AnyStep, state: StepState, result: StepResult) -> Status:
+    def _noted(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
         envelope = result.envelope
         trouble: str | None = None
         kept: tuple[str, ...] = ()
@@ -377,12 +385,12 @@ class Steps:
     async def _try(
         self,
         name: str,
-        step: AnyStep,
+        step: StepPart,
         state: StepState,
         scope: dict[str, Any],
         item: tuple[int, int],
         approved: RenderedStep | None,
-    ) -> StepResult:
+    ) -> AnsweredTry:
         settings, values, asked, folder = approved or await self._rendered_step(step, scope)
         env = {**self._base_env, **asked} if asked else self._base_env
         key = f"{key_of(self._run_id, state)}.{state.attempts}"
@@ -400,25 +408,26 @@ class Steps:
             values,
             asked,
             self._redaction.holds,
+            self._run_file,
         )
         # A run inside this one says by itself whether it works.
         left = self._attention.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
         try:
             with left:
-                return await self._providers[step.type].run(call, self._runtime)
+                return await try_step(self._providers[step.type], call, self._runtime)
         except asyncio.CancelledError as cancelled:
             state.ending, state.error = Ending.CANCELLED.value, None
-            if (kept := handed_over(cancelled)) is not None:
+            if (kept := answered_before(cancelled)) is not None:
                 self._noted(step, state, kept)
             raise
 
-    async def _rendered_step(self, step: AnyStep, scope: dict[str, Any]) -> RenderedStep:
+    async def _rendered_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
         asked, folder = await self._surroundings(step, scope)
         settings, values = await self._settings(step, _with_env(scope, asked))
         return RenderedStep(settings, values, asked, folder)
 
-    def _clocks(self, step: AnyStep) -> Clocks:
-        unit, defaults = KINDS[step.type].unit, self._workflow.defaults
+    def _clocks(self, step: StepPart) -> Clocks:
+        unit, defaults = STEP_TYPES[step.type].unit, self._workflow.defaults
 
         def limit(own: object, default: object) -> int | None:
             return duration_ms(own, unit) if own is not None else None if default is None else duration_ms(default, "s")
@@ -436,9 +445,10 @@ class Steps:
 
     # --- templates ----------------------------------------------------------------------------------------
 
-    async def _settings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    async def _settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """Its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
-        written = {key: getattr(step, key) for key in _PROVIDERS_KEYS[step.type]}
+        step_type = STEP_TYPES[step.type]
+        written = {key: getattr(step, key) for key in step_type.own_keys}
         values: dict[str, str] = {}
         if isinstance(step, ToolStep):
             tool = self._workflow.tools[step.tool]
@@ -450,16 +460,22 @@ class Steps:
         if isinstance(step, CommandStep | ToolStep):
             written["shell"] = written["shell"] or self._workflow.defaults.shell
             written["exec"], values = await self._shell(str(written["exec"]), scope)
-            rest = {key: await self._setting(key, value, scope) for key, value in written.items() if key != "exec"}
-            return {**rest, "exec": written["exec"]}, values
-        return {key: await self._setting(key, value, scope) for key, value in written.items()}, values
+            rest = {key: value for key, value in written.items() if key != "exec"}
+            return {**await self._own_settings(step_type, rest, scope), "exec": written["exec"]}, values
+        return await self._own_settings(step_type, written, scope), values
 
-    async def _setting(self, key: str, written: Any, scope: dict[str, Any]) -> Any:
+    async def _own_settings(
+        self, step_type: StepType, written: Mapping[str, Any], scope: dict[str, Any]
+    ) -> dict[str, Any]:
+        keys = step_type.value_keys
+        return {key: await self._setting(key, value, scope, key in keys) for key, value in written.items()}
+
+    async def _setting(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
         """One of a provider's keys, rendered: a value where any will do, else the text of it."""
         if not _holds_template(written):
             return written
         rendered = await self._rendered(written, scope)
-        if key in _KEYS_OF_VALUES:
+        if takes_values:
             return rendered
         text = list(map(as_text, rendered)) if isinstance(written, list) else as_text(rendered)
         try:
@@ -477,7 +493,7 @@ class Steps:
         except Unsafe as unsafe:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
-    async def _surroundings(self, step: AnyStep, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
+    async def _surroundings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
         """The variables that the file asks for, secret or not, and where it is done."""
         filled = await self._variables(step, scope)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
@@ -487,13 +503,13 @@ class Steps:
             folder = folder / (await self._text(written, scope)).text
         return filled, folder
 
-    async def _seeing_variables(self, step: AnyStep, text: object, scope: dict[str, Any]) -> dict[str, Any]:
+    async def _seeing_variables(self, step: StepPart, text: object, scope: dict[str, Any]) -> dict[str, Any]:
         """The scope of a text about the step as a whole, with those of its variables that it names."""
         names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
         return _with_env(scope, await self._variables(step, scope, names)) if names else scope
 
     async def _variables(
-        self, step: AnyStep, scope: dict[str, Any], names: Collection[str] | None = None
+        self, step: StepPart, scope: dict[str, Any], names: Collection[str] | None = None
     ) -> dict[str, str]:
         """What the file asks for by `env`, or of that only these."""
         asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
@@ -567,7 +583,7 @@ class Steps:
 
     # --- what came out ------------------------------------------------------------------------------------
 
-    async def _judge_output(self, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+    async def _judge_output(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         if step.transform is not None:
             seen = await self._seeing_variables(step, step.transform, scope)
             made = await self._value(step.transform, {**seen, "output": state.output})
@@ -592,13 +608,45 @@ class Steps:
         return f"it could not be checked: {(envelope.error or {})['message']}"
 
 
+async def try_step(provider: Provider, step: StepCall, runtime: Runtime) -> AnsweredTry:
+    """Begin the call of one try, let the provider carry it out, and answer it: the only place that does either.
+
+    A cancellation is passed on, with what came of the try until then where the provider says so (`answered_before`).
+    """
+    call = runtime.admit(step.name, step.clocks)
+    try:
+        result = StepResult(no_time_left(call)) if call.no_time_left else await provider.run(step, call, runtime)
+    except Failure as failure:
+        outcome = raised(failure)
+        outcome.ending = Ending.NOT_STARTED
+        result = StepResult(outcome)
+    except asyncio.CancelledError as cancelled:
+        if (left := result_left_by(cancelled)) is not None:
+            cancelled.answered_try = _answered(provider, call, left)  # type: ignore[attr-defined]
+        raise
+    return _answered(provider, call, result)
+
+
+def answered_before(cancelled: asyncio.CancelledError) -> AnsweredTry | None:
+    """Return the answer of the try that was cancelled, where there is one."""
+    tried = getattr(cancelled, "answered_try", None)
+    return tried if isinstance(tried, AnsweredTry) else None
+
+
+def _answered(provider: Provider, call: Call, result: StepResult) -> AnsweredTry:
+    envelope = result.outcome if isinstance(result.outcome, Envelope) else answer(call, result.outcome)
+    if result.rewrite is not None:
+        envelope = result.rewrite(envelope)
+    return AnsweredTry(envelope, result.output, result.rule or provider.step_type.rule_for(envelope.code))
+
+
 def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
     """What a step asks for by its `env` is there for its templates as well."""
     return {**scope, "env": {**scope["env"], **asked}} if asked else scope
 
 
-def _read(step: AnyStep, output: Any) -> Read:
-    if not isinstance(output, str) or step.type in _TYPED_KINDS:
+def _read(step: StepPart, output: Any) -> Read:
+    if not isinstance(output, str) or STEP_TYPES[step.type].has_typed_output:
         return as_plain(output)
     match step.output_format if isinstance(step, CommandStep) else "auto":
         case "text":

@@ -18,17 +18,17 @@ from ..core.deadlines import Deadline
 from ..core.trace import TraceContext
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
+from ..providers.step_type import StepPart
 from ..runtime.call import new_span_id
 from ..runtime.loop_call import current_scope
 from .scheduler import Execute
-from .schema import AnyStep
 from .state import Status, StepState
 
 
 def traced(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
     """The same, with everything that it calls below a span of the step's own, and inside the step's deadline."""
 
-    async def execute_traced(name: str, step: AnyStep, state: StepState, scope: dict[str, Any]) -> None:
+    async def execute_traced(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         around = current_scope.get()
         assert around is not None, "steps are executed inside of a run"
         run = around.span.trace

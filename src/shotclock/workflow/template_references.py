@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.graph import needs
+from ..providers.command import ToolStep
+from ..providers.step_type import STEP_TYPES, Scalar, StepPart
 from .expressions import Around, look_at_condition, look_at_template
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item
-from .schema import AnyStep, CommandStep, HumanStep, Scalar, ToolStep, WorkflowFile
+from .schema import WorkflowFile
 from .step_ancestry import not_before
 from .templates import is_template
 
@@ -113,12 +115,12 @@ def _plain_texts(path: Path_, value: Any, around: Around) -> Iterator[Written]:
         yield Written(where, text, around)
 
 
-def _is_printed(step: AnyStep) -> bool:
+def _is_printed(step: StepPart) -> bool:
     """Whether what it says is text that nobody has read as JSON."""
-    return isinstance(step, ToolStep | HumanStep) or (isinstance(step, CommandStep) and step.output_format != "json")
+    return STEP_TYPES[step.type].prints_text and getattr(step, "output_format", "auto") != "json"
 
 
-def _says_text(workflow: WorkflowFile, step: AnyStep) -> bool:
+def _says_text(workflow: WorkflowFile, step: StepPart) -> bool:
     return (
         _is_printed(step) and step.transform is None and step.for_each is not True and not is_per_item(workflow, step)
     )
@@ -146,7 +148,7 @@ def _unknown(path: Path_, kind: str, name: str, workflow: WorkflowFile) -> Findi
     return Finding("template/unknown-step", message, path, suggestion=hint)
 
 
-def _texts(step: AnyStep) -> Iterator[tuple[Path_, str]]:
+def _texts(step: StepPart) -> Iterator[tuple[Path_, str]]:
     written = step.model_dump(exclude_unset=True)
     for key, value in written.items():
         if key in _CONDITIONS and isinstance(value, str):

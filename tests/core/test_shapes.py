@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from shotclock.workflow.shapes import After, Before, Limits, OneOf, Part, ValidationError, field, json_schema_of
+from shotclock.core.shapes import After, Before, Limits, OneOf, Part, ValidationError, field, json_schema_of
 
 
 def _positive(number: int) -> int:
