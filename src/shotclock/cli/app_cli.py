@@ -587,7 +587,9 @@ def is_the_end(package: str, frame: FrameType | None) -> bool:
 def leave_soon(code: int) -> None:
     """End the program within LEAVE_LIMIT_S, with this exit code, whatever its exit hooks and threads do."""
     signals.ignore()
-    gc.freeze()  # or the interpreter looks through all that was imported once more, before it ends
+    # Or the interpreter looks through all that was imported once more, before it ends.
+    gc.freeze()
+    gc.disable()
     threading.Thread(target=_leave, args=(code,), daemon=True).start()
 
 
