@@ -11,7 +11,6 @@ from ..core.errors import Failure
 from ..core.records import value
 from ..process.clock import monotonic_ns, process_began_ns
 from ..runtime.call import OURSELVES, Call, Outcome, Tool, admit, answer, inherited_deadline, no_time_left
-from ..runtime.forked import carry_out
 from . import signals
 from .output import emit, emit_text, say_line, summary_line
 from .parser import Mistakes
@@ -51,6 +50,8 @@ class Mistaken(Exception):
 
 def perform(work: Work, as_json: bool) -> int:
     """Do the work in a child, on its clock and on our caller's. Returns the exit code."""
+    from ..runtime.forked import carry_out
+
     admission = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
     outcome = no_time_left(admission) if admission.no_time_left else carry_out(admission, work.body)
     if outcome.problem is None and work.afterwards is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from typing import Any
@@ -107,6 +106,8 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
             },
         ],
     }
+    import hashlib
+
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {**body, "etag": digest[:32]}
 

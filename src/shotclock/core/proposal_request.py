@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -119,7 +118,7 @@ class ProposalRequest:
     @property
     def action_hash(self) -> str:
         """Return the hash of what would be done. Not of the reasons given, nor of who may decide until when."""
-        return self._first_hash() if self.form == 1 else hashlib.sha256(self.text.encode()).hexdigest()
+        return self._first_hash() if self.form == 1 else _sha256(self.text)
 
     def _first_hash(self) -> str:
         """Return the hash as it was before there was a text: what was proposed then is still the same."""
@@ -216,7 +215,7 @@ def canonical(value: JSON) -> str:
 
 
 def digest(value: JSON) -> str:
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    return _sha256(canonical(value))
 
 
 # --- mistakes, all at once --------------------------------------------------------------------------------------
@@ -438,3 +437,9 @@ def _is_a(value: JSON, name: str) -> bool:
     if name == "integer" and isinstance(value, float):
         return value.is_integer()
     return isinstance(value, _TYPES[name])
+
+
+def _sha256(text: str) -> str:
+    import hashlib  # loads a library of its own, which a command that asks nobody can do without
+
+    return hashlib.sha256(text.encode()).hexdigest()

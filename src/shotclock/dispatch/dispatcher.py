@@ -21,7 +21,6 @@ from ..core.deadlines import NS_PER_MS, Bound, Deadline
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Failure
-from ..core.exact_values import Look, copied
 from ..core.operation import Operation
 from ..core.records import replace_fields
 from ..core.trace import TraceContext
@@ -36,6 +35,7 @@ from ..runtime.runtime import Runtime
 from .checkpointing import Checkpointing
 
 if TYPE_CHECKING:
+    from ..core.exact_values import Look
     from ..inbox.access import Principal
     from ..inbox.approval import Approvals, Passed, RunWait
     from ..inbox.inbox import Inbox
@@ -190,6 +190,8 @@ class Dispatcher:
         approvals = None if dry_run or self._approvals is None or not self._approvals.guards(name) else self._approvals
         if approvals is not None:
             try:
+                from ..core.exact_values import copied
+
                 arguments = copied(arguments)  # whoever calls must not change them while a person decides
             except NotSerializable as error:
                 return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
@@ -358,7 +360,7 @@ class Dispatcher:
             checked = await self._check(spec, arguments, _ahead(admission), stop)
             if not checked.ok:
                 return checked
-            if self._goes_on_as_job(spec) and (lost := Look.of(checked.data).lost_in_json):
+            if self._goes_on_as_job(spec) and (lost := _look_at(checked).lost_in_json):
                 return answer(admission, _lost(lost, arguments))
             from ..inbox.access import Principal
 
@@ -373,7 +375,7 @@ class Dispatcher:
                     parent=self._earlier(parent),
                     again=again,
                     run_wait=run_wait,
-                    look=Look.of(checked.data),
+                    look=_look_at(checked),
                     surroundings=surroundings,
                 )
             )
@@ -474,7 +476,7 @@ class Dispatcher:
         checked = await self._check(spec, arguments, _ahead(admission), stop)
         if not checked.ok:
             return checked
-        if lost := Look.of(checked.data).lost_in_json:
+        if lost := _look_at(checked).lost_in_json:
             return answer(admission, _lost(lost, arguments))
         assert self._program is not None
         timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
@@ -659,3 +661,10 @@ def _shown(arguments: Mapping[str, object]) -> dict[str, object]:
         except NotSerializable:
             shown[name] = repr(value)
     return shown
+
+
+def _look_at(checked: Envelope) -> Look:
+    """Return what a look at the arguments has found."""
+    from ..core.exact_values import Look
+
+    return Look.of(checked.data)
