@@ -399,7 +399,7 @@ def test_when_a_caller_in_the_host_is_cancelled_the_call_it_waits_for_is_stopped
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, 3)
-            (host,) = runtime._children.hosts()._all
+            (host,) = runtime._children.async_pool()._all
             await soon(lambda: not host.guests, within=2)
             await works(runtime)
 
@@ -761,7 +761,7 @@ def test_a_caller_that_is_cancelled_stops_the_work_within_its_grace(adversary: s
                 await asyncio.wait_for(call, 5)
             took_ms = (time.perf_counter() - began) * 1000
             assert adversary == "sleeps" or not marked(tmp_path)
-            (host,) = runtime._children.hosts()._all
+            (host,) = runtime._children.async_pool()._all
             assert not host.guests
             await works(runtime)
             return took_ms

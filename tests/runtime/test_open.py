@@ -14,7 +14,7 @@ import pytest
 from shotclock import Clocks, Runtime
 from shotclock.core.errors import Failure
 from shotclock.runtime.call import admit
-from shotclock.runtime.interactive_process import LEAVE_GRACE_MS, LEAVE_LIMIT_S, Opened
+from shotclock.runtime.interactive_process import LEAVE_GRACE_MS, LEAVE_LIMIT_S, InteractiveProcess
 from tests.runtime import work
 from tests.runtime.bounds import ROOT, eventually, mark_of, marked, run, soon
 
@@ -37,7 +37,7 @@ def adversary(name: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "tests.runtime.work", name, str(folder)]
 
 
-async def line_of(opened: Opened) -> bytes:
+async def line_of(opened: InteractiveProcess) -> bytes:
     said = b""
     while not said.endswith(b"\n"):
         part = await asyncio.wait_for(opened.read(), LINE_WITHIN_S)
@@ -61,7 +61,7 @@ def opening(argv: list[str], scenario: Any, clocks: Clocks | None = None, **opti
 
 
 def test_what_is_written_reaches_it_and_what_it_says_comes_back() -> None:
-    async def talk(opened: Opened) -> list[bytes]:
+    async def talk(opened: InteractiveProcess) -> list[bytes]:
         said = []
         for word in (b"one", b"two"):
             await opened.write(word + b"\n")
@@ -78,7 +78,7 @@ def test_what_is_written_reaches_it_and_what_it_says_comes_back() -> None:
 def test_what_is_larger_than_any_pipe_goes_both_ways_at_once() -> None:
     sent = os.urandom(3_000_000)
 
-    async def talk(opened: Opened) -> bytes:
+    async def talk(opened: InteractiveProcess) -> bytes:
         writing = asyncio.create_task(opened.write(sent))
         back = b""
         while len(back) < len(sent):
@@ -93,7 +93,7 @@ def test_what_is_larger_than_any_pipe_goes_both_ways_at_once() -> None:
 
 
 def test_its_stderr_is_kept_and_bounded_and_never_blocks_it() -> None:
-    async def talk(opened: Opened) -> bytes:
+    async def talk(opened: InteractiveProcess) -> bytes:
         return await line_of(opened)
 
     said, report = opening(shell("head -c 5000000 /dev/zero | tr '\\0' x >&2; echo ready; cat >/dev/null"), talk)
@@ -105,7 +105,7 @@ def test_its_stderr_is_kept_and_bounded_and_never_blocks_it() -> None:
 
 
 def test_reading_from_one_that_left_is_the_end_and_writing_to_it_breaks() -> None:
-    async def talk(opened: Opened) -> bytes:
+    async def talk(opened: InteractiveProcess) -> bytes:
         said = await line_of(opened)
         assert await opened.read() == b""
         await soon(opened.ended.done)
@@ -120,7 +120,7 @@ def test_reading_from_one_that_left_is_the_end_and_writing_to_it_breaks() -> Non
 
 
 def test_one_that_closes_its_stdout_and_stays_is_heard_to_do_so() -> None:
-    async def talk(opened: Opened) -> bytes:
+    async def talk(opened: InteractiveProcess) -> bytes:
         said = await line_of(opened)
         assert await asyncio.wait_for(opened.read(), LINE_WITHIN_S) == b"", "nobody else holds the pipe"
         assert not opened.ended.done()
@@ -132,7 +132,7 @@ def test_one_that_closes_its_stdout_and_stays_is_heard_to_do_so() -> None:
 
 
 def test_one_that_reads_nothing_does_not_hold_a_writer_past_its_end() -> None:
-    async def talk(opened: Opened) -> None:
+    async def talk(opened: InteractiveProcess) -> None:
         writing = asyncio.create_task(opened.write(b"x" * 1_000_000))
         await asyncio.wait([writing], timeout=0.2)
         assert not writing.done()
@@ -144,7 +144,7 @@ def test_one_that_reads_nothing_does_not_hold_a_writer_past_its_end() -> None:
 
 
 def test_one_that_ignores_the_end_of_its_stdin_and_term_is_killed_with_its_tree(tmp_path: Path) -> None:
-    async def talk(opened: Opened) -> float:
+    async def talk(opened: InteractiveProcess) -> float:
         await soon(lambda: mark_of(tmp_path, "ready"), LINE_WITHIN_S)
         return time.perf_counter()
 
@@ -156,7 +156,7 @@ def test_one_that_ignores_the_end_of_its_stdin_and_term_is_killed_with_its_tree(
 
 
 def test_a_daemon_it_started_goes_with_it(tmp_path: Path) -> None:
-    async def talk(opened: Opened) -> None:
+    async def talk(opened: InteractiveProcess) -> None:
         await soon(lambda: mark_of(tmp_path, "ready"), LINE_WITHIN_S)
         assert len(marked(tmp_path)) > 1
 
@@ -167,7 +167,7 @@ def test_a_daemon_it_started_goes_with_it(tmp_path: Path) -> None:
 
 
 def test_it_is_stopped_at_the_deadline_even_if_its_caller_does_nothing(tmp_path: Path) -> None:
-    async def talk(opened: Opened) -> None:
+    async def talk(opened: InteractiveProcess) -> None:
         await asyncio.wait_for(asyncio.shield(opened.ended), 10)
 
     _, report = opening(["/bin/sleep", "30"], talk, Clocks.of("300ms", grace="100ms"))
@@ -177,7 +177,7 @@ def test_it_is_stopped_at_the_deadline_even_if_its_caller_does_nothing(tmp_path:
 
 
 def test_a_blocked_loop_does_not_delay_the_deadline(tmp_path: Path) -> None:
-    async def talk(opened: Opened) -> bool:
+    async def talk(opened: InteractiveProcess) -> bool:
         time.sleep(1.0)
         return mark_of(tmp_path, "ready") is None
 
@@ -219,7 +219,7 @@ def test_closing_the_runtime_kills_what_is_still_open() -> None:
 
 
 def test_what_cannot_be_started_is_told_by_the_report() -> None:
-    async def talk(opened: Opened) -> bytes:
+    async def talk(opened: InteractiveProcess) -> bytes:
         return await asyncio.wait_for(opened.read(), LINE_WITHIN_S)
 
     said, report = opening(["/no/such/server"], talk)
@@ -237,7 +237,7 @@ def test_what_no_program_can_be_given_is_refused(argv: list[str], code: str) -> 
 
 
 def test_it_sees_the_remaining_time_and_the_environment_it_was_given() -> None:
-    async def talk(opened: Opened) -> bytes:
+    async def talk(opened: InteractiveProcess) -> bytes:
         return await line_of(opened)
 
     said, _ = opening(

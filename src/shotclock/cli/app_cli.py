@@ -365,7 +365,7 @@ def _call(app: CommandLineApp, catalogue: Catalogue, request: Request, stdin: St
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
     signals.note_stops()  # in a fork hook an exception would be lost; whoever listens next finds what came
-    preloaded = Preloaded.forked_here()
+    preloaded = Preloaded.fork_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
         operations=[replace(each.operation(), isolation="process") for each in catalogue.commands],

@@ -27,7 +27,7 @@ from ..core.trace import TraceContext
 from ..process.clock import monotonic_ns
 from ..process.context import Progress
 from ..runtime.call import Call, Outcome, Tool, admit, answer, invalid, new_request_id
-from ..runtime.command_runner import shielded
+from ..runtime.command_runner import run_shielded
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.preloaded_zygote import Program
@@ -609,7 +609,7 @@ async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] 
             return working.result()
     except asyncio.CancelledError as cancelled:
         working.cancel()
-        await shielded(asyncio.wait([working], timeout=limit_s))
+        await run_shielded(asyncio.wait([working], timeout=limit_s))
         if stop is not None and working.cancelled():
             try:
                 working.result()

@@ -209,7 +209,7 @@ async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Ca
 
     from ..dispatch.dispatcher import Dispatcher
     from ..dispatch.targets import learn
-    from ..runtime.command_runner import shielded
+    from ..runtime.command_runner import run_shielded
     from ..runtime.runtime import Runtime
 
     target = await asyncio.to_thread(_target, written, folder)
@@ -224,7 +224,7 @@ async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Ca
             runtime.register(spec.operation())
         return Dispatcher(catalogue, runtime, inbox_of=inbox)
     except BaseException:
-        await shielded(runtime.close())
+        await run_shielded(runtime.close())
         raise
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.effects import SideEffects
-from ..runtime.command_runner import shielded
+from ..runtime.command_runner import run_shielded
 
 # How long removing what a failed checkout left may hold up the answer: a large tree on a slow disk runs it out. It is
 # removed all the same; the answer only does not wait for it, and says that something is left.
@@ -46,7 +46,7 @@ class CheckoutFolder:
     async def sweep(self) -> None:
         """Remove what processes that were killed have left here. Bounded, like every removal."""
         sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
-        await shielded(asyncio.wait([sweeping], timeout=REMOVAL_LIMIT_S))
+        await run_shielded(asyncio.wait([sweeping], timeout=REMOVAL_LIMIT_S))
 
     def is_free(self) -> bool:
         """Nothing there, or an empty folder. Raises InTheWay."""
@@ -99,7 +99,7 @@ class CheckoutFolder:
         if not self._is_free:
             return None
         removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
-        await shielded(asyncio.wait([removing], timeout=REMOVAL_LIMIT_S))
+        await run_shielded(asyncio.wait([removing], timeout=REMOVAL_LIMIT_S))
         is_gone = removing.done() and removing.exception() is None
         return SideEffects.NONE if is_gone else SideEffects.PARTIAL
 

@@ -22,7 +22,7 @@ from ..core.trace import TRACEPARENT
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome
-from ..runtime.command_runner import shielded
+from ..runtime.command_runner import run_shielded
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
@@ -156,7 +156,7 @@ class HttpProvider:
 
     async def _stop(self, work: asyncio.Task[None], limit_s: float) -> None:
         work.cancel()
-        await shielded(asyncio.wait([work], timeout=limit_s))
+        await run_shielded(asyncio.wait([work], timeout=limit_s))
         if not work.done():
             self._abandoned.add(work)
             work.add_done_callback(self._abandoned.discard)

@@ -29,9 +29,9 @@ from ..inbox.outcomes import undecided
 from ..process.clock import monotonic_ns
 from ..runtime import commands
 from ..runtime.call import Call, Outcome
-from ..runtime.command_runner import shielded
+from ..runtime.command_runner import run_shielded
 from ..runtime.handlers import raised
-from ..runtime.interactive_process import Opened
+from ..runtime.interactive_process import InteractiveProcess
 from ..runtime.runtime import Runtime
 from .provider import (
     ForeignProposal,
@@ -252,7 +252,7 @@ class _ToolCall:
         step, settings = self._step, self._step.settings
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
         opening = self._runtime.open(self._admission, argv, env=step.asked or {}, base_env=step.env, cwd=step.folder)
-        server: Opened | None = None
+        server: InteractiveProcess | None = None
         try:
             async with opening as server:
                 problem = await self._held(self._talk.over_pipes(server))
@@ -284,7 +284,7 @@ class _ToolCall:
             return None
         finally:
             talking.cancel()
-            await shielded(asyncio.wait([talking], timeout=FAREWELL_S))
+            await run_shielded(asyncio.wait([talking], timeout=FAREWELL_S))
             if not talking.done():  # its own clean-up hangs: a second cancellation goes through that as well
                 talking.cancel()
 
@@ -351,7 +351,7 @@ class _ToolCall:
         notes = (warn_of_kept(talk.kept),) if talk.kept else ()
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
 
-    def _with_report(self, outcome: Outcome, server: Opened) -> Outcome:
+    def _with_report(self, outcome: Outcome, server: InteractiveProcess) -> Outcome:
         """What its supervisor says about the server's own process."""
         report = server.report
         assert report is not None

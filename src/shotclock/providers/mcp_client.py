@@ -33,7 +33,7 @@ from ..core.trace import TraceContext
 from ..core.values import read_json
 from ..process.clock import monotonic_ns
 from ..process.spans import stand_at
-from ..runtime.interactive_process import Opened
+from ..runtime.interactive_process import InteractiveProcess
 
 REMAINING = "shotclock.dev/remainingMs"
 # One message. Reading a larger one would hold up everybody else on the loop.
@@ -185,7 +185,7 @@ class Conversation:
             yield streams
 
     @contextlib.asynccontextmanager
-    async def over_pipes(self, server: Opened) -> AsyncIterator[TransportStreams]:
+    async def over_pipes(self, server: InteractiveProcess) -> AsyncIterator[TransportStreams]:
         coming_in, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outgoing, going_out = anyio.create_memory_object_stream[SessionMessage](0)
         async with anyio.create_task_group() as group, incoming, outgoing:
@@ -196,7 +196,9 @@ class Conversation:
             finally:
                 group.cancel_scope.cancel()
 
-    async def _reads(self, server: Opened, coming_in: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+    async def _reads(
+        self, server: InteractiveProcess, coming_in: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
         unread, strays = bytearray(), 0
         with coming_in, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while chunk := await server.read():
@@ -284,7 +286,7 @@ def _is_lost(error: MCPError) -> bool:
 
 
 async def _writes(
-    server: Opened,
+    server: InteractiveProcess,
     going_out: MemoryObjectReceiveStream[SessionMessage],
     coming_in: MemoryObjectSendStream[SessionMessage | Exception],
 ) -> None:

@@ -116,7 +116,7 @@ class WorkflowProvider:
     async def _until_ended(self, step: StepCall) -> Envelope:
         import asyncio
 
-        from ..runtime.command_runner import shielded
+        from ..runtime.command_runner import run_shielded
 
         assert step.run_file is not None, "a workflow is run by the engine alone"
         stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -129,7 +129,7 @@ class WorkflowProvider:
             if not running.done():
                 stop.set_result("the run around it")
                 grace_s = (step.clocks.grace_ms or 0) / 1000
-                await shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + grace_s))
+                await run_shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + grace_s))
                 running.cancel()
             if running.done() and not running.cancelled() and running.exception() is None:
                 envelope = running.result()

@@ -1,4 +1,4 @@
-"""One host process seen from the runtime: what it is told and says, whether it still hears us, how it ends.
+"""One async worker seen from the runtime: what it is told and says, whether it still hears us, how it ends.
 
 It is told of everything at the end of a turn of our loop, in one write. What it has begun, and whose code holds its
 loop, can be read from shared memory even when it does not answer.
@@ -28,20 +28,20 @@ from .command_runner import REPORT_MARGIN_MS, Patience
 from .host_call import HostCall
 from .loop_call import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
 from .preloaded_zygote import Preloaded
-from .upcalls import answered, redispatched
+from .upcalls import answer_question, dispatch_call
 from .worker_pool import RESPAWN_PAUSE_S
 from .worker_process import MOST_READS
 
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
-# How long a call may lie in a host that shows no sign of life before it goes to another. Longer than on a loop of this
-# process: what the host keeps in its memory is not in the other one.
+# How long a call may lie in a worker that shows no sign of life before it goes to another. Longer than on a loop of
+# this process: what the worker keeps in its memory is not in the other one.
 PICKUP_LIMIT_NS = 500_000_000
 # How long a kill may take to be reported; a supervisor that was stopped or is broken runs it out.
 KILL_LIMIT_S = (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
 
 
 class Fate(Enum):
-    """Why a host ends."""
+    """Reason why an async worker ends."""
 
     DEAF = auto()
     TAINTED = auto()
@@ -52,22 +52,24 @@ class Fate(Enum):
 
 
 class Owner(Protocol):
-    """Who keeps the hosts, and decides about them."""
+    """Owner of the async workers, which decides about them."""
 
     loop: asyncio.AbstractEventLoop
     preloaded: Preloaded
     context: contextvars.Context
 
-    def came_up(self, host: AsyncWorker) -> None: ...
-    def heard(self, host: AsyncWorker, host_call: HostCall) -> None: ...
-    def ended(self, host: AsyncWorker, host_call: HostCall, kind: str, payload: object, finished_ns: int) -> None: ...
-    def found_deaf(self, host: AsyncWorker, unheard: list[HostCall]) -> None: ...
-    def found_blocked(self, host: AsyncWorker) -> None: ...
-    def lost(self, host: AsyncWorker, report: CommandReport) -> None: ...
+    def on_ready(self, worker: AsyncWorker) -> None: ...
+    def on_heard(self, worker: AsyncWorker, host_call: HostCall) -> None: ...
+    def on_ended(
+        self, worker: AsyncWorker, host_call: HostCall, kind: str, payload: object, finished_ns: int
+    ) -> None: ...
+    def on_deaf(self, worker: AsyncWorker, unheard: list[HostCall]) -> None: ...
+    def on_blocked(self, worker: AsyncWorker) -> None: ...
+    def on_lost(self, worker: AsyncWorker, report: CommandReport) -> None: ...
 
 
 class AsyncWorker:
-    """A host process and its supervisor, from fork to the last report."""
+    """An async worker and its supervisor, from fork to the last report."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -125,7 +127,7 @@ class AsyncWorker:
         self.host_calls[host_call.number] = host_call
         host_call.taken_ns = monotonic_ns()
         host_call.sign_of_life()
-        self._say(*host_call.message())
+        self._send(*host_call.message())
         self._watch_pickup()
         if host_call.stopping:
             self.ask_to_wind_down(host_call)
@@ -137,7 +139,7 @@ class AsyncWorker:
             self._pickup = self._loop.call_later(PICKUP_LIMIT_NS / 1e9, self._check_pickup, context=self._owner.context)
 
     def _check_pickup(self) -> None:
-        """Whether what lies there has been lying for longer than any loop needs that is not blocked."""
+        """Check whether what lies there has been lying for longer than any loop needs that is not blocked."""
         self._pickup = None
         now_ns = monotonic_ns()
         waiting = [host_call for host_call in self.host_calls.values() if not self.has_begun(host_call)]
@@ -147,7 +149,7 @@ class AsyncWorker:
         is_moving = self._words[BEGUN] != self._picked_up or now_ns - self._sign_ns < PICKUP_LIMIT_NS
         is_starved = now_ns - self._pickup_due_ns > STARVED_S * 1e9
         if is_long and not is_moving and not is_starved:
-            self._owner.found_blocked(self)
+            self._owner.on_blocked(self)
         else:
             self._watch_pickup()
 
@@ -166,19 +168,19 @@ class AsyncWorker:
 
     @property
     def was_any_good(self) -> bool:
-        """Whether it came up and was there for a while, so that there is a point in starting another at once."""
+        """Return whether it came up and was there for a while, so that there is a point in starting another at once."""
         return self.is_ready and bool(self._words[BEGUN] or monotonic_ns() - self._ready_ns > RESPAWN_PAUSE_S * 1e9)
 
     def ask_to_wind_down(self, host_call: HostCall) -> None:
-        self._say("stopping", host_call.number)
+        self._send("stopping", host_call.number)
 
     def cancel(self, host_call: HostCall) -> None:
-        """Tell the host to cancel it. Whether the host hears that decides about the host."""
+        """Tell the process to cancel it. Whether it hears that decides about the process."""
         if self.is_dying:
             return  # its end answers for everybody in it
         host_call.asked_ns = monotonic_ns()
         self._unheard[host_call.number] = host_call
-        self._say("cancel", host_call.number)
+        self._send("cancel", host_call.number)
         if self._check is None:
             self._tries = 0
             self._check_later()
@@ -199,7 +201,7 @@ class AsyncWorker:
         is_alive = now_ns - self._sign_ns <= HEARD_LIMIT_NS or self._words[BEGUN] != self._pulse
         is_too_late = any(now_ns >= host_call.asked_ns + host_call.grace_ns for host_call in deaf_to)
         if deaf_to and not is_starved and (is_too_late or not is_alive):
-            self._owner.found_deaf(self, deaf_to)
+            self._owner.on_deaf(self, deaf_to)
             self._unheard = {
                 number: host_call for number, host_call in self._unheard.items() if not host_call.is_abandoned
             }
@@ -207,7 +209,7 @@ class AsyncWorker:
             self._check_later()
 
     def running(self) -> HostCall | None:
-        """Whose code holds the loop at this moment."""
+        """Return the call whose code holds the loop at this moment."""
         return self.host_calls.get(self._words[RUNNING])
 
     # --- what the process says ----------------------------------------------------------------------------
@@ -223,20 +225,20 @@ class AsyncWorker:
             self._order("kill", "its host is gone")
             return
         self._sign_ns = monotonic_ns()
-        self._hear_all(messages)
+        self._take_messages(messages)
 
-    def _hear_all(self, messages: list[ipc.Message]) -> None:
+    def _take_messages(self, messages: list[ipc.Message]) -> None:
         for message in messages:
             try:
-                self._hear(message)
+                self._take_message(message)
             except Exception as error:  # of whoever listens to progress; the others' messages must not be lost
                 self._loop.call_exception_handler({"message": "shotclock host", "exception": error})
 
-    def _hear(self, message: ipc.Message) -> None:
+    def _take_message(self, message: ipc.Message) -> None:
         if message[0] == "ready":
             self.is_ready = True
             self._ready_ns = monotonic_ns()
-            self._owner.came_up(self)
+            self._owner.on_ready(self)
             return
         if message[0] == "never mind":
             if (further := self._further.get(message[1])) is not None:
@@ -249,12 +251,12 @@ class AsyncWorker:
             case ("done", _, str(kind), payload, int(finished_ns)):
                 del self.host_calls[host_call.number]
                 self._unheard.pop(host_call.number, None)
-                self._owner.ended(self, host_call, kind, payload, finished_ns)
+                self._owner.on_ended(self, host_call, kind, payload, finished_ns)
             case ("process", _, str(mark), int(pid)):
                 host_call.has_started(mark, pid)
             case ("heard", _):
                 if self._unheard.pop(host_call.number, None) is not None:
-                    self._owner.heard(self, host_call)
+                    self._owner.on_heard(self, host_call)
             case ("progress", _, int() | float() as done, total, unit) if not host_call.is_abandoned:
                 host_call.sign_of_life()
                 host_call.listener.progress(done, total, unit)
@@ -262,13 +264,13 @@ class AsyncWorker:
                 host_call.sign_of_life()
                 host_call.listener.step(name)
             case ("call", _, int(question), str(name), bytes(arguments), dict(limits)):
-                self._attend(question, partial(redispatched, host_call, name, arguments, limits))
+                self._answer_later(question, partial(dispatch_call, host_call, name, arguments, limits))
             case ("ask", _, int(question), str(what), bytes(value)):
-                self._attend(question, partial(answered, host_call.listener, what, value))
+                self._answer_later(question, partial(answer_question, host_call.listener, what, value))
 
-    def _attend(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+    def _answer_later(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
         async def answer() -> None:
-            self._say("answer", question, await find_answer())
+            self._send("answer", question, await find_answer())
 
         further = self._further[question] = self._loop.create_task(answer())
         further.add_done_callback(lambda _: self._further.pop(question, None))
@@ -289,8 +291,8 @@ class AsyncWorker:
 
     # --- what it is told ----------------------------------------------------------------------------------
 
-    def _say(self, *message: object) -> None:
-        """Sent at the end of this turn of our loop, together with whatever else is said until then."""
+    def _send(self, *message: object) -> None:
+        """Send a message at the end of this turn of our loop, together with whatever else is sent until then."""
         self._outbox += ipc.frame(message)
         if not self._flushing:
             self._flushing = True
@@ -333,7 +335,8 @@ class AsyncWorker:
         self.end(None)
 
     def end(self, report: CommandReport | None) -> None:
-        """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
+        """Close it: the process and everything below it is gone, or its supervisor was killed and its zygote saw to
+        it."""
         if self.gone.done():
             return
         self.is_dying = True
@@ -342,7 +345,7 @@ class AsyncWorker:
             for _ in range(MOST_READS):  # a result sent before the end is still in the socket, and is the truth
                 if not self.host_calls:
                     break
-                self._hear_all(self._replies.receive())
+                self._take_messages(self._replies.receive())
         for handle in (self._check, self._pickup, self._patience):
             if handle is not None:
                 handle.cancel()
@@ -357,14 +360,14 @@ class AsyncWorker:
         if report is None and self.host_calls:  # nobody has seen what became of it: look, before anything is claimed
             find = partial(kill_what_lost_its_supervisor, self._supervisor)
             run_beside(
-                self._loop, find, lambda left: self._owner.lost(self, CommandReport(lost=True, survivors=list(left)))
+                self._loop, find, lambda left: self._owner.on_lost(self, CommandReport(lost=True, survivors=list(left)))
             )
         else:
-            self._owner.lost(self, report or CommandReport(lost=True))
+            self._owner.on_lost(self, report or CommandReport(lost=True))
 
 
 def _shared_memory() -> int:
-    """A descriptor of memory that both sides map."""
+    """Return a descriptor of memory that both sides map."""
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("shotclock-host")
     else:

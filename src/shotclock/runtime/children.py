@@ -1,8 +1,8 @@
-"""The processes of one runtime: who forks them, and who looks after which.
+"""Child processes of one runtime: who forks them, and who looks after which.
 
     zygote (started when the first is needed) ─┬─ supervisors of commands
                                                └─ preloaded zygote ─┬─ the pool of workers
-                                                                    └─ the hosts of async handlers
+                                                                    └─ the workers of async handlers
 
 Nothing is started before somebody needs it; `close` ends all of it.
 """
@@ -17,23 +17,25 @@ from collections.abc import Callable, Iterable, Mapping
 from ..core.operation import HandlerReference, Operation
 from ..process import async_worker_main, ipc
 from ..process.zygote import start_clean_zygote
-from .async_pool import AsyncPool, Books
-from .command_runner import Supervisors, shielded
+from .async_pool import AbandonedHostCalls, AsyncPool
+from .command_runner import Supervisors, run_shielded
 from .preloaded_zygote import Preloaded, Program
 from .worker_pool import Pool
-from .worker_process import unfindable
+from .worker_process import explain_unfindable
 
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
-# All that closing waits for: commands, workers, hosts, zygote, three seconds each. A blocked loop runs it out.
+# All that closing waits for: commands, workers, workers, zygote, three seconds each. A blocked loop runs it out.
 CLOSING_LIMIT_S = 15.0
 
 
 class ChildProcesses:
+    """Workers, async workers, commands and zygotes of one runtime."""
+
     def __init__(
         self,
-        books: Books,
+        books: AbandonedHostCalls,
         operations: Callable[[], Iterable[Operation]],
         *,
         workers: int,
@@ -44,8 +46,8 @@ class ChildProcesses:
         preloaded: Preloaded | None,
         environment: Mapping[str, str] | None,
     ) -> None:
-        """`hosts_all`: async handlers run in a host process even where they could run in this one. The others are the
-        runtime's own options."""
+        """Take the runtime's own options. `hosts_all`: async handlers run in an async worker even where they could run
+        in this process."""
         self._books = books
         self._operations = operations
         self._warm, self._most = workers, most_workers
@@ -55,7 +57,7 @@ class ChildProcesses:
         self._preloaded = preloaded
         self._environment = environment
         self._pool: Pool | None = None
-        self._hosts: AsyncPool | None = None
+        self._async_pool: AsyncPool | None = None
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self.commands = Supervisors(self._request_fork)
@@ -67,13 +69,13 @@ class ChildProcesses:
     def worker_count(self) -> int:
         return 0 if self._pool is None else self._pool.size
 
-    def needs_host(self, operation: Operation) -> bool:
+    def needs_async_worker(self, operation: Operation) -> bool:
         return self._hosts_all or isinstance(operation.handler, HandlerReference)
 
     async def warm_up(self, within_s: float) -> bool:
         warm = await self.pool().warm_up(within_s)
-        hosted = any(op.place == "loop" and self.needs_host(op) for op in self._operations())
-        return (await self.hosts().warm_up(within_s) and warm) if hosted else warm
+        hosted = any(op.place == "loop" and self.needs_async_worker(op) for op in self._operations())
+        return (await self.async_pool().warm_up(within_s) and warm) if hosted else warm
 
     def pool(self, first: Operation | None = None) -> Pool:
         if self._pool is None:
@@ -81,17 +83,17 @@ class ChildProcesses:
             self._pool = Pool(self.home, self._ensure_preloaded(first), warm=self._warm, most=self._most)
         return self._pool
 
-    def hosts(self, first: Operation | None = None) -> AsyncPool:
-        if self._hosts is None:
+    def async_pool(self, first: Operation | None = None) -> AsyncPool:
+        if self._async_pool is None:
             assert self.home is not None
-            self._hosts = AsyncPool(self.home, self._ensure_preloaded(first), self._books)
-        return self._hosts
+            self._async_pool = AsyncPool(self.home, self._ensure_preloaded(first), self._books)
+        return self._async_pool
 
     def _ensure_preloaded(self, first: Operation | None) -> Preloaded:
         if self._preloaded is None:
             # Whoever makes the first call need not have registered what it calls.
             known = [*self._operations(), *([] if first is None else [first])]
-            hosted = [op.handler for op in known if op.place == "loop" and self.needs_host(op)]
+            hosted = [op.handler for op in known if op.place == "loop" and self.needs_async_worker(op)]
             handlers = [op.handler for op in known if op.place == "process"] + hosted
             # Event loops as well, where there will be any: otherwise each process would import them anew.
             has_loops = self._hosts_all or any(op.is_async for op in known)
@@ -100,7 +102,7 @@ class ChildProcesses:
                 self._request_fork,
                 program=self._program,
                 modules=(*own, *self._preload),
-                handlers=[handler for handler in dict.fromkeys(handlers) if not unfindable(handler)],
+                handlers=[handler for handler in dict.fromkeys(handlers) if not explain_unfindable(handler)],
                 environment=self._environment,
             )
         return self._preloaded
@@ -138,14 +140,14 @@ class ChildProcesses:
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await shielded(asyncio.wait([closing], timeout=CLOSING_LIMIT_S))
+            await run_shielded(asyncio.wait([closing], timeout=CLOSING_LIMIT_S))
             raise
 
     async def _close(self) -> None:
         self._closing = True
         await self.commands.stop_all()
         # Together: where the zygote has to go with the one, it takes the other with it.
-        await asyncio.gather(*[forks.close() for forks in (self._pool, self._hosts) if forks is not None])
+        await asyncio.gather(*[forks.close() for forks in (self._pool, self._async_pool) if forks is not None])
         if self._preloaded is not None:
             self._preloaded.close()
         self._drop_zygote()

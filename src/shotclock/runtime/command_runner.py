@@ -41,8 +41,8 @@ RequestFork = Callable[[bytes, list[int]], None]
 
 
 class Patience:
-    """The wait for a supervisor that has to end its work. One that somebody has stopped is told to go on, and killed if
-    it stays stopped or says nothing; its zygote then kills what it guarded."""
+    """Wait for a supervisor that has to end its work. One that somebody has stopped is told to go on, and killed if it
+    stays stopped or says nothing; its zygote then kills what it guarded."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
@@ -70,7 +70,7 @@ class Patience:
 
 
 def signal_supervisor(pid: int, number: int) -> None:
-    """If it is known, and still one."""
+    """Send a signal to a supervisor, if it is known, and still one."""
     if pid and kernel.name_of(pid) == SUPERVISOR_NAME:
         signal_process(pid, number)
 
@@ -94,20 +94,20 @@ class RunningCommand:
         self.loop.add_reader(control, self._receive)
 
     def begin(self) -> None:
-        """Nothing is known of a command yet."""
+        """Forget the command before: nothing is known of one yet."""
         self.started = False
         self.ordered = False
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
 
-    async def tell(self, task: CommandTask) -> None:
-        """Raises NeverTold where there is nobody."""
+    async def send_task(self, task: CommandTask) -> None:
+        """Send the task. Raises TaskNotSent where there is nobody."""
         frame = ipc.frame((task.pack(),))
         try:
             sent = self.control.send(frame)
             if sent < len(frame):
                 await self.loop.sock_sendall(self.control, frame[sent:])
         except OSError as error:
-            raise NeverTold(*error.args) from error
+            raise TaskNotSent(*error.args) from error
 
     def order(self, order: str, detail: object) -> None:
         self.ordered = True
@@ -116,13 +116,14 @@ class RunningCommand:
         signal_supervisor(self.supervisor, signal.SIGCONT)
 
     def close(self) -> None:
-        """If anything is still there, its supervisor now kills it."""
+        """Close its socket. If anything is still there, its supervisor now kills it."""
         self.loop.remove_reader(self.control)
         self.loop.remove_writer(self.control)  # or its number, soon somebody else's, would still be waited for
         self.control.close()
 
     def make_go_on(self) -> None:
-        """If somebody has stopped it, it has not heard the bell. One that has not begun must not begin now."""
+        """Continue it: if somebody has stopped it, it has not heard the bell. One that has not begun must not begin
+        now."""
         if self.started:
             signal_supervisor(self.supervisor, signal.SIGCONT)
 
@@ -135,7 +136,7 @@ class RunningCommand:
             self.ended.set_result(report)
 
     def give_up_starting(self, task: CommandTask) -> None:
-        """At its bell, a command whose start was never reported. Its zygote kills whatever there is of it."""
+        """Give up, at its bell, a command whose start was never reported. Its zygote kills whatever there is of it."""
         if self.pid and not self.started and not self.ended.done():
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -150,7 +151,7 @@ class RunningCommand:
             self.lost = True
             self.loop.remove_reader(self.control)
             if isinstance(broken.__cause__, ConnectionResetError) and not self.ended.done():
-                self.ended.set_exception(NeverTold("killed before it read what it was sent"))
+                self.ended.set_exception(TaskNotSent("killed before it read what it was sent"))
                 self.ended.exception()  # whoever was cancelled meanwhile does not ask for it
             self.end(CommandReport(lost=True))
             return
@@ -164,12 +165,12 @@ class RunningCommand:
                 self.end(report)
 
 
-class NeverTold(OSError):
-    """No supervisor took the assignment."""
+class TaskNotSent(OSError):
+    """No supervisor took the task."""
 
 
 class Supervisors:
-    """Those of one runtime: what they run now, and the ones to spare."""
+    """Supervisors of one runtime: what they run now, and the ones to spare."""
 
     def __init__(self, request_fork: RequestFork) -> None:
         self._request_fork = request_fork
@@ -180,18 +181,20 @@ class Supervisors:
     async def run(self, task: CommandTask) -> CommandReport:
         """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
         for _ in range(len(self._spare) + 1):
-            with contextlib.suppress(NeverTold):  # it was killed before it read that, or its zygote was; nothing began
+            with contextlib.suppress(
+                TaskNotSent
+            ):  # it was killed before it read that, or its zygote was; nothing began
                 return await self._run_once(task)
         return await self._run_once(task)
 
     async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
-        """A fresh supervisor with its assignment. Of the work's own stdin and stdout, the ends are in `fds`."""
+        """Give a task to a fresh supervisor. Of the work's own stdin and stdout, the ends are in `fds`."""
         control, theirs = socket.socketpair()
         running = RunningCommand(control)
         try:
             with theirs:
                 await self._request([theirs.fileno(), *fds], task)
-            await running.tell(task)
+            await running.send_task(task)
         except BaseException:
             running.close()
             raise
@@ -206,14 +209,14 @@ class Supervisors:
         if self.running:
             await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
 
-    def count_in(self, running: RunningCommand) -> None:
-        """It has its assignment. Where everybody was told to stop meanwhile, it has not heard that."""
+    def register(self, running: RunningCommand) -> None:
+        """Count in one that has its task. Where everybody was told to stop meanwhile, it has not heard that."""
         self.running.add(running)
         if self._closing:
             running.order("kill", "closing")
 
     def dismiss(self) -> None:
-        """Those who wait for something to do."""
+        """Close those who wait for something to do."""
         while self._spare:
             self._spare.pop().close()
 
@@ -223,11 +226,11 @@ class Supervisors:
             running = await self.begin(task, [])
         else:
             try:
-                await running.tell(task)
+                await running.send_task(task)
             except BaseException:
                 running.close()
                 raise
-        self.count_in(running)
+        self.register(running)
         alarms = self._watch(running, task)
         try:
             report = await asyncio.shield(running.ended)
@@ -241,7 +244,7 @@ class Supervisors:
             # What has not started is called off by that, and there is nothing to wait for.
             there = running.started or running.pid
             stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if there else CALL_OFF_S
-            await shielded(asyncio.wait([running.ended], timeout=stop_s))
+            await run_shielded(asyncio.wait([running.ended], timeout=stop_s))
             if running.ended.done() and running.ended.exception() is None:
                 # Not an exception of its own: `asyncio.timeout` knows a cancellation by its very class.
                 cancelled.report = running.ended.result()  # type: ignore[attr-defined]
@@ -253,19 +256,20 @@ class Supervisors:
             self._give_back(running)
 
     async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
-        """Its supervisor was killed, and can no longer tell. What it guarded is killed by its zygote."""
+        """Find what survives, where its supervisor was killed and can no longer tell. What it guarded is killed by its
+        zygote."""
         looked: asyncio.Future[call_processes.Survivors] = running.loop.create_future()
         call_processes.run_beside(
             running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result
         )
-        await shielded(asyncio.wait([looked]))
+        await run_shielded(asyncio.wait([looked]))
         report.survivors = list(looked.result())
         now_ns = monotonic_ns()
         if task.bell_ns is not None and now_ns >= task.bell_ns:
             report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
 
     def _watch(self, running: RunningCommand, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
-        """What ends the waiting where the supervisor does not."""
+        """Set the timers that end the waiting where the supervisor does not."""
         alarms: list[asyncio.TimerHandle | Patience] = []
         loop, now_ns = asyncio.get_running_loop(), monotonic_ns()
 
@@ -311,7 +315,7 @@ class Supervisors:
                 await asyncio.sleep(BEHIND_PAUSE_S)
 
 
-async def shielded(waiting: Coroutine[Any, Any, object]) -> None:
+async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
     """Finish a bounded clean-up even if the cancellation is repeated while it runs."""
     task = asyncio.ensure_future(waiting)
     while not task.done():

@@ -1,4 +1,4 @@
-"""A command: from words and clocks to an assignment, and from a supervisor's report to what is said about it."""
+"""A command: from words and clocks to a task, and from a supervisor's report to the outcome."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> list[dict[str, str]]:
-    """Everything wrong with a command that can be seen before it is started."""
+    """Return everything wrong with a command that can be seen before it is started."""
     problems = []
     if not argv:
         problems.append({"field": "command", "message": "no command given"})
     elif not argv[0]:
         problems.append({"field": "command", "message": "the command is empty"})
     for position, word in enumerate(argv):
-        if trouble := _unusable(word):
+        if trouble := _explain_unusable(word):
             problems.append({"field": f"command[{position}]", "message": trouble})
     for name, value in env.items():
-        if not name or "=" in name or _unusable(name):
+        if not name or "=" in name or _explain_unusable(name):
             problems.append({"field": "env", "message": f"{name!r} cannot be the name of a variable"})
-        if trouble := _unusable(value):
+        if trouble := _explain_unusable(value):
             problems.append({"field": "env", "message": f"the value of {name} {trouble}"})
-    if cwd is not None and (not cwd or _unusable(cwd)):
+    if cwd is not None and (not cwd or _explain_unusable(cwd)):
         problems.append({"field": "cwd", "message": f"{cwd!r} cannot be a directory"})
     return problems
 
 
-def _unusable(text: str) -> str | None:
-    """Why no program can be given this text, if so."""
+def _explain_unusable(text: str) -> str | None:
+    """Return why no program can be given this text, if so."""
     if "\0" in text:
         return "contains a NUL character"
     try:
@@ -65,7 +65,7 @@ def assign(
     leave_children: bool = False,
     stdin: bool = False,
 ) -> CommandTask:
-    """What the supervisor is to do, with the call's clocks turned into instants."""
+    """Return the supervisor's task, with the call's clocks turned into instants."""
     clocks, bound = admission.clocks, admission.bound
     started = admission.started_ns
     inherited = os.environ if base_env is None else base_env
@@ -92,11 +92,11 @@ def assign(
 
 
 def judge(admission: Call, task: CommandTask, report: CommandReport) -> Outcome:
-    """What is said about a command that ended, in one place for every surface."""
+    """Return the outcome of a command that ended, in one place for every surface."""
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
     if report.unstartable is not None:
-        return Outcome(Ending.NOT_STARTED, _unstartable(task, *report.unstartable), warnings=tuple(warnings))
+        return Outcome(Ending.NOT_STARTED, _explain_unstartable(task, *report.unstartable), warnings=tuple(warnings))
     if report.leaked:
         names = ", ".join(f"{left['command']} ({left['pid']})" for left in report.leaked[:5])
         warnings.append(
@@ -114,7 +114,7 @@ def judge(admission: Call, task: CommandTask, report: CommandReport) -> Outcome:
             data["signal"] = signal_name(-report.status)
     if report.stopped is not None:
         data["partial"] = True
-    problem, ending = _verdict(admission, report)
+    problem, ending = _judge_ending(admission, report)
     if report.soft_rang and problem is None:
         warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
     return Outcome(ending, problem, data, warnings=tuple(warnings), survivors=report.survivors)
@@ -124,7 +124,7 @@ def count_processes(processes: list[dict[str, object]]) -> str:
     return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
-def _verdict(admission: Call, report: CommandReport) -> tuple[Problem | None, Ending]:
+def _judge_ending(admission: Call, report: CommandReport) -> tuple[Problem | None, Ending]:
     limit_ms = admission.bound.limit_ms
     if report.stopped is not None:
         if report.stopped in STOP_SIGNAL_EXITS:
@@ -165,7 +165,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _unstartable(task: CommandTask, step: str, number: int) -> Problem:
+def _explain_unstartable(task: CommandTask, step: str, number: int) -> Problem:
     why = os.strerror(number)
     if step == "machine":
         return Problem("MACHINE_UNFIT", kernel.find_unfitness() or "/proc could not be read", phase="validation")
@@ -208,7 +208,7 @@ def _output_data(task: CommandTask, report: CommandReport, warnings: list[Warnin
 
 
 def _text(captured: Captured) -> tuple[str, bool]:
-    """The output as text, and whether the text is exact. A cut in the middle of a character is not a fault."""
+    """Return the output as text, and whether the text is exact. A cut in the middle of a character is not a fault."""
     head, tail = captured.head, captured.tail
     if not captured.truncated:
         whole = head + tail

@@ -1,4 +1,4 @@
-"""A function of our own, run from a blocking, single-threaded program: in a forked child, so that it can be killed.
+"""Run of a function of our own from a blocking, single-threaded program: in a forked child, so that it can be killed.
 
     program (holds the clock) ── child (runs the function) ── anything
 
@@ -44,7 +44,7 @@ class Unfinished(Exception):
 
 
 class Overdue(Unfinished):
-    """Its time was up."""
+    """The function's time was up."""
 
 
 class Interrupted(Unfinished):
@@ -74,7 +74,7 @@ class Raised(Unfinished):
 
 
 def run(function: Callable[[], T], *, until_ns: int | None) -> T:
-    """What the function returned; raises Unfinished otherwise. Not for programs with threads or other children.
+    """Return what the function returned; raises Unfinished otherwise. Not for programs with threads or other children.
 
     Nothing it started survives this call, except what the exception lists as survivors.
     """
@@ -130,7 +130,7 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
 
 
 def carry_out(admission: Call, body: Callable[[], Outcome]) -> Outcome:
-    """A call's body inside the call's clocks: what it says happened, or what happened to it."""
+    """Run a call's body inside the call's clocks. Return what it says happened, or what happened to it."""
     bell = admission.bound.bell
     try:
         return run(body, until_ns=bell.at_ns if bell is not None else None)
@@ -153,7 +153,7 @@ def carry_out(admission: Call, body: Callable[[], Outcome]) -> Outcome:
 
 
 def _become(function: Callable[[], object], parent: int, answer: int) -> NoReturn:
-    """In the child, from fork to exit."""
+    """Run the function in the child, from fork to exit."""
     try:
         kernel.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
@@ -174,7 +174,7 @@ def _become(function: Callable[[], object], parent: int, answer: int) -> NoRetur
 
 
 def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: int | None) -> bytes | None:
-    """The whole answer, or None when the child died, our time is up or a signal came first.
+    """Return the whole answer, or None when the child died, our time is up or a signal came first.
 
     The end of file proves nothing here: whatever the child started may hold the pipe as well.
     """
@@ -200,7 +200,8 @@ def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: 
 
 
 def _has_ended(pid: int) -> bool:
-    """Without collecting it: the pid stays its own until everything below is killed."""
+    """Return whether the child has ended, without collecting it: the pid stays its own until everything below is
+    killed."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -1,4 +1,4 @@
-"""One call in a host process, seen from the runtime: its clocks, and the one answer its caller waits for.
+"""One call in an async worker, seen from the runtime: its clocks, and the one answer its caller waits for.
 
 running → (bell, or the caller leaves) cancelling → ended in its grace, or overdue. All transitions happen on the
 runtime's loop, so a result and a bell can never both win, and one always does.
@@ -29,7 +29,7 @@ from .upcalls import FurtherCall
 
 
 class HostOfCall(Protocol):
-    """Where a guest is: a host process."""
+    """The async worker that a call is in."""
 
     def has_begun(self, host_call: HostCall) -> bool: ...
     def cancel(self, host_call: HostCall) -> None: ...
@@ -37,7 +37,7 @@ class HostOfCall(Protocol):
 
 
 class HostCall:
-    """A call of an async handler, on its way to a host process and back."""
+    """A call of an async handler, on its way to an async worker and back."""
 
     __slots__ = (
         "_alarms",
@@ -72,7 +72,7 @@ class HostCall:
         listener: CallListener,
         on_call: FurtherCall,
     ) -> None:
-        """Raises what pickle raises: such arguments never leave."""
+        """Pickle the arguments. Raises what pickle raises: such arguments never leave."""
         self.admission = admission
         self._handler = handler
         self._payload = pickle.dumps(dict(arguments))
@@ -82,23 +82,23 @@ class HostCall:
         self.done: asyncio.Future[Outcome]
         self.host: HostOfCall | None = None
         self.number = 0
-        """Its number in its host, where calls begin in the order of their numbers."""
+        """Its number in its worker, where calls begin in the order of their numbers."""
         self.fired: ClockKind | None = None
         """Why it is being cancelled, if it is. A caller who leaves counts as a bell that rings early."""
         self.rang_ns = 0
         self.asked_ns = 0
-        """When the host was last told to cancel it."""
+        """When the worker was last told to cancel it."""
         self.was_probed = False
         self.is_overdue = False
         """It was cancelled, and its grace is over."""
         self.is_abandoned = False
         self.stopping = False
         self.taken_ns = 0
-        """When its host was given it."""
+        """When its worker was given it."""
         self.started: StartedProcesses | None = None
         """The processes that it has started there."""
         self.on_waiting_end: Callable[[HostCall, ClockKind], None]
-        """Told when a clock runs out before it has a host."""
+        """Told when a clock runs out before it has a worker."""
         self._timer: asyncio.TimerHandle | None = None
         self._alarms: Alarms | None = None
 
@@ -112,7 +112,8 @@ class HostCall:
 
     @property
     def grace_ns(self) -> int:
-        """What it has left to clean up after the bell: less than this could not even be used by those who obey."""
+        """Return what it has left to clean up after the bell: less than this could not even be used by those who
+        obey."""
         return max(self.admission.bound.grace_ms * NS_PER_MS, int(HEARD_LIMIT_S * 1e9))
 
     @property
@@ -120,7 +121,7 @@ class HostCall:
         return self.rang_ns + self.grace_ns
 
     def message(self) -> tuple[object, ...]:
-        """What its host is told."""
+        """Return the message that begins it in its worker."""
         admission = self.admission
         bell, caller = admission.bound.bell, admission.caller
         return (
@@ -205,7 +206,7 @@ class HostCall:
 
     @property
     def left_of_grace_ns(self) -> int:
-        """What its processes have before they are killed."""
+        """Return what its processes have before they are killed."""
         return max(0, self.overdue_ns - MARGIN_MS * NS_PER_MS - monotonic_ns())
 
     # --- the answer ---------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ class HostCall:
         if not self.done.done():
             self.done.set_result(outcome)
 
-    def arrived(
+    def take_result(
         self,
         kind: str,
         payload: object,
@@ -223,12 +224,12 @@ class HostCall:
         *,
         warnings: tuple[Warning_, ...] = (),
     ) -> None:
-        """What the host said came of it. At or before the bell it counts, even if the news came after."""
+        """Take what the worker said came of it. At or before the bell it counts, even if the news came after."""
         bell = self.admission.bound.bell
         in_time = bell is None or finished_ns <= bell.at_ns
         is_result = kind not in ("cancelled", "unbegun")
         if in_time and (self.fired is None or (self.fired is ClockKind.TIMEOUT and is_result)):
-            outcome = self._finished(kind, payload)
+            outcome = self._make_outcome(kind, payload)
             outcome.survivors = survivors
             outcome.warnings += warnings
             self.resolve(outcome)
@@ -238,7 +239,7 @@ class HostCall:
             ending = Ending.FINISHED if self.fired is None else Ending.CANCELLED
             self.settle(ending, warnings=warnings, survivors=survivors)
 
-    def _finished(self, kind: str, payload: object) -> Outcome:
+    def _make_outcome(self, kind: str, payload: object) -> Outcome:
         if kind in ("cancelled", "unbegun"):
             outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
         else:
@@ -255,7 +256,7 @@ class HostCall:
         warnings: tuple[Warning_, ...] = (),
         survivors: Sequence[dict[str, object]] = (),
     ) -> None:
-        """Its clock ran out, and this became of the work."""
+        """Answer with the clock that ran out, and what became of the work."""
         if self.fired is ClockKind.IDLE:
             problem = stalled_problem(self.admission)
         else:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ..process.command_task import CommandReport, CommandTask
 from ..process.kill import VERIFY_LIMIT_MS
-from .command_runner import REPORT_MARGIN_MS, NeverTold, RunningCommand, Supervisors, shielded
+from .command_runner import REPORT_MARGIN_MS, RunningCommand, Supervisors, TaskNotSent, run_shielded
 
 # What a process may take to leave by itself once its stdin has ended; one that does not listen is told by TERM.
 LEAVE_LIMIT_S = 0.5
@@ -22,7 +22,7 @@ LEAVE_GRACE_MS = 500
 CHUNK = 64 * 1024
 
 
-class Opened:
+class InteractiveProcess:
     """A running process. `read` and `write` are bounded by whoever calls them, and end when the process does."""
 
     def __init__(self, running: RunningCommand, task: CommandTask, stdin: int, stdout: int) -> None:
@@ -41,7 +41,7 @@ class Opened:
         return self._running.ended
 
     async def read(self) -> bytes:
-        """What it has written to its stdout; nothing at the end."""
+        """Return what it has written to its stdout; nothing at the end."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(0)  # one that never stops writing must not keep the loop for itself
         while self._stdout >= 0:
@@ -54,7 +54,7 @@ class Opened:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """To its stdin. Raises BrokenPipeError if it does not take any more."""
+        """Write to its stdin. Raises BrokenPipeError if it does not take any more."""
         loop = asyncio.get_running_loop()
         left = memoryview(data)
         while left:
@@ -68,7 +68,7 @@ class Opened:
                 raise BrokenPipeError(str(error)) from error
 
     async def close(self, *, politely: bool) -> None:
-        """Nothing of it is left after this but what its report calls survivors.
+        """End it. Nothing of it is left after this but what its report calls survivors.
 
         Politely: its stdin ends, and it may leave by itself. Otherwise it is stopped at once, with its own grace.
         """
@@ -93,7 +93,7 @@ class Opened:
         self._wake()
 
     def let_go(self) -> None:
-        """Of the descriptors. If anything is still there, its supervisor now kills it."""
+        """Close the descriptors. If anything is still there, its supervisor now kills it."""
         loop = asyncio.get_running_loop()
         self.end_stdin()
         if self._stdout >= 0:
@@ -124,21 +124,21 @@ class Opened:
 
 
 @contextlib.asynccontextmanager
-async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[Opened]:
-    """Start it, and have it gone again, with all it started, when this is left. Raises OSError or wire.Broken.
+async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[InteractiveProcess]:
+    """Start a command, and have it gone again, with all it started, when this is left. Raises OSError or ipc.Broken.
 
     Left by an exception (a cancellation as well) it is stopped at once, otherwise it may leave by itself.
     """
     try:
         opened = await _open_once(supervisors, task)
-    except NeverTold:  # its zygote was killed with the request in its hands; nothing began
+    except TaskNotSent:  # its zygote was killed with the request in its hands; nothing began
         opened = await _open_once(supervisors, task)
-    supervisors.count_in(opened._running)
+    supervisors.register(opened._running)
     try:
         try:
             yield opened
         except BaseException:
-            await shielded(opened.close(politely=False))
+            await run_shielded(opened.close(politely=False))
             raise
         await _let_leave(opened)
     finally:
@@ -146,18 +146,18 @@ async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIter
         opened.let_go()
 
 
-async def _let_leave(opened: Opened) -> None:
-    """A cancellation while it may leave by itself ends the patience, not the care."""
+async def _let_leave(opened: InteractiveProcess) -> None:
+    """Wait until it leaves by itself. A cancellation meanwhile ends the patience, not the care."""
     closing = asyncio.ensure_future(opened.close(politely=True))
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:
         opened._running.order("kill", "closed")
-        await shielded(asyncio.wait([closing], timeout=(VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000))
+        await run_shielded(asyncio.wait([closing], timeout=(VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000))
         raise
 
 
-async def _open_once(supervisors: Supervisors, task: CommandTask) -> Opened:
+async def _open_once(supervisors: Supervisors, task: CommandTask) -> InteractiveProcess:
     their_stdin, stdin = os.pipe()
     fds = [their_stdin, stdin]
     try:
@@ -170,7 +170,7 @@ async def _open_once(supervisors: Supervisors, task: CommandTask) -> Opened:
         raise
     os.close(their_stdin)
     os.close(their_stdout)
-    return Opened(running, task, stdin, stdout)
+    return InteractiveProcess(running, task, stdin, stdout)
 
 
 def _set(ready: asyncio.Future[None]) -> None:

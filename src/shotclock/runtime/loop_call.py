@@ -26,7 +26,7 @@ from ..process.context import NULL_LISTENER, CallListener, Context, Scope
 from ..process.context import current_scope as current_scope
 from ..process.kill import VERIFY_LIMIT_MS
 from .call import Call, Outcome
-from .command_runner import shielded
+from .command_runner import run_shielded
 from .handlers import bind, raised_by_handler, returned, run_guards
 from .loop_threads import CrossLoopQueue, Delivery, LoopTask, LoopThread, LoopThreads, Waiter, start_at_once
 from .outcomes import TimedOut, stalled_problem
@@ -50,35 +50,36 @@ _CANCELLED = asyncio.CancelledError()
 
 
 class Carrier(Protocol):
-    """Where handlers run that cannot be killed."""
+    """Place where handlers run that cannot be killed."""
 
     def submit(self, loop_task: LoopTask) -> None: ...
-    def cancel(self, tickets: Sequence[LoopTask], host: LoopThread | None) -> Delivery: ...
+    def cancel(self, loop_tasks: Sequence[LoopTask], thread: LoopThread | None) -> Delivery: ...
     def give_up(self, loop_task: LoopTask) -> None: ...
 
 
 class LoopCarrier:
-    """Async handlers: on the host of their level."""
+    """Carrier of async handlers: on the thread of their level."""
 
-    __slots__ = ("_hosts", "_level")
+    __slots__ = ("_level", "_threads")
 
-    def __init__(self, hosts: LoopThreads, level: int) -> None:
-        self._hosts, self._level = hosts, level
+    def __init__(self, threads: LoopThreads, level: int) -> None:
+        self._threads, self._level = threads, level
 
     def submit(self, loop_task: LoopTask) -> None:
-        self._hosts.submit(loop_task, self._level)
+        self._threads.submit(loop_task, self._level)
 
-    def cancel(self, tickets: Sequence[LoopTask], host: LoopThread | None) -> Delivery:
-        assert host is not None  # it was claimed by one
-        return host.cancel(tickets)
+    def cancel(self, loop_tasks: Sequence[LoopTask], thread: LoopThread | None) -> Delivery:
+        assert thread is not None  # it was claimed by one
+        return thread.cancel(loop_tasks)
 
     def give_up(self, loop_task: LoopTask) -> None:
         if not loop_task.cancel_heard:
-            self._hosts.relieve(loop_task.host)
+            self._threads.relieve(loop_task.thread)
 
 
 class SharedLoopCarrier:
-    """Async handlers on the caller's own loop: nothing to hand over, and nothing left if the handler blocks it."""
+    """Carrier of async handlers on the caller's own loop: nothing to hand over, and nothing left if the handler blocks
+    it."""
 
     __slots__ = ("_loop",)
 
@@ -89,8 +90,8 @@ class SharedLoopCarrier:
         loop_task.claim()
         loop_task.task = start_at_once(loop_task.run(None), self._loop, loop_task.context)
 
-    def cancel(self, tickets: Sequence[LoopTask], host: LoopThread | None) -> Delivery:
-        delivery = Delivery(tickets, self._loop)
+    def cancel(self, loop_tasks: Sequence[LoopTask], thread: LoopThread | None) -> Delivery:
+        delivery = Delivery(loop_tasks, self._loop)
         delivery.deliver()
         return delivery
 
@@ -99,7 +100,7 @@ class SharedLoopCarrier:
 
 
 class ThreadCarrier:
-    """Sync handlers that asked for a thread: one each, and no way to stop it but to ask."""
+    """Carrier of sync handlers that asked for a thread: one each, and no way to stop it but to ask."""
 
     def submit(self, loop_task: LoopTask) -> None:
         threading.Thread(target=self._run, args=(loop_task,), name="shotclock-thread", daemon=True).start()
@@ -110,8 +111,8 @@ class ThreadCarrier:
             with contextlib.suppress(StopIteration):
                 loop_task.context.run(loop_task.run(None).send, None)
 
-    def cancel(self, tickets: Sequence[LoopTask], host: LoopThread | None) -> Delivery:
-        delivery = Delivery(tickets, asyncio.get_running_loop())
+    def cancel(self, loop_tasks: Sequence[LoopTask], thread: LoopThread | None) -> Delivery:
+        delivery = Delivery(loop_tasks, asyncio.get_running_loop())
         delivery.deliver(turns=0)  # ctx.stopping says it; there is nothing else to throw
         return delivery
 
@@ -133,11 +134,11 @@ class TimerBucket:
 class DeadlineTimers:
     """The bells of one loop. Ten thousand that ring together are one timer and one cancellation."""
 
-    __slots__ = ("_latest", "_moments", "_rung", "context", "loop", "queue", "shared_loop")
+    __slots__ = ("_buckets", "_latest", "_rung", "context", "loop", "queue", "shared_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._moments: dict[int, TimerBucket] = {}
+        self._buckets: dict[int, TimerBucket] = {}
         self._latest = TimerBucket(0)
         self._rung: list[LoopCall] = []
         call_processes.watch()
@@ -150,9 +151,9 @@ class DeadlineTimers:
 
     def arm(self, call: LoopCall, at_ns: int) -> TimerBucket:
         at_ms = -(-at_ns // NS_PER_MS)  # rounded up: no bell rings early
-        bucket = self._moments.get(at_ms)
+        bucket = self._buckets.get(at_ms)
         if bucket is None:
-            bucket = self._moments[at_ms] = TimerBucket(at_ms)
+            bucket = self._buckets[at_ms] = TimerBucket(at_ms)
             # Kept while calls that follow one another closely may still come to it, dropped with the next.
             former, self._latest = self._latest, bucket
             self._drop_if_empty(former)
@@ -161,37 +162,37 @@ class DeadlineTimers:
         return bucket
 
     def strike_out(self, call: LoopCall, bucket: TimerBucket) -> None:
-        """It has its answer."""
+        """Take out a call that has its answer."""
         bucket.calls.pop(call, None)
         if bucket is not self._latest:
             self._drop_if_empty(bucket)
 
     def close(self) -> None:
-        """Nobody calls any more: the moment that was kept for them is not waited for."""
+        """Drop the bucket that was kept for further calls: nobody calls any more."""
         self._drop_if_empty(self._latest)
 
     def _drop_if_empty(self, bucket: TimerBucket) -> None:
         if not bucket.calls and bucket.timer is not None:
             bucket.timer.cancel()
-            del self._moments[bucket.at_ms]
+            del self._buckets[bucket.at_ms]
             bucket.timer = None
 
     def _wait_for(self, bucket: TimerBucket) -> None:
         delay_s = min(max(0, bucket.at_ms * NS_PER_MS - monotonic_ns()) / 1e9, LONGEST_DELAY_S)
-        bucket.timer = self.loop.call_later(delay_s, self._has_come, bucket, context=self.context)
+        bucket.timer = self.loop.call_later(delay_s, self._ring_bucket, bucket, context=self.context)
 
-    def _has_come(self, bucket: TimerBucket) -> None:
+    def _ring_bucket(self, bucket: TimerBucket) -> None:
         if monotonic_ns() < bucket.at_ms * NS_PER_MS:
             self._wait_for(bucket)  # a day at a time
             return
         bucket.timer = None
-        del self._moments[bucket.at_ms]
+        del self._buckets[bucket.at_ms]
         calls, bucket.calls = bucket.calls, {}
         for call in calls:
             call.listed = None
             call.ring(ClockKind.TIMEOUT)
 
-    def rang(self, call: LoopCall) -> None:
+    def cancel_soon(self, call: LoopCall) -> None:
         if not self._rung:
             # Every bell that is due has been queued before this, so all of them are in the list by then.
             self.loop.call_soon(self._cancel, context=self.context)
@@ -202,8 +203,8 @@ class DeadlineTimers:
         together: dict[tuple[Carrier, LoopThread | None, int], list[LoopCall]] = {}
         for call in rung:
             together.setdefault(call.place, []).append(call)
-        for (carrier, host, grace_ms), calls in together.items():
-            ExpiredCalls(self, calls, carrier.cancel(calls, host), grace_ms / 1000)
+        for (carrier, thread, grace_ms), calls in together.items():
+            ExpiredCalls(self, calls, carrier.cancel(calls, thread), grace_ms / 1000)
 
 
 class ExpiredCalls:
@@ -227,7 +228,7 @@ class ExpiredCalls:
         self._timers.loop.call_at(self._due_at, self._look, context=self._timers.context)
 
     def _look(self) -> None:
-        """After a moment: give up those whose loop does not move, give the others their grace."""
+        """Look after a moment: give up those whose loop does not move, give the others their grace."""
         if not self._any_left():
             return
         now, delivery = self._timers.loop.time(), self._delivery
@@ -249,7 +250,7 @@ class ExpiredCalls:
             self._abandon()
 
     def _any_left(self) -> bool:
-        # Their answers may lie in our own mailbox, from a loop that was blocked before it could wake us.
+        # Their answers may lie in our own queue, from a loop that was blocked before it could wake us.
         self._timers.queue.deliver_deferred()
         self._calls = [call for call in self._calls if not call.is_settled]
         return bool(self._calls)
@@ -287,7 +288,7 @@ class LoopCall(LoopTask):
 
     def __init__(
         self,
-        runtime: Keeper,
+        runtime: AbandonedCalls,
         timers: DeadlineTimers,
         carrier: Carrier,
         admission: Call,
@@ -331,8 +332,8 @@ class LoopCall(LoopTask):
 
     # --- where the handler runs ---------------------------------------------------------------------------
 
-    async def run(self, host: LoopThread | None = None) -> None:
-        if host is not None and not host.begin(self):
+    async def run(self, thread: LoopThread | None = None) -> None:
+        if thread is not None and not thread.begin(self):
             return
         result: object  # an outcome, or what was raised
         operation = self._operation
@@ -359,13 +360,13 @@ class LoopCall(LoopTask):
             result = error
         self.finished_ns = monotonic_ns()
         if isinstance(self.carrier, SharedLoopCarrier):
-            self._arrived(result)
+            self._take_result(result)
         else:
-            self._timers.queue.post(LoopCall._arrived, self, result)
+            self._timers.queue.post(LoopCall._take_result, self, result)
         result = None  # an exception knows this frame, and would only be freed by the garbage collector
         self.task = None  # and so would we be with it
-        if host is not None:
-            host.end(self.finished_ns)
+        if thread is not None:
+            thread.end(self.finished_ns)
 
     def _context(self) -> Context:
         assert self._on_further_call is not None
@@ -377,17 +378,17 @@ class LoopCall(LoopTask):
             on_progress=self._progress,
             on_call=self._on_further_call,
             is_stopping=lambda: self.stopping,
-            on_step=lambda name: self._timers.queue.post(self._began_step, name),
+            on_step=lambda name: self._timers.queue.post(self._on_step, name),
             on_ask=self._ask,
             trace=self._admission,
             skipped_steps=self._listener.skipped_steps,
         )
 
     def _progress(self, done: float, total: float | None, unit: str | None) -> None:
-        self._timers.queue.post(self._progressed, done, total, unit)
+        self._timers.queue.post(self._on_progress, done, total, unit)
 
     def _ask(self, question: str, value: object) -> Any:
-        """Answered on the caller's loop: an awaitable for an async handler, the answer itself for one in a thread."""
+        """Ask on the caller's loop. Return an awaitable to an async handler, the answer itself to one in a thread."""
         asking = self._timers.ask(self._listener.ask(question, value))
         if self._operation.is_async:
             return asyncio.wrap_future(asking)
@@ -410,7 +411,7 @@ class LoopCall(LoopTask):
             waiter = self._waiter = Waiter(loop)
             return await waiter
         except asyncio.CancelledError as cancelled:
-            cancelled.outcome = await self._cancelled_by_caller(loop)  # type: ignore[attr-defined]
+            cancelled.outcome = await self._stop_for_caller(loop)  # type: ignore[attr-defined]
             raise
         finally:
             if self.listed is not None:
@@ -418,13 +419,13 @@ class LoopCall(LoopTask):
             if self._alarms is not None:
                 self._alarms.cancel()
 
-    def _progressed(self, done: float, total: float | None, unit: str | None) -> None:
+    def _on_progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._alarms is not None:
             self._alarms.sign_of_life()
         if not self._abandoned:
             self._listener.progress(done, total, unit)
 
-    def _began_step(self, name: str) -> None:
+    def _on_step(self, name: str) -> None:
         if self._alarms is not None:
             self._alarms.sign_of_life()
         if not self._abandoned:
@@ -444,7 +445,7 @@ class LoopCall(LoopTask):
         if not self.claimed and self.claim():  # its loop never got to it: called off before it began
             self._settle(Ending.NOT_STARTED)
         else:
-            self._timers.rang(self)
+            self._timers.cancel_soon(self)
 
     @property
     def is_settled(self) -> bool:
@@ -452,51 +453,51 @@ class LoopCall(LoopTask):
 
     @property
     def place(self) -> tuple[Carrier, LoopThread | None, int]:
-        """Calls for which this is the same are cancelled and looked after together."""
-        return self.carrier, self.host, self._admission.bound.grace_ms
+        """Return the key by which calls are cancelled and looked after together."""
+        return self.carrier, self.thread, self._admission.bound.grace_ms
 
     def abandon(self) -> None:
         if self._outcome is not None or self._is_ending:
             return
         self._abandoned = True
         self.carrier.give_up(self)
-        self._runtime.abandoned(self)
+        self._runtime.note_abandoned(self)
         if started := call_processes.give_up_started(self._scope):
             started.stop_beside(self._timers.loop, self._settle_without)
         else:
             self._settle(Ending.ABANDONED)
 
     def _settle_without(self, survivors: call_processes.Survivors) -> None:
-        """It goes on, and what it had started does not."""
+        """Settle it as abandoned: it goes on, and what it had started does not."""
         self._settle(Ending.ABANDONED, survivors)
 
-    def _arrived(self, result: object) -> None:
+    def _take_result(self, result: object) -> None:
         if call_processes.started_by_scope and (started := call_processes.take_started(self._scope)):
             self._is_ending = True
-            then = partial(self._has_arrived, result)
+            then = partial(self._settle_result, result)
             if self._fired is None:  # it may keep them for the calls after it, as it keeps what is in memory
                 started.look_beside(self._timers.loop, then)
             else:
                 left_ns = self.finished_ns + (self._admission.bound.grace_ms - MARGIN_MS) * NS_PER_MS - monotonic_ns()
                 started.stop_beside(self._timers.loop, then, grace_ns=max(0, left_ns))
         else:
-            self._has_arrived(result)
+            self._settle_result(result)
 
-    def _has_arrived(self, result: object, survivors: call_processes.Survivors = ()) -> None:
+    def _settle_result(self, result: object, survivors: call_processes.Survivors = ()) -> None:
         if self._outcome is not None:
             if self._abandoned:
-                self._runtime.came_late(self)
+                self._runtime.note_late_end(self)
             return
         if self._fired is ClockKind.IDLE or (self._fired is not None and not isinstance(result, Outcome)):
             self._settle(Ending.CANCELLED, survivors)
         elif (bell := self._admission.bound.bell) is None or self.finished_ns <= bell.at_ns:
-            outcome = self._finished(result)  # only the news of it may have come after the bell
+            outcome = self._make_outcome(result)  # only the news of it may have come after the bell
             outcome.survivors = survivors
             self._resolve(outcome)
         else:  # by itself, but late: the bell itself was kept from ringing, or it took no notice of it
             self._settle(Ending.FINISHED if self._fired is None else Ending.CANCELLED, survivors)
 
-    def _finished(self, result: object) -> Outcome:
+    def _make_outcome(self, result: object) -> Outcome:
         if isinstance(result, Outcome):
             outcome = result
         elif isinstance(result, asyncio.CancelledError):
@@ -519,8 +520,9 @@ class LoopCall(LoopTask):
         if self._waiter is not None:
             self._waiter.set_result(outcome)
 
-    async def _cancelled_by_caller(self, loop: asyncio.AbstractEventLoop) -> Outcome | None:
-        """Stop the work, wait for it no longer than the grace, and count it if it does not stop. What became of it."""
+    async def _stop_for_caller(self, loop: asyncio.AbstractEventLoop) -> Outcome | None:
+        """Stop the work, wait for it no longer than the grace, and count it if it does not stop. Return what became of
+        it."""
         if self._outcome is not None:
             return None
         if self.claim():
@@ -528,15 +530,15 @@ class LoopCall(LoopTask):
         self.stopping = True
         self._fired = self._fired or ClockKind.TIMEOUT
         ended = self._waiter = loop.create_future()
-        self._timers.rang(self)
+        self._timers.cancel_soon(self)
         limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._admission.clocks.grace_ms or 0) / 1000 + 1
         limit_s += VERIFY_LIMIT_MS / 1000
-        await shielded(asyncio.wait([ended], timeout=limit_s))
+        await run_shielded(asyncio.wait([ended], timeout=limit_s))
         return ended.result() if ended.done() else Outcome(Ending.ABANDONED)
 
 
-class Keeper(Protocol):
-    """Who keeps the books of what was abandoned."""
+class AbandonedCalls(Protocol):
+    """Count of what was abandoned: the runtime."""
 
-    def abandoned(self, call: LoopCall) -> None: ...
-    def came_late(self, call: LoopCall) -> None: ...
+    def note_abandoned(self, call: LoopCall) -> None: ...
+    def note_late_end(self, call: LoopCall) -> None: ...

@@ -26,10 +26,10 @@ PICKUP_LIMIT_NS = 100_000_000
 # A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. Only
 # after so many has everybody who obeys had the chance to; what they take in a crowd is no part of anybody's grace.
 TURNS_TO_OBEY = 8
-# How many letters or cancellations a loop takes in one turn. The rest wait for what these set off: objects made and
+# How many callbacks or cancellations a loop takes in one turn. The rest wait for what these set off: objects made and
 # freed in turn do not set off the garbage collector, and nobody's answer waits for everybody's cancellation.
 AT_A_TIME = 100
-# Letters that follow a wake-up this closely are a burst.
+# Callbacks that follow a wake-up this closely are a burst.
 BURST_NS = 1_000_000
 # How long work that nobody waits for may wait to be sent on together with more.
 LATER_S = 0.002
@@ -40,10 +40,10 @@ FINISH_LIMIT_S = 1.0
 
 
 class CrossLoopQueue:
-    """Hands callbacks to one event loop from any thread.
+    """Queue of callbacks to one event loop, from any thread.
 
-    Waking a sleeping thread costs more than the rest of a call. In a burst, only the first letter wakes the loop at
-    once; those right behind it wait for the end of the sender's turn, and one wake-up delivers them all. Letters that
+    Waking a sleeping thread costs more than the rest of a call. In a burst, only the first callback wakes the loop at
+    once; those right behind it wait for the end of the sender's turn, and one wake-up delivers them all. Callbacks that
     come one at a time are no burst, however closely they follow each other: whoever sends them waits for the answer.
     """
 
@@ -57,9 +57,9 @@ class CrossLoopQueue:
         self._in_crowds = False
         self._woken_ns = 0
 
-    def post(self, *letter: Any) -> None:
-        """What to call, and with what. Nothing happens if the loop is closed: nobody will ever look."""
-        self._posted.append(letter)
+    def post(self, *callback: Any) -> None:
+        """Post what to call, and with what. Nothing happens if the loop is closed: nobody will ever look."""
+        self._posted.append(callback)
         if self._waking:
             return
         now_ns = monotonic_ns()
@@ -70,9 +70,9 @@ class CrossLoopQueue:
             self._deferring = True
             sender.call_soon(self._wake_now)
 
-    def post_later(self, *letter: Any) -> None:
-        """For what nobody waits for: within a few milliseconds, together with whatever else comes until then."""
-        self._posted.append(letter)
+    def post_later(self, *callback: Any) -> None:
+        """Post what nobody waits for: within a few milliseconds, together with whatever else comes until then."""
+        self._posted.append(callback)
         if self._waking or self._deferring:
             return
         sender = asyncio._get_running_loop()
@@ -83,19 +83,19 @@ class CrossLoopQueue:
             sender.call_later(LATER_S, self._wake_now)
 
     def deliver_deferred(self) -> None:
-        """On the loop itself: look for letters whose sender was blocked before it could wake us."""
+        """Call, on the loop itself, callbacks whose sender was blocked before it could wake us."""
         self._deferring = False
         self._deliver(len(self._posted))
 
     def wake_for_deferred(self) -> bool:
-        """The same, from any thread. True while there are letters."""
+        """Wake the loop for those, from any thread. Return True while there are callbacks."""
         if self._posted:
             self._deferring = False
             self.wake()
         return bool(self._posted)
 
     def wake(self) -> None:
-        """At once, whatever was put off: the loop that put it off may be ending."""
+        """Wake the loop at once, whatever was put off: the loop that put it off may be ending."""
         self._wake(monotonic_ns())
 
     def _wake_now(self) -> None:
@@ -116,9 +116,9 @@ class CrossLoopQueue:
         self._in_crowds = len(posted) > 1
         for _ in range(min(len(posted), most)):
             try:
-                letter = posted.popleft()
-                letter[0](*letter[1:])
-            except Exception as error:  # one bad callback must not swallow the others' letters
+                callback = posted.popleft()
+                callback[0](*callback[1:])
+            except Exception as error:  # one bad callback must not swallow the others' callbacks
                 self._loop.call_exception_handler({"message": "shotclock mailbox", "exception": error})
         if posted and not self._waking:
             self._waking = True
@@ -129,8 +129,8 @@ T = TypeVar("T")
 
 
 class Waiter(Generic[T]):
-    """What one task waits for. The answer resumes it right where it comes in: a future would put it off to the next
-    turn of the loop, which costs a handle more, and where ten thousand are answered, ten thousand.
+    """Future of one task. The answer resumes it right where it comes in: asyncio's would put it off to the next turn of
+    the loop, which costs a handle more, and where ten thousand are answered, ten thousand.
 
     All of it happens on the task's own loop. To asyncio it is a future of somebody else's making.
     """
@@ -151,7 +151,7 @@ class Waiter(Generic[T]):
         return self
 
     def __next__(self) -> Waiter[T]:
-        """What an awaiting coroutine does: the first time it is told to wait for us, the second time it has us."""
+        """Do what an awaiting coroutine asks: the first time it is told to wait for us, the second time it has us."""
         if self._is_done:
             raise StopIteration(self.result())
         self._asyncio_future_blocking = True
@@ -161,7 +161,8 @@ class Waiter(Generic[T]):
         return self._loop
 
     def add_done_callback(self, resume: Callable[[Waiter[T]], object], *, context: contextvars.Context) -> None:
-        """The task does so when it begins to wait: there is one, and it was not done when asked."""
+        """Keep the task's callback. It is added when the task begins to wait: there is one, and it was not done when
+        asked."""
         self._resume, self._context = resume, context
 
     def done(self) -> bool:
@@ -207,35 +208,35 @@ _claiming = threading.Lock()
 class LoopTask:
     """Work on its way to a loop: claimed and started once, cancelled on request. What it does is `run`."""
 
-    __slots__ = ("cancel_heard", "claimed", "context", "finished_ns", "host", "posted_ns", "task")
+    __slots__ = ("cancel_heard", "claimed", "context", "finished_ns", "posted_ns", "task", "thread")
 
     def __init__(self) -> None:
         self.claimed = False
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[None] | None = None
-        self.host: LoopThread | None = None
+        self.thread: LoopThread | None = None
         self.posted_ns = 0
         self.finished_ns = 0
         self.cancel_heard = False
 
-    def claim(self, host: LoopThread | None = None, task: asyncio.Task[None] | None = None) -> bool:
-        """True for exactly one of those who want to start it (or to call it off). Whoever finds it claimed by a loop
-        finds there as well whom to cancel."""
+    def claim(self, thread: LoopThread | None = None, task: asyncio.Task[None] | None = None) -> bool:
+        """Return True to exactly one of those who want to start it (or to call it off). Whoever finds it claimed by a
+        loop finds there as well whom to cancel."""
         with _claiming:
             if self.claimed:
                 return False
-            self.claimed, self.host, self.task = True, host, task
+            self.claimed, self.thread, self.task = True, thread, task
             return True
 
-    async def run(self, host: LoopThread | None = None) -> None:
-        """Runs at its place: claims itself there, unless that was done before. May not raise; answers for itself."""
+    async def run(self, thread: LoopThread | None = None) -> None:
+        """Run at its place: claim itself there, unless that was done before. May not raise; answers for itself."""
         raise TypeError(f"{type(self).__name__} does not say what to run")
 
 
 def start_at_once(
     work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
 ) -> asyncio.Task[None]:
-    """A task that has come to where it first waits: a short one costs no turn of the loop."""
+    """Return a task that has come to where it first waits: a short one costs no turn of the loop."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, context=context, eager_start=True)
     if type(loop) is not asyncio.SelectorEventLoop or "call_soon" in vars(loop):
@@ -268,34 +269,34 @@ class Delivery:
     cancellations needs a while for the last of them, but is seen somewhere else at each look.
     """
 
-    __slots__ = ("_host", "_loop", "_passed", "_tickets", "came_round_at", "crowd", "is_heard")
+    __slots__ = ("_loop", "_loop_tasks", "_passed", "_thread", "came_round_at", "crowd", "is_heard")
 
     def __init__(
-        self, tickets: Sequence[LoopTask], loop: asyncio.AbstractEventLoop, host: LoopThread | None = None
+        self, loop_tasks: Sequence[LoopTask], loop: asyncio.AbstractEventLoop, thread: LoopThread | None = None
     ) -> None:
-        self._tickets = deque(tickets)
+        self._loop_tasks = deque(loop_tasks)
         self._loop = loop
-        self._host = host
+        self._thread = thread
         self._passed = 0
-        self.crowd = len(tickets) if host is None else host.crowd
+        self.crowd = len(loop_tasks) if thread is None else thread.crowd
         """How many pieces of work the loop may have to step through first."""
         self.is_heard = False
         self.came_round_at: float | None = None
         """When all of them had had their turns to obey, in the loop's time."""
 
     def deliver(self, turns: int = TURNS_TO_OBEY) -> None:
-        """On the loop itself."""
+        """Cancel them, on the loop itself."""
         self.is_heard = True
         self._move()
-        for _ in range(min(len(self._tickets), AT_A_TIME)):
-            loop_task = self._tickets.popleft()  # what has ended is not held until the last one is asked
+        for _ in range(min(len(self._loop_tasks), AT_A_TIME)):
+            loop_task = self._loop_tasks.popleft()  # what has ended is not held until the last one is asked
             loop_task.cancel_heard = True
             if loop_task.task is not None:
                 try:
                     loop_task.task.cancel()
                 except Exception as error:  # of an awaitable of somebody's; the others are cancelled all the same
                     self._loop.call_exception_handler({"message": "shotclock cancellation", "exception": error})
-        if self._tickets:
+        if self._loop_tasks:
             self._loop.call_soon(self.deliver, turns)
         else:
             self._turn(turns)
@@ -309,12 +310,12 @@ class Delivery:
 
     def _move(self) -> None:
         self._passed += 1
-        if self._host is not None:
-            self._host.sign_ns = monotonic_ns()  # those behind this one wait for a loop that is busy, not blocked
+        if self._thread is not None:
+            self._thread.sign_ns = monotonic_ns()  # those behind this one wait for a loop that is busy, not blocked
 
     def pulse(self) -> tuple[object, ...]:
-        """Where the loop is. The same at two looks means that it has not moved."""
-        sign_ns = None if self._host is None else self._host.sign_ns
+        """Return where the loop is. The same at two looks means that it has not moved."""
+        sign_ns = None if self._thread is None else self._thread.sign_ns
         return self._passed, sign_ns, asyncio.current_task(self._loop)
 
 
@@ -323,7 +324,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._mailbox = CrossLoopQueue(self.loop)
+        self._queue = CrossLoopQueue(self.loop)
         self._unclaimed: deque[LoopTask] = deque()
         self._lock = threading.Lock()
         self._retired = False
@@ -336,18 +337,18 @@ class LoopThread:
         loop_task.posted_ns = monotonic_ns()
         self._unclaimed.append(loop_task)
         # The plain function: thousands may lie there, and a bound method for each would be an object more.
-        self._mailbox.post(LoopThread.start, self, loop_task, loop_task.context)
+        self._queue.post(LoopThread.start, self, loop_task, loop_task.context)
 
     def post_later(self, then: Callable[[LoopThread], None]) -> None:
-        self._mailbox.post_later(then, self)
+        self._queue.post_later(then, self)
 
-    def cancel(self, tickets: Sequence[LoopTask]) -> Delivery:
-        delivery = Delivery(tickets, self.loop, self)
-        self._mailbox.post(delivery.deliver)
+    def cancel(self, loop_tasks: Sequence[LoopTask]) -> Delivery:
+        delivery = Delivery(loop_tasks, self.loop, self)
+        self._queue.post(delivery.deliver)
         return delivery
 
     def is_blocked(self, now_ns: int) -> bool:
-        """Whether something posted has been lying for longer than any healthy loop would let it."""
+        """Return whether something posted has been lying for longer than any healthy loop would let it."""
         with self._lock:  # several threads submit; only here is the queue shortened
             unclaimed = self._unclaimed
             while unclaimed and unclaimed[0].claimed:
@@ -358,7 +359,7 @@ class LoopThread:
 
     @property
     def crowd(self) -> int:
-        """How many pieces of work it has, begun or on their way."""
+        """Return how many pieces of work it has, begun or on their way."""
         return self._running + len(self._unclaimed)
 
     def retire(self) -> list[LoopTask]:
@@ -368,8 +369,8 @@ class LoopThread:
             left = [loop_task for loop_task in self._unclaimed if not loop_task.claimed]
             self._unclaimed.clear()
         # Behind everything that was posted before, and behind the first step of each task made of it.
-        self._mailbox.post(self._stop_soon)
-        self._mailbox.wake()
+        self._queue.post(self._stop_soon)
+        self._queue.wake()
         return left
 
     @property
@@ -378,11 +379,11 @@ class LoopThread:
 
     def stop(self) -> None:
         self._retired = True
-        self._mailbox.post(self._stop_now)
-        self._mailbox.wake()
+        self._queue.post(self._stop_now)
+        self._queue.wake()
 
     def join(self, within_s: float) -> bool:
-        """False if the thread is stuck in somebody's code and is left behind."""
+        """Wait for the thread. Return False if it is stuck in somebody's code and is left behind."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -396,13 +397,13 @@ class LoopThread:
             self.loop.close()
 
     def start(self, loop_task: LoopTask, context: contextvars.Context) -> None:
-        """On the loop itself."""
+        """Start a task, on the loop itself."""
         # Claimed in its first step, not here: what waits behind somebody who blocks the loop can still be moved.
         if not loop_task.claimed:
             start_at_once(loop_task.run(self), self.loop, context)
 
     def begin(self, loop_task: LoopTask) -> bool:
-        """The first step of a ticket's task. False if it was called off, or moved and started elsewhere."""
+        """Take the first step of a task. Return False if it was called off, or moved and started elsewhere."""
         self.sign_ns = monotonic_ns()
         if not loop_task.claim(self, asyncio.current_task()):
             return False
@@ -410,7 +411,7 @@ class LoopThread:
         return True
 
     def end(self, now_ns: int) -> None:
-        """The last step of a task that has begun."""
+        """Take the last step of a task that has begun."""
         self.sign_ns = now_ns
         self._running -= 1
         if self._retired:
@@ -432,7 +433,7 @@ class LoopThread:
 
 
 class LoopThreads:
-    """A host per level of nesting, replaced as soon as it is blocked."""
+    """A loop thread per level of nesting, replaced as soon as it is blocked."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -445,30 +446,30 @@ class LoopThreads:
         return bool(self._levels or self._retired)
 
     def submit(self, loop_task: LoopTask, level: int) -> LoopThread:
-        host = self._levels.get(level)
-        if host is None or host.is_blocked(monotonic_ns()):
-            host = self._replace(level, host)
-        host.submit(loop_task)
-        return host
+        thread = self._levels.get(level)
+        if thread is None or thread.is_blocked(monotonic_ns()):
+            thread = self._replace(level, thread)
+        thread.submit(loop_task)
+        return thread
 
     def post_in_order(self, then: Callable[[LoopThread], None]) -> None:
-        """To the one host, however long it takes: for work that nobody waits for."""
-        host = self._levels.get(0) or self._replace(0, None)
-        host.post_later(then)
+        """Post to the one thread, however long it takes: for work that nobody waits for."""
+        thread = self._levels.get(0) or self._replace(0, None)
+        thread.post_later(then)
 
-    def relieve(self, host: LoopThread | None) -> None:
-        """Called when a loop did not react: whatever it has not picked up goes to a fresh one."""
+    def relieve(self, thread: LoopThread | None) -> None:
+        """Replace a loop that did not react: whatever it has not picked up goes to a fresh one."""
         for level, current in list(self._levels.items()):
-            if current is host:
-                self._replace(level, host)
+            if current is thread:
+                self._replace(level, thread)
 
     def relieve_blocked(self) -> bool:
-        """Look after every loop. True while anything still waits to be picked up."""
+        """Look after every loop. Return True while anything still waits to be picked up."""
         now_ns = monotonic_ns()
-        for level, host in list(self._levels.items()):
-            if host.is_blocked(now_ns):
-                self._replace(level, host)
-        return any(host.has_unclaimed for host in list(self._levels.values()))
+        for level, thread in list(self._levels.items()):
+            if thread.is_blocked(now_ns):
+                self._replace(level, thread)
+        return any(thread.has_unclaimed for thread in list(self._levels.values()))
 
     def _replace(self, level: int, old: LoopThread | None) -> LoopThread:
         with self._lock:
@@ -477,7 +478,7 @@ class LoopThreads:
                 return current
             fresh = self._levels[level] = LoopThread(f"{self._name}-{level}")
         if old is not None:
-            self._retired = [host for host in self._retired if not host.join(0)] + [old]
+            self._retired = [thread for thread in self._retired if not thread.join(0)] + [old]
             for loop_task in old.retire():
                 loop_task.context = (
                     loop_task.context.copy()
@@ -487,21 +488,21 @@ class LoopThreads:
 
     def finish(self) -> None:
         """Let what is there run to its end, no longer than FINISH_LIMIT_S, then close."""
-        hosts = list(self._levels.values())
+        threads = list(self._levels.values())
         give_up_ns = monotonic_ns() + int(FINISH_LIMIT_S * 1e9)
-        for host in hosts:
-            host.retire()
-        for host in hosts:
-            host.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
+        for thread in threads:
+            thread.retire()
+        for thread in threads:
+            thread.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
         self.close()
 
     def close(self) -> None:
         """Stop every loop; one that is stuck in somebody's code is left behind. Bounded by JOIN_LIMIT_S."""
-        hosts = [*self._levels.values(), *self._retired]
+        threads = [*self._levels.values(), *self._retired]
         give_up_ns = monotonic_ns() + int(JOIN_LIMIT_S * 1e9)
-        for host in hosts:
-            host.stop()
-        for host in hosts:
-            host.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
+        for thread in threads:
+            thread.stop()
+        for thread in threads:
+            thread.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
         self._levels.clear()
         self._retired.clear()

@@ -1,4 +1,4 @@
-"""The health of this machine: what stops work here, proved on a live tree, and what it cannot catch.
+"""Health of this machine: what stops work here, proved on a live tree, and what it cannot catch.
 
 Each probe runs in a child that is killed on time (`forked`), because what it looks at may be what is broken: a
 state directory on a dead network mount, a process whose `/proc` entry cannot be read.
@@ -68,7 +68,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """A tree with a daemon in it, deaf to TERM: started, and killed."""
+    """Result of a tree with a daemon in it, deaf to TERM: started, and killed."""
 
     started: bool
     killed_ms: int = 0
@@ -101,16 +101,20 @@ def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
     findings.mechanism = _ask(checks, "mechanism", mechanism) or {}
     commands_by = findings.mechanism.get("commands")
     findings.cannot_catch = cannot_catch(commands_by)
-    _note(checks, "python", _python)
-    _note(checks, "stopping", lambda: _stopping(commands_by))
+    _note(checks, "python", _check_python)
+    _note(checks, "stopping", lambda: _check_stopping(commands_by))
     tested = _ask(checks, "self_test", self_test)
     if tested is not None:
         findings.self_test = tested
         checks.append(_judge_self_test(tested))
-    _note(checks, "proc_walk", _proc_walk)
-    _note(checks, "cgroup_kill", lambda: _cgroup_kill(commands_by, sweep and trace_id is None))
-    _note(checks, "pid_namespace", _pid_namespace)
-    for name, probe in (("processes", _processes), ("open_files", _open_files), ("state_directory", _state)):
+    _note(checks, "proc_walk", _check_proc_walk)
+    _note(checks, "cgroup_kill", lambda: _check_cgroup_kill(commands_by, sweep and trace_id is None))
+    _note(checks, "pid_namespace", _check_pid_namespace)
+    for name, probe in (
+        ("processes", _check_processes),
+        ("open_files", _check_open_files),
+        ("state_directory", _check_state),
+    ):
         _note(checks, name, probe)
     found = _ask(checks, "leftovers", lambda: find_leftovers(trace_id))
     if found is not None:
@@ -121,7 +125,7 @@ def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
 
 
 def _ask(checks: list[Check], name: str, probe: Callable[[], T]) -> T | None:
-    """The probe's answer; a probe that does not answer is itself a finding."""
+    """Return the probe's answer; a probe that does not answer is itself a finding."""
     try:
         return forked.run(probe, until_ns=monotonic_ns() + PROBE_LIMIT_MS * NS_PER_MS)
     except forked.Interrupted:
@@ -143,14 +147,14 @@ def _note(checks: list[Check], name: str, probe: Callable[[], Check]) -> None:
 
 
 def mechanism() -> dict[str, object]:
-    """How work is stopped on this machine: commands, functions in workers, and how we know that it worked."""
+    """Return how work is stopped on this machine: commands, functions in workers, and how we know that it worked."""
     functions = "subreaper" if kernel.LINUX else "process group"
     proof = "ECHILD" if kernel.LINUX else "none"
     return {"commands": cgroups.mechanism(), "functions": functions, "proof": proof}
 
 
 def cannot_catch(commands_by: object) -> list[str]:
-    """What no mechanism in use here can stop. Said before it matters, not after."""
+    """Return what no mechanism in use here can stop. Said before it matters, not after."""
     escapes = [
         "work handed to a daemon that was already there (docker, systemd-run, at, cron): it never was below us",
         "a process stuck inside the kernel (state D, as on a dead network mount): it goes when the kernel lets go, "
@@ -165,11 +169,11 @@ def cannot_catch(commands_by: object) -> list[str]:
     return escapes
 
 
-def _python() -> Check:
+def _check_python() -> Check:
     return Check("python", "ok", f"Python {sys.version.split()[0]}, shotclock {__version__}")
 
 
-def _stopping(commands_by: object) -> Check:
+def _check_stopping(commands_by: object) -> Check:
     if not kernel.LINUX:
         return Check("stopping", "warn", "process group only: a process that changes session is not caught")
     if (unfit := kernel.find_unfitness()) is not None:
@@ -184,7 +188,7 @@ def _stopping(commands_by: object) -> Check:
     return Check("stopping", "ok", f"{how}, proved by ECHILD")
 
 
-def _proc_walk() -> Check:
+def _check_proc_walk() -> Check:
     if (unfit := kernel.find_unfitness()) is not None:
         return Check("proc_walk", "fail", unfit)
     began = monotonic_ns()
@@ -195,7 +199,7 @@ def _proc_walk() -> Check:
     return Check("proc_walk", "ok", f"over all of /proc ({took_ms:.1f} ms): this kernel has no children files")
 
 
-def _cgroup_kill(commands_by: object, sweep: bool) -> Check:
+def _check_cgroup_kill(commands_by: object, sweep: bool) -> Check:
     if commands_by != "cgroup":
         return Check("cgroup_kill", "ok", "not available (not needed): no cgroup v2 that this user may write to")
     abandoned = find_abandoned_cgroups()
@@ -243,8 +247,8 @@ def _judge_self_test(tested: SelfTest) -> Check:
     return Check("self_test", "ok", f"{what}: gone {tested.killed_ms} ms after SIGKILL, no survivors")
 
 
-def _pid_namespace() -> Check:
-    """Whether this user could make one. Asked for real, in this child, which is about to end."""
+def _check_pid_namespace() -> Check:
+    """Check whether this user could make one. Asked for real, in this child, which is about to end."""
     if not kernel.LINUX:
         return Check("pid_namespace", "ok", "not available (not needed): only Linux has them")
     flags = _CLONE_NEWPID if os.geteuid() == 0 else _CLONE_NEWPID | _CLONE_NEWUSER
@@ -257,7 +261,7 @@ def _pid_namespace() -> Check:
 # --- limits and state -------------------------------------------------------------------------------------
 
 
-def _processes() -> Check:
+def _check_processes() -> Check:
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0:
         return Check("processes", "ok", "no limit for root")
@@ -269,7 +273,7 @@ def _processes() -> Check:
 
 
 def _threads_of(uid: int) -> int:
-    """The limit on processes counts threads."""
+    """Count threads, which the limit on processes counts."""
     count = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
@@ -280,15 +284,16 @@ def _threads_of(uid: int) -> int:
     return count
 
 
-def _open_files() -> Check:
+def _check_open_files() -> Check:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return Check("open_files", "ok", "no limit")
     return Check("open_files", "ok" if limit >= FEW_FILES else "warn", f"at most {limit} per process")
 
 
-def _state() -> Check:
-    """Nothing stays that is made here: a directory that is not there yet is judged by where it would be made."""
+def _check_state() -> Check:
+    """Check the state directory. Nothing stays that is made here: one that is not there yet is judged by where it would
+    be made."""
     folder = state_directory()
     try:
         status = os.stat(folder)

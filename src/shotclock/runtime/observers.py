@@ -1,6 +1,6 @@
-"""Whoever is told of every envelope, off the caller's path: each on a loop of its own.
+"""Observers that are told of every envelope, off the caller's path: each on a loop of its own.
 
-One that hangs or raises costs nobody else. A plain function is called straight from the mailbox of its loop; only one
+One that hangs or raises costs nobody else. A plain function is called straight from the queue of its loop; only one
 that is async costs a task.
 """
 
@@ -27,7 +27,7 @@ class ObserverQueue:
     def __init__(self, observer: Observer, name: str, on_error: Callable[[BaseException], None]) -> None:
         self._observer = observer
         self._on_error = on_error
-        self._hosts = LoopThreads(name)
+        self._threads = LoopThreads(name)
         self._untold: deque[tuple[Envelope, contextvars.Context]] = deque()
         self._is_called = False
 
@@ -38,41 +38,41 @@ class ObserverQueue:
         self._untold.append((envelope, contextvars.copy_context()))
         if not self._is_called:
             self._is_called = True
-            self._hosts.post_in_order(self._tell_all)
+            self._threads.post_in_order(self._tell_all)
 
     def finish(self) -> None:
         """Tell it what it has not been told yet, no longer than FINISH_LIMIT_S."""
-        self._hosts.finish()
+        self._threads.finish()
 
-    def _tell_all(self, host: LoopThread) -> None:
+    def _tell_all(self, thread: LoopThread) -> None:
         # Cleared before looking: whoever comes from here on calls again, so nothing is left untold.
         self._is_called = False
         for _ in range(len(self._untold)):
             envelope, context = self._untold.popleft()
             try:
-                told = context.run(self._observer, envelope)
+                observing = context.run(self._observer, envelope)
             except BaseException as error:
                 self._on_error(error)
                 continue
-            if hasattr(told, "__await__"):
-                host.start(_Listening(told, self._on_error), context)
+            if hasattr(observing, "__await__"):
+                thread.start(_ObserverTask(observing, self._on_error), context)
 
 
-class _Listening(LoopTask):
+class _ObserverTask(LoopTask):
     """An async observer that has been called and is not done."""
 
-    __slots__ = ("_on_error", "_told")
+    __slots__ = ("_observing", "_on_error")
 
-    def __init__(self, told: Awaitable[object], on_error: Callable[[BaseException], None]) -> None:
+    def __init__(self, observing: Awaitable[object], on_error: Callable[[BaseException], None]) -> None:
         super().__init__()
-        self._told, self._on_error = told, on_error
+        self._observing, self._on_error = observing, on_error
 
-    async def run(self, host: LoopThread | None = None) -> None:
-        assert host is not None
-        if not host.begin(self):
+    async def run(self, thread: LoopThread | None = None) -> None:
+        assert thread is not None
+        if not thread.begin(self):
             return
         try:
-            await self._told
+            await self._observing
         except BaseException as error:
             self._on_error(error)
-        host.end(monotonic_ns())
+        thread.end(monotonic_ns())

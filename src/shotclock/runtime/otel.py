@@ -31,7 +31,7 @@ LAST_EXPORT_S = 0.7
 
 
 class Writer:
-    """`most` is how many spans may wait for the collector."""
+    """Writer of spans. `most` is how many of them may wait for the collector."""
 
     def __init__(self, on_failure: Callable[[str], None], *, most: int) -> None:
         provider = api.get_tracer_provider()
@@ -39,14 +39,14 @@ class Writer:
         self._exporter: _Exporter | None = None
         if not isinstance(provider, TracerProvider):
             self._exporter = _Exporter(on_failure)
-            provider = self._own = _own_provider(self._exporter, most)
+            provider = self._own = _make_provider(self._exporter, most)
         tracer = provider.get_tracer("shotclock", __version__)
         assert isinstance(tracer, Tracer)
         self._tracer, self._ids = tracer, _Ids()
         tracer.id_generator = self._ids
 
     def flush(self) -> None:
-        """The last of it. A provider of the program's own is the program's to flush."""
+        """Write the last of it. A provider of the program's own is the program's to flush."""
         if self._own is not None and self._exporter is not None:
             self._exporter.hurry()
             self._own.force_flush()
@@ -69,7 +69,7 @@ class Writer:
 
 
 class _Ids(RandomIdGenerator):
-    """Those of the span that is written next: its children have had them for long."""
+    """Ids of the span that is written next: its children have had them for long."""
 
     following: TraceContext
 
@@ -80,8 +80,9 @@ class _Ids(RandomIdGenerator):
         return int(self.following.span_id, 16)
 
 
-def _own_provider(exporter: _Exporter, most: int) -> TracerProvider:
-    """As the variables of OpenTelemetry say it. It is not made the program's: nobody else's spans get into it."""
+def _make_provider(exporter: _Exporter, most: int) -> TracerProvider:
+    """Make a provider as the variables of OpenTelemetry say. It is not made the program's: nobody else's spans get into
+    it."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "shotclock", "service.version": __version__})
     # The caller's word, or yes: what we have told our children cannot be taken back by a sampler that is asked later.
@@ -93,7 +94,7 @@ def _own_provider(exporter: _Exporter, most: int) -> TracerProvider:
 
 
 class _Exporter(SpanExporter):
-    """OTLP over HTTP, and a word when the collector does not take it."""
+    """Export by OTLP over HTTP, with a note when the collector does not take it."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         # Here: a program with a provider of its own need not have it.
@@ -104,7 +105,7 @@ class _Exporter(SpanExporter):
         self._on_failure = on_failure
 
     def hurry(self) -> None:
-        """From here on nothing is tried twice, and what waits to be tried again is given up."""
+        """Try nothing twice from here on, and give up what waits to be tried again."""
         tried, self._exporter = self._exporter, self._make(timeout=LAST_EXPORT_S)
         tried.shutdown()  # type: ignore[no-untyped-call]
 

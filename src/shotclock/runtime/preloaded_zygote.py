@@ -22,7 +22,7 @@ PREPARE_LIMIT_S = 10.0
 
 
 class Program(NamedTuple):
-    """How another process imports the program whose functions are called: by name, by file, or not (a REPL)."""
+    """Way for another process to import the program whose functions are called: by name, by file, or not (a REPL)."""
 
     module: str | None = None
     file: str | None = None
@@ -33,7 +33,7 @@ class Program(NamedTuple):
 
     @property
     def place(self) -> str | None:
-        """The file or the modules that it is in."""
+        """Return the file or the modules that it is in."""
         return self.file or self.module or ", ".join(self.imports) or None
 
     @classmethod
@@ -47,7 +47,7 @@ class Program(NamedTuple):
 
 
 class Preloaded:
-    """Where forks with everything imported come from."""
+    """Source of forks with everything imported."""
 
     def __init__(
         self,
@@ -70,10 +70,11 @@ class Preloaded:
         """Of a zygote that is our own child, for its parent to collect."""
 
     @classmethod
-    def forked_here(cls) -> Preloaded | None:
-        """A fork of this very program, with all it has imported. None where it has threads: those cannot be forked.
+    def fork_here(cls) -> Preloaded | None:
+        """Fork this very program, with all it has imported. None where it has threads: those cannot be forked.
 
-        What is buffered for the streams has to be flushed before, or every fork would write it once more."""
+        What is buffered for the streams has to be flushed before, or every fork would write it once more.
+        """
         import threading
 
         if threading.active_count() > 1:
@@ -89,12 +90,12 @@ class Preloaded:
                 os._exit(1)
         theirs.close()
         ours.setblocking(False)
-        made = cls(_no_other)
+        made = cls(_refuse_other)
         made._requests, made.started_ns, made.pid = ours, monotonic_ns(), pid
         return made
 
     def send(self, note: bytes, fds: list[int]) -> None:
-        """Ask for a fork. One that was killed under us is replaced, once. Raises wire.Broken or OSError."""
+        """Ask for a fork. One that was killed under us is replaced, once. Raises ipc.Broken or OSError."""
         if self._requests is None:
             self.start()
         assert self._requests is not None
@@ -129,13 +130,13 @@ class Preloaded:
         self._control = self._requests = None
 
 
-def _no_other(note: bytes, fds: list[int]) -> None:
-    """Once the program has an event loop it cannot be forked any more."""
+def _refuse_other(note: bytes, fds: list[int]) -> None:
+    """Refuse to start another: once the program has an event loop it cannot be forked any more."""
     raise ipc.Broken("the process that forks workers was killed")
 
 
 def address_of(handler: Handler) -> tuple[str, str]:
-    """Where a fork finds a handler. The main program is imported there under another name."""
+    """Return where a fork finds a handler. The main program is imported there under another name."""
     if isinstance(handler, HandlerReference):
         module, name = handler.module, handler.qualname
     else:

@@ -42,13 +42,13 @@ from .call import (
 from .children import ChildProcesses
 from .handlers import raised
 from .host_call import HostCall
-from .interactive_process import Opened, open_command
+from .interactive_process import InteractiveProcess, open_command
 from .loop_call import DeadlineTimers, LoopCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
 from .loop_threads import LoopThreads
 from .observers import Observer, ObserverQueue
 from .preloaded_zygote import Preloaded, Program
 from .worker_pool import DEFAULT_MOST, DEFAULT_WARM
-from .worker_process import Task, unfindable
+from .worker_process import Task, explain_unfindable
 
 MAX_DEPTH = 16
 DEFAULT_ORPHAN_LIMIT = 64
@@ -333,7 +333,7 @@ class Runtime:
         env: Mapping[str, str] | None = None,
         base_env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-    ) -> AsyncIterator[Opened]:
+    ) -> AsyncIterator[InteractiveProcess]:
         """A command to talk with, for work that the caller has admitted itself: stopped at that deadline, gone with
         all it started when this is left. Raises Failure if it cannot be begun; that it is not there is in its report.
 
@@ -474,7 +474,7 @@ class Runtime:
         if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
             return self._in_worker(operation, arguments, admission, depth, listener)
         scope = Scope(admission.bound.bell, depth, admission.name, admission)
-        if operation.place != "loop" or self._children.needs_host(operation):
+        if operation.place != "loop" or self._children.needs_async_worker(operation):
             return self._execute_elsewhere(operation, arguments, admission, scope, guards, listener)
         if not self._share_loop:
             self._watch_pickups()
@@ -560,7 +560,7 @@ class Runtime:
         depth: int,
         listener: CallListener,
     ) -> Coroutine[Any, Any, Outcome]:
-        if (trouble := unfindable(operation.handler)) is not None:
+        if (trouble := explain_unfindable(operation.handler)) is not None:
             return _not_importable(trouble)
         task = Task(admission, operation.handler, arguments, depth, listener, self._on_call_inside)
         return self._children.pool(operation).run(task)
@@ -583,7 +583,7 @@ class Runtime:
         depth: int,
         listener: CallListener,
     ) -> Outcome:
-        if (trouble := unfindable(operation.handler)) is not None:
+        if (trouble := explain_unfindable(operation.handler)) is not None:
             return await _not_importable(trouble)
         try:
             host_call = HostCall(
@@ -596,7 +596,7 @@ class Runtime:
             )
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
-        return await self._children.hosts(operation).run(host_call)
+        return await self._children.async_pool(operation).run(host_call)
 
     async def _at_home(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Workers and commands are begun and waited for on the loop that entered the runtime."""
@@ -621,16 +621,16 @@ class Runtime:
 
     # --- what cannot be stopped ---------------------------------------------------------------------------
 
-    def abandoned(self, call: LoopCall | HostCall) -> None:
+    def note_abandoned(self, call: LoopCall | HostCall) -> None:
         self.counts.abandoned += 1
         self._orphans[call] = monotonic_ns()
 
-    def came_late(self, call: LoopCall | HostCall) -> None:
+    def note_late_end(self, call: LoopCall | HostCall) -> None:
         """Abandoned work ended after all. Nobody waits for its result any more; it only stops counting."""
         self.counts.late += 1
         self._orphans.pop(call, None)
 
-    def was_killed(self, call: HostCall) -> None:
+    def note_killed(self, call: HostCall) -> None:
         """Abandoned work is gone with its process."""
         self._orphans.pop(call, None)
 

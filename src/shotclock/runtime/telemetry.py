@@ -49,7 +49,8 @@ def hand_over() -> None:
 
 
 def finish() -> str | None:
-    """At the end of a process: send what is left, no longer than FLUSH_LIMIT_S. What went wrong, if something did."""
+    """Send what is left at the end of a process, no longer than FLUSH_LIMIT_S. Return what went wrong, if something
+    did."""
     return spans.recorder.finish() if isinstance(spans.recorder, Recorder) else None
 
 
@@ -64,7 +65,7 @@ def _is_installed() -> bool:
 
 
 class Recorder(spans.SpanRecorder):
-    """One for a process. Its thread starts with the first span: what forks before that is not surprised by it."""
+    """Recorder of one process. Its thread starts with the first span: what forks before that is not surprised by it."""
 
     def __init__(self) -> None:
         self._ended: SimpleQueue[Callable[[], Span] | threading.Event | None] = SimpleQueue()
@@ -119,7 +120,7 @@ class Recorder(spans.SpanRecorder):
         try:
             from .otel import Writer
 
-            writer = Writer(self._failed, most=BACKLOG)
+            writer = Writer(self._note_trouble, most=BACKLOG)
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"
         while (ended := self._ended.get()) is not None:  # without a bound: it ends with the process
@@ -133,12 +134,12 @@ class Recorder(spans.SpanRecorder):
         if writer is not None:
             writer.flush()
 
-    def _failed(self, why: str) -> None:
+    def _note_trouble(self, why: str) -> None:
         self._trouble = self._trouble or why
 
 
 def _forget() -> None:
-    """A forked process has our queue and not our thread."""
+    """Drop the recorder in a forked process, which has our queue and not our thread."""
     spans.recorder = None
 
 
@@ -162,7 +163,7 @@ def _call_span(
         problem = problem()
     effects = problem.side_effects if problem is not None else None
     effects = effects or side_effects_of(ending=ending, ok=problem is None, mutates=admission.mutates)
-    kind, name = _named(admission.name, facts)
+    kind, name = _name_span(admission.name, facts)
     attributes: dict[str, Attribute] = {
         "shotclock.kind": kind,
         "shotclock.request.id": admission.request_id,
@@ -193,13 +194,13 @@ def _call_span(
     return Span(name, admission.trace, admission.caller.span_id, started_ns, wall_ns, attributes, code, message)
 
 
-def _named(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
-    """Its kind and its name. What is called `step X` is one try of it; the step itself has a span above."""
+def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
+    """Return its kind and its name. What is called `step X` is one try of it; the step itself has a span above."""
     if name.startswith("run ") and "shotclock.run.id" in facts:
         return "run", name
     return "call", f"try {name.removeprefix('step ')}" if name.startswith("step ") else name
 
 
 def clock_attributes(**limits_ms: int | None) -> dict[str, Attribute]:
-    """Those that run. None and zero are clocks that do not."""
+    """Return the clocks that run. None and zero are clocks that do not."""
     return {f"shotclock.{name}": limit_ms for name, limit_ms in limits_ms.items() if limit_ms}

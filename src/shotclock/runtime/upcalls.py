@@ -1,4 +1,4 @@
-"""What running code asks of the runtime from another process, answered in the bytes that travel back."""
+"""Calls that running code makes from another process into the runtime, answered in the bytes that travel back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FurtherCall = Callable[[Call, int, str, Mapping[str, object], Clocks], Awaitable
 """A call made by the call that was admitted like this, at this depth."""
 
 
-async def answered(listener: CallListener, question: str, value: bytes) -> bytes:
-    """`ctx.checkpoint` and `ctx.restore`: what the attendant says, or the Failure that is to be raised there."""
+async def answer_question(listener: CallListener, question: str, value: bytes) -> bytes:
+    """Answer `ctx.checkpoint` and `ctx.restore`: what the listener says, or the Failure that is to be raised there."""
     answer: object
     try:
         answer = (True, await listener.ask(question, safe_unpickle.unpickle(value)))
@@ -41,8 +41,8 @@ class Calling(Protocol):
     def on_call(self) -> FurtherCall: ...
 
 
-async def redispatched(inside: Calling, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
-    """`ctx.call`: the envelope of the further call."""
+async def dispatch_call(inside: Calling, name: str, arguments: bytes, limits: dict[str, int | None]) -> bytes:
+    """Answer `ctx.call`: dispatch the further call and return its envelope."""
     try:
         opened = safe_unpickle.unpickle(arguments)
     except Exception as error:

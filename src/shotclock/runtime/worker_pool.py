@@ -18,7 +18,7 @@ from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
 from ..process.kill import VERIFY_LIMIT_MS
 from .call import Outcome
-from .command_runner import REPORT_MARGIN_MS, shielded
+from .command_runner import REPORT_MARGIN_MS, run_shielded
 from .loop_threads import Waiter
 from .outcomes import stalled_problem, timeout_problem
 from .preloaded_zygote import Preloaded
@@ -52,7 +52,7 @@ LATE_BELL_NS = 30_000_000
 
 
 class Pool:
-    """Keeps `warm` workers ready, grows to `most` while calls hang, and refills as soon as one is killed."""
+    """Pool that keeps `warm` workers ready, grows to `most` while calls hang, and refills as soon as one is killed."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Pool:
         return len(self._all)
 
     async def warm_up(self, within_s: float) -> bool:
-        """Start the warm workers and wait for them. False if they are not all up in time."""
+        """Start the warm workers and wait for them. Return False if they are not all up in time."""
         self.refill()
         give_up_ns = monotonic_ns() + int(within_s * 1e9)
         while sum(worker.started for worker in self._all) < self.warm:
@@ -100,7 +100,7 @@ class Pool:
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
         if self._closing:
-            return _closing()
+            return _closing_outcome()
         task.done = Waiter(self.loop)
         try:
             task.message = task.pack()
@@ -132,7 +132,7 @@ class Pool:
     # --- clocks: the supervisors' are the ones that count, this looks after what they cannot see ------------
 
     def _watch(self) -> None:
-        """One timer for all calls: as long as there are any, look at them every few milliseconds."""
+        """Set one timer for all calls: as long as there are any, look at them every few milliseconds."""
         if self._sweep is None:
             self._sweep = self.loop.call_later(SWEEP_S, self._look, context=self._context)
 
@@ -155,7 +155,7 @@ class Pool:
             self._watch()
 
     def _look_at(self, worker: Worker, now_ns: int) -> None:
-        """A supervisor that has not heard the bell by now has a worker that was stuck before it could arm it."""
+        """Stop a call whose supervisor has not heard the bell by now: its worker was stuck before it could arm it."""
         task = worker.task
         if task is None or worker.stopping:
             return
@@ -167,7 +167,7 @@ class Pool:
             self._put_first(unbegun)
 
     def _turn_away(self, task: Task) -> None:
-        """No worker in time: it never started."""
+        """Answer a call that had no worker in time: it never started."""
         admission = task.admission
         self._leave_queue(task)
         elapsed_ns = monotonic_ns() - admission.started_ns
@@ -195,7 +195,8 @@ class Pool:
         return NOT_YET if task in unbegun else None
 
     async def _stop(self, task: Task) -> Outcome:
-        """The caller was cancelled: stop the work and wait, bounded, until it is gone. What became of it."""
+        """Stop the work, because the caller was cancelled, and wait, bounded, until it is gone. Return what became of
+        it."""
         worker = task.worker
         if worker is None:
             self._leave_queue(task)
@@ -203,7 +204,7 @@ class Pool:
         self._put_first([other for other in worker.stop(task, "cancelled") if other is not task])
         if task.worker is worker:  # it had begun, and no answer is there
             limit_s = (task.admission.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
-            await shielded(worker.wait_gone(limit_s))
+            await run_shielded(worker.wait_gone(limit_s))
             report = worker.gone.result() if worker.gone.done() else None
             return Outcome(Ending.KILLED, survivors=() if report is None else report.survivors)
         return Outcome(Ending.FINISHED if task not in self._waiting else Ending.NOT_STARTED)
@@ -230,7 +231,7 @@ class Pool:
         self._plan_growth()
 
     def _put_first(self, tasks: list[Task]) -> None:
-        """Calls that were held up go before all others, and to whoever is free now."""
+        """Put calls that were held up before all others, and give them to whoever is free now."""
         now_ns = monotonic_ns()
         for task in reversed(tasks):
             if now_ns < task.give_up_ns:
@@ -283,7 +284,8 @@ class Pool:
             self._growth = self.loop.call_later(GROW_AFTER_S, self._grow)
 
     def _grow(self) -> None:
-        """Calls wait. Workers busy with one call for long are as good as missing: make up for them."""
+        """Start workers, because calls wait. Workers busy with one call for long are as good as missing: make up for
+        them."""
         self._growth = None
         if not self._waiting or self._closing:
             return
@@ -298,8 +300,9 @@ class Pool:
                 self._spawn()
         self._plan_growth()
 
-    def leaving(self, worker: Worker) -> None:
-        """It is being killed. Its successor is forked meanwhile, and what it has not begun goes to others."""
+    def on_leaving(self, worker: Worker) -> None:
+        """Replace a worker that is being killed. Its successor is forked meanwhile, and what it has not begun goes to
+        others."""
         if self._forget(worker):
             self._leaving.add(worker)
             self._put_first(worker.take_back())
@@ -313,7 +316,7 @@ class Pool:
         self._leaving.discard(worker)
         return known
 
-    def lost(self, worker: Worker, unstarted: list[Task]) -> None:
+    def on_lost(self, worker: Worker, unstarted: list[Task]) -> None:
         self._forget(worker)
         if worker.vacant is not None:
             if self._closing or len(self._vacant) >= self.warm:
@@ -341,7 +344,8 @@ class Pool:
         self._not_before_ns = monotonic_ns() + int(RESPAWN_PAUSE_S * 1e9)
 
     def refill(self) -> None:
-        """At least `warm` workers, running or on their way. Not if too many of those before them will not die."""
+        """See to it that at least `warm` workers run or are on their way. Not if too many of those before them will not
+        die."""
         while len(self._all) < self.warm and len(self._leaving) <= self.warm:
             self._spawn()
 
@@ -376,14 +380,14 @@ class Pool:
         for worker in workers:
             self._waiting += worker.take_back()
         for task in self._waiting:
-            task.resolve(_closing())
+            task.resolve(_closing_outcome())
         self._waiting.clear()
         for worker in workers:
             worker.kill("closing")
-        await all_gone([worker.gone for worker in workers if worker.started])
+        await wait_until_gone([worker.gone for worker in workers if worker.started])
         if not all(worker.gone.done() for worker in workers):
             self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
-            await all_gone([worker.gone for worker in workers])
+            await wait_until_gone([worker.gone for worker in workers])
         for worker in workers:
             worker.end(None)
         for supervisor in self._vacant:
@@ -391,12 +395,12 @@ class Pool:
         self._vacant.clear()
 
 
-async def all_gone(ends: list[asyncio.Future[CommandReport | None]]) -> None:
+async def wait_until_gone(ends: list[asyncio.Future[CommandReport | None]]) -> None:
     if ends:
         await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
 
 
-def _closing() -> Outcome:
+def _closing_outcome() -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
 
 

@@ -38,7 +38,7 @@ from .loop_threads import Waiter
 from .outcomes import crash_outcome, left_behind, worker_outcome
 from .preloaded_zygote import Preloaded, address_of
 from .soft_and_idle import Alarms
-from .upcalls import FurtherCall, answered, redispatched
+from .upcalls import FurtherCall, answer_question, dispatch_call
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
 # in AHEAD_NS. Waking it for each costs more than a short call takes.
@@ -77,11 +77,12 @@ class Task:
         self.give_up_ns, self.waits_for_queue = min(bell_ns, queue_ns), queue_ns < bell_ns
 
     def resolve(self, outcome: Outcome) -> None:
-        """The first word counts: a result and a kill may cross, and only one is delivered."""
+        """Answer the call. The first answer counts: a result and a kill may cross, and only one is delivered."""
         self.done.set_result(outcome)
 
     def pack(self) -> bytes:
-        """What the worker is told. Raises what pickle raises: such arguments never leave, and cost no worker."""
+        """Return the message to the worker. Raises what pickle raises: such arguments never leave, and cost no
+        worker."""
         admission, handler = self.admission, self.handler
         bell, caller = admission.bound.bell, admission.caller
         return ipc.frame(
@@ -108,14 +109,14 @@ class Vacant(NamedTuple):
 
 
 class Owner(Protocol):
-    """Who keeps the workers: the pool."""
+    """Owner of the workers: the pool."""
 
     loop: asyncio.AbstractEventLoop
     preloaded: Preloaded
 
     def give_back(self, worker: Worker) -> None: ...
-    def leaving(self, worker: Worker) -> None: ...
-    def lost(self, worker: Worker, unstarted: list[Task]) -> None: ...
+    def on_leaving(self, worker: Worker) -> None: ...
+    def on_lost(self, worker: Worker, unstarted: list[Task]) -> None: ...
 
 
 class Worker:
@@ -168,7 +169,7 @@ class Worker:
 
     @property
     def task(self) -> Task | None:
-        """The call it runs."""
+        """Return the call it runs."""
         return self.assigned[0] if self.assigned else None
 
     @property
@@ -203,7 +204,7 @@ class Worker:
             self.assigned.append(task)
         with contextlib.suppress(OSError):  # ours to read as well: it is never broken, and never full
             os.write(self._tokens_in, b"." * len(tasks))
-        self._say(b"".join([task.message for task in tasks]))
+        self._send(b"".join([task.message for task in tasks]))
         for task in tasks:
             if task.alarms is not None:
                 task.alarms.sign_of_life()
@@ -211,7 +212,7 @@ class Worker:
                     self.ask_to_wind_down(task)
 
     def take_back(self) -> list[Task]:
-        """The calls it has not started. From here on it never will: their tokens are ours."""
+        """Return the calls it has not started. From here on it never will: their tokens are ours."""
         try:
             count = len(os.read(self._tokens, MOST_AHEAD))
         except OSError:
@@ -223,10 +224,10 @@ class Worker:
         return taken[::-1]
 
     def ask_to_wind_down(self, task: Task) -> None:
-        self._say(ipc.frame(("stopping", task.admission.request_id)))
+        self._send(ipc.frame(("stopping", task.admission.request_id)))
 
-    def _say(self, message: bytes) -> None:
-        """Whole, and in order: what is larger than the socket's buffer goes out as the worker reads."""
+    def _send(self, message: bytes) -> None:
+        """Send a message, whole and in order: what is larger than the socket's buffer goes out as the worker reads."""
         if not self._outbox:
             try:
                 sent = self._calls.send(message)
@@ -237,10 +238,10 @@ class Worker:
             if sent == len(message):
                 return
             message = message[sent:]
-            self._loop.add_writer(self._calls.fileno(), self._say_more)
+            self._loop.add_writer(self._calls.fileno(), self._send_more)
         self._outbox += message
 
-    def _say_more(self) -> None:
+    def _send_more(self) -> None:
         try:
             del self._outbox[: self._calls.send(self._outbox)]
         except BlockingIOError:
@@ -270,10 +271,11 @@ class Worker:
         self.stopping = True
         self._order("kill", why)
         self._expect_end(0)
-        self._pool.leaving(self)
+        self._pool.on_leaving(self)
 
     def _expect_end(self, grace_ms: int) -> None:
-        """A supervisor that was itself stopped, or is broken, reports nothing; nobody waits for it for ever."""
+        """Bound the wait for the end: a supervisor that was itself stopped, or is broken, reports nothing; nobody waits
+        for it for ever."""
         if self.gone.done():
             return
         former, self._patience = self._patience, Patience(self._loop, self._supervisor, grace_ms, self._give_up)
@@ -285,7 +287,7 @@ class Worker:
         self.end(None)
 
     async def wait_gone(self, within_s: float) -> bool:
-        """Whether the worker's whole tree was reported gone in time."""
+        """Return whether the worker's whole tree was reported gone in time."""
         await asyncio.wait([self.gone], timeout=within_s)
         return self.gone.done()
 
@@ -318,7 +320,7 @@ class Worker:
     def _take(self, message: ipc.Message) -> None:
         task = self.task
         if message[0] == "done" and task is not None:
-            self._done(task, *message[1:])
+            self._take_result(task, *message[1:])
             return
         if message[0] == "skipped":
             self._skipping -= 1
@@ -336,14 +338,16 @@ class Worker:
                     task.alarms.sign_of_life()
                 task.listener.step(name)
             case ("ask", int(number), str(question), bytes(value)):
-                self._attend(task, number, partial(answered, task.listener, question, value))
+                self._answer_later(task, number, partial(answer_question, task.listener, question, value))
             case ("call", int(number), str(name), bytes(arguments), dict(limits)):
-                self._attend(task, number, partial(redispatched, task, name, arguments, limits))
+                self._answer_later(task, number, partial(dispatch_call, task, name, arguments, limits))
             case ("never mind", int(number)):
                 if (further := self._further.get(number)) is not None:
                     further.cancel()
 
-    def _done(self, task: Task, kind: str, payload: Any, leaked: list[dict[str, object]], finished_ns: int) -> None:
+    def _take_result(
+        self, task: Task, kind: str, payload: Any, leaked: list[dict[str, object]], finished_ns: int
+    ) -> None:
         bell = task.admission.bound.bell
         if bell is not None:
             to_bell_ns = bell.at_ns - finished_ns
@@ -357,11 +361,11 @@ class Worker:
         self._finished_ns = finished_ns
         self._finish(task, worker_outcome(kind, payload), leaked)
 
-    def _attend(self, task: Task, number: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+    def _answer_later(self, task: Task, number: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
         async def answer() -> None:
             found = await find_answer()
             if self.task is task:
-                self._say(ipc.frame(("answer", number, found)))
+                self._send(ipc.frame(("answer", number, found)))
 
         further = self._further[number] = self._loop.create_task(answer())
 
@@ -405,7 +409,8 @@ class Worker:
                     self.end(CommandReport.unpack(packed))
 
     def end(self, report: CommandReport | None) -> None:
-        """The process and everything below it is gone, or its supervisor was killed and its zygote saw to it."""
+        """Close it: the process and everything below it is gone, or its supervisor was killed and its zygote saw to
+        it."""
         if self.gone.done():
             return
         self.stopping = True
@@ -424,7 +429,7 @@ class Worker:
         else:
             self.vacant = Vacant(self._control, self._supervisor)
         self.gone.set_result(report)
-        self._pool.lost(self, unstarted)
+        self._pool.on_lost(self, unstarted)
         if report is None and self.assigned:  # nobody has seen what became of it: look, before anything is claimed
             find = partial(kill_what_lost_its_supervisor, self._supervisor)
             run_beside(
@@ -452,7 +457,7 @@ class Worker:
 
 
 def _ask_zygote(zygote: Preloaded, fds: list[int]) -> socket.socket:
-    """Have a supervisor forked that forks a worker: our end of the line to it."""
+    """Have a supervisor forked that forks a worker; return our end of the line to it."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
@@ -474,8 +479,8 @@ def _ask_again(supervisor: socket.socket, fds: list[int]) -> socket.socket:
 
 
 @lru_cache(maxsize=1024)
-def unfindable(handler: Handler) -> str | None:
-    """Why a worker could not find this very function by its name, if so."""
+def explain_unfindable(handler: Handler) -> str | None:
+    """Return why a worker could not find this very function by its name, if so."""
     if isinstance(handler, HandlerReference):
         return None  # the worker tells
     name = getattr(handler, "__qualname__", None)
