@@ -400,7 +400,7 @@ def test_when_a_caller_in_the_host_is_cancelled_the_call_it_waits_for_is_stopped
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, 3)
             (host,) = runtime._children.async_pool()._all
-            await soon(lambda: not host.guests, within=2)
+            await soon(lambda: not host.host_calls, within=2)
             await works(runtime)
 
     run(scenario())
@@ -762,7 +762,7 @@ def test_a_caller_that_is_cancelled_stops_the_work_within_its_grace(adversary: s
             took_ms = (time.perf_counter() - began) * 1000
             assert adversary == "sleeps" or not marked(tmp_path)
             (host,) = runtime._children.async_pool()._all
-            assert not host.guests
+            assert not host.host_calls
             await works(runtime)
             return took_ms
 
