@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable
@@ -141,6 +140,8 @@ def _find(store: Store, run_id: str) -> Run:
         run = store.runs.get(begin[0])
     if run is not None:
         return run
+    import difflib
+
     near = begin[:5] or difflib.get_close_matches(run_id, known, n=3)
     message = f"there is no run {run_id!r}" if not begin else f"{len(begin)} runs begin with {run_id!r}"
     hint = f"did you mean {' or '.join(near)}?" if near else "`shotclock report` lists the last runs"

@@ -118,12 +118,12 @@ def _result(envelope: Envelope) -> StepResult:
 
 @contextlib.contextmanager
 def _spooled(text: Any) -> Iterator[str | None]:
-    """A file that holds it while the command runs."""
-    import tempfile
-
+    """Keep the text in a file while the command runs. Yields its path, None where there is no text."""
     if text is None:
         yield None
         return
+    import tempfile
+
     fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
     try:
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import errno
 import hashlib
 import os
@@ -323,6 +322,8 @@ def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> 
     """What may have been meant by a word that is not known, or what there is."""
     if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
         plain = {_squeezed(name): name for name in reversed(list(known))}  # of two spellings the first
+        import difflib
+
         close = difflib.get_close_matches(_squeezed(word), plain, n=1)
         if close:
             return f"did you mean {plain[close[0]]!r}?"
