@@ -191,3 +191,51 @@ def test_import_contracts_hold() -> None:
         timeout=LINT_IMPORTS_TIMEOUT_S,
     )
     assert ran.returncode == 0, ran.stdout
+
+
+# --- one admission and one answer per call (design R1) ---------------------------------------------------------
+
+# Who starts the clocks of a call, and why it is not `Runtime.begin` for them. The shorter, the better.
+ADMITTING = {
+    "runtime/runtime.py": "begins every call of an operation, a command or a program",
+    "runtime/outcomes.py": "a call of a call whose arguments cannot be opened here",
+    "runtime/machine_check.py": "the self-test, which is there before any runtime",
+    "dispatch/job_client.py": "what is said of a job whose keeper is gone",
+    "server/web/responses.py": "requests to the inbox over HTTP, which run no operation",
+    "workflow/engine.py": "a run",
+    "workflow/step_approval.py": "the approval of a step, which has no other clock",
+    "cli/exec.py": "the blocking command line: no event loop, no runtime",
+    "cli/runner.py": "our own subcommands, in a forked child",
+    "cli/run.py": "what is wrong with a run before it is one",
+    "cli/app_cli.py": "a command line that was not understood",
+}
+# Who makes an envelope of an outcome: those above, and who waits for such a call in a place of its own.
+ANSWERING = {
+    **{path: why for path, why in ADMITTING.items() if path != "runtime/machine_check.py"},
+    "workflow/step_executor.py": "a try of a step, which its provider carries out",
+    "server/tool_calls.py": "the backstop, when the work of a call does not answer",
+    "cli/inbox.py": "the inbox commands",
+    "cli/inbox_wait.py": "the inbox commands that wait",
+    "cli/job_and_token.py": "the job commands",
+}
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("admit", ADMITTING), ("answer", ANSWERING)])
+def test_calls_are_admitted_and_answered_only_where_it_is_said_why(name: str, allowed: dict[str, str]) -> None:
+    found = {file.relative_to(SRC).as_posix() for file in SRC.rglob("*.py") if takes_from_call(file, name)}
+    assert found == set(allowed), "let the runtime or the dispatcher begin and answer it; what is gone leaves the list"
+
+
+def takes_from_call(file: Path, name: str) -> bool:
+    """Whether a file has one of the two ends of a call from runtime/call.py, however it is imported."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            is_call = (node.module or "").split(".")[-1] == "call"
+            if is_call and any(alias.name == name for alias in node.names):
+                return True
+            if any(alias.name == "call" for alias in node.names) and (node.module or "").split(".")[-1] in (
+                "",
+                "runtime",
+            ):
+                return True
+    return False

@@ -38,6 +38,7 @@ from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
 from .runtime.preloaded_zygote import Program
+from .runtime.request import CallRequest
 from .runtime.runtime import Runtime
 from .runtime.worker_pool import DEFAULT_WARM
 
@@ -353,13 +354,15 @@ class App:
         async with self:  # whoever is inside keeps it open, also for calls that began without a context
             assert self._running is not None
             return await self._running.call(
-                command,
-                arguments,
-                Clocks.of(timeout=timeout),
-                budget_ms=None if budget is None else parse_duration_ms(budget),
-                idempotency_key=idempotency_key,
-                on_progress=on_progress,
-                confirmed=confirm_destructive,
+                CallRequest(
+                    command,
+                    arguments,
+                    Clocks.of(timeout=timeout),
+                    budget_ms=None if budget is None else parse_duration_ms(budget),
+                    idempotency_key=idempotency_key,
+                    on_progress=on_progress,
+                    confirmed=confirm_destructive,
+                )
             )
 
     async def __aenter__(self) -> Self:

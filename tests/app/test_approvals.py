@@ -17,13 +17,15 @@ import pytest
 from mcp import Client
 from pydantic import BaseModel, Field
 
-from shotclock import App, Failure
+from shotclock import App
 from shotclock.core.catalogue import Catalogue
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
 from shotclock.core.walltime import WallTime
 from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.approval import Approvals, Passed
+from shotclock.inbox.approval import Approvals
 from shotclock.inbox.inbox import Inbox
+from shotclock.runtime.call import Call, Outcome, admit
+from shotclock.runtime.request import CallRequest
 from shotclock.server.elicitation import form_for
 from shotclock.store.store import Store
 from tests.app.programs import guarded
@@ -309,7 +311,7 @@ def test_defaults_are_shown_and_a_yes_does_not_hold_for_others(home: Home) -> No
     other = ask_for(paying("mallory"), home, again)
     assert other.data["status"] == "pending" and other.data["proposal_id"] != proposal.id
     passed = ask_for(paying("ann"), home, again)
-    assert isinstance(passed, Passed) and passed.arguments == {"amount": 9}
+    assert isinstance(passed, Call) and passed.arguments == {"amount": 9}
 
 
 class Place(BaseModel):
@@ -376,7 +378,7 @@ def test_a_yes_to_one_call_lets_no_other_pass_through_the_store(other: dict[str,
         return await put(**other), await put(n=7)
 
     refused, passed = ask_for(app, home, ask)
-    assert refused.data["status"] == "pending" and isinstance(passed, Passed)
+    assert refused.data["status"] == "pending" and isinstance(passed, Call)
 
 
 def test_what_the_operator_left_alone_stays_the_commands_own_default(home: Home) -> None:
@@ -532,9 +534,12 @@ def ask_for(app: App, home: Home, ask: Callable[[Callable[..., Any], Inbox], Cor
             inbox = Inbox(store)
             gate = Approvals(catalogue, lambda: inbox)
 
-            async def put(**arguments: Any) -> Any:
+            async def put(**arguments: Any) -> Outcome | Call:
+                """Return the call where it may run, else its answer."""
                 [spec] = catalogue.commands
-                return await gate.ask(spec, arguments, agent, justification="because", budget_ms=50)
+                call = admit(spec.name, spec.clocks, arguments=arguments)
+                call.request = CallRequest(spec.name, arguments, principal=agent, justification="because", budget_ms=50)
+                return await gate.approve(call) or call
 
             try:
                 return await ask(put, inbox)
@@ -598,9 +603,8 @@ def test_where_nobody_could_be_shown_what_would_change_nobody_is_asked(made: str
     }[made]()
 
     async def ask(put: Any, inbox: Inbox) -> Any:
-        with pytest.raises(Failure) as refused:
-            await put(text="new")
-        return refused.value.code, await inbox.list()
+        refused = await put(text="new")
+        return refused.problem.code, await inbox.list()
 
     assert ask_for(writing(path), home, ask) == ("FILE_UNREADABLE", [])
 
@@ -632,15 +636,12 @@ def test_what_was_approved_by_other_rules_or_against_another_text_lets_nothing_p
         assert theirs.action_hash == ours.action_hash and waiting.data["status"] == "pending"
         if theirs.ask.policy.ttl_ms > 1:
             await inbox.decide(theirs.id, YES, ADA)
-        try:
-            return await put(text="new")
-        except Failure as failure:
-            return failure.code
+        return await put(text="new")
 
     answer = ask_for(writing(path, deciders=["ada"]), home, ask)
     # What has expired answers nobody: the gate has asked anew.
-    assert answer == "ACTION_CHANGED" or answer.data["status"] == "pending"
-    assert not isinstance(answer, Passed)
+    assert not isinstance(answer, Call)
+    assert answer.problem.code == "ACTION_CHANGED" or answer.data["status"] == "pending"
 
 
 def test_an_operation_that_was_approved_by_other_rules_lets_nothing_pass(home: Home) -> None:
@@ -656,9 +657,7 @@ def test_an_operation_that_was_approved_by_other_rules_lets_nothing_pass(home: H
         await inbox.withdraw(ours.id, agent)
         theirs = await inbox.propose(replace(ours.ask, title="Tidy up", policy=Policy()), agent)
         await inbox.decide(theirs.id, YES, Principal("bob", Role.OPERATOR))
-        with pytest.raises(Failure) as refused:
-            await put(disk="a")
-        return refused.value.code
+        return (await put(disk="a")).problem.code
 
     assert ask_for(app, home, ask) == "ACTION_CHANGED"
 

@@ -411,7 +411,7 @@ def test_what_ended_is_kept_for_a_day_and_no_longer(tool: Any, tmp_path: Path, h
         front = JobClient(store, ["tool"])
         for later_ms, is_there in ((RETENTION_MS - 60_000, True), (RETENTION_MS + 60_000, False)):
             then = WallTime(wall_time().ms + later_ms)
-            monkeypatch.setattr("shotclock.dispatch.job_client.now", lambda then=then: then)
+            monkeypatch.setattr("shotclock.dispatch.job_client.wall_time", lambda then=then: then)
             front.forget_old()
             assert (store.jobs.get(job_id) is not None) is is_there
             assert log.exists() is is_there

@@ -22,12 +22,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 
-from shotclock import App, Failure
-from shotclock.core.arguments import NotSerializable
+from shotclock import App
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.approval import Approvals, Passed
+from shotclock.inbox.approval import Approvals
 from shotclock.inbox.inbox import Inbox
+from shotclock.runtime.call import Call, admit
+from shotclock.runtime.request import CallRequest
 from shotclock.store.store import Store
 
 ADA, AGENT = Principal("ada", Role.OPERATOR), Principal("agent", Role.AGENT)
@@ -85,7 +86,14 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-class ToolCallMiddleware:
+async def asked_of(gate: Approvals, spec: Any, arguments: dict[str, Any], budget_ms: int) -> Any:
+    """Ask for a call. Return it where it may run, else its answer."""
+    call = admit(spec.name, spec.clocks, arguments=arguments)
+    call.request = CallRequest(spec.name, arguments, principal=AGENT, budget_ms=budget_ms)
+    return await gate.approve(call) or call
+
+
+class Gate:
     """One gate before a command that takes anything, with a store of its own."""
 
     def __init__(self, home: Path) -> None:
@@ -105,7 +113,7 @@ class ToolCallMiddleware:
                 told: list[Any] = []
                 try:
                     for value in values:
-                        told.append(await gate.ask(spec, {"v": value}, AGENT, budget_ms=0))
+                        told.append(await asked_of(gate, spec, {"v": value}, budget_ms=0))
                         if approve_first and len(told) == 1:
                             await inbox.decide(told[0].data["proposal_id"], Decision(ProposalStatus.APPROVED), ADA)
                 finally:
@@ -119,10 +127,9 @@ class ToolCallMiddleware:
         """What each is asked as; the reason where nobody is asked because it cannot be told apart."""
         found: list[Proposal | str] = []
         for value in values:
-            try:
-                [asked] = self.ask(value)
-            except NotSerializable as refused:
-                found.append(str(refused))
+            [asked] = self.ask(value)
+            if asked.problem.code == "ARG_ERROR":
+                found.append(asked.problem.message)
                 continue
             with Store.open(self._home) as store:
                 proposal = store.proposals.get(asked.data["proposal_id"])
@@ -132,10 +139,10 @@ class ToolCallMiddleware:
 
 
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolCallMiddleware]:
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     for name in ("SHOTCLOCK_INBOX_LIMIT_EACH", "SHOTCLOCK_INBOX_LIMIT"):
         monkeypatch.setenv(name, "100000")
-    yield ToolCallMiddleware(tmp_path)
+    yield Gate(tmp_path)
 
 
 # --- the property -------------------------------------------------------------------------------------------------
@@ -216,9 +223,7 @@ def strict(value: Any) -> Any:
 @example(one=float("inf"), other="inf")
 @example(one=b"abc", other="YWJj")
 @example(one={1: "a"}, other={"1": "a"})
-def test_two_values_that_differ_in_anything_never_share_an_approval(
-    gate: ToolCallMiddleware, one: Any, other: Any
-) -> None:
+def test_two_values_that_differ_in_anything_never_share_an_approval(gate: Gate, one: Any, other: Any) -> None:
     first, second = gate.proposals(one, other)
     if isinstance(first, str) or isinstance(second, str):
         return  # nobody is asked about what cannot be told apart
@@ -228,7 +233,7 @@ def test_two_values_that_differ_in_anything_never_share_an_approval(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(value=anything)
-def test_what_is_not_json_is_another_value_than_its_json(gate: ToolCallMiddleware, value: Any) -> None:
+def test_what_is_not_json_is_another_value_than_its_json(gate: Gate, value: Any) -> None:
     asked, *_ = gate.proposals(value)
     if isinstance(asked, str):
         return
@@ -284,10 +289,10 @@ ALIKE = [
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE, ids=[f"{one!r} {other!r}"[:60] for one, other in ALIKE])
-def test_a_yes_to_one_lets_what_json_writes_alike_not_pass(gate: ToolCallMiddleware, one: Any, other: Any) -> None:
+def test_a_yes_to_one_lets_what_json_writes_alike_not_pass(gate: Gate, one: Any, other: Any) -> None:
     first, second, again = gate.ask(one, other, one, approve_first=True)
-    assert not isinstance(second, Passed) and second.data["proposal_id"] != first.data["proposal_id"]
-    assert isinstance(again, Passed), "the same once more is what was approved"
+    assert not isinstance(second, Call) and second.data["proposal_id"] != first.data["proposal_id"]
+    assert isinstance(again, Call), "the same once more is what was approved"
 
 
 # --- between the question and the run -----------------------------------------------------------------------------
@@ -302,14 +307,13 @@ def asked_while(home: Path, app: App, arguments: dict[str, Any], meanwhile: Call
             [spec] = app.catalogue().commands
             gate = Approvals(app.catalogue(), lambda: inbox)
             try:
-                asking = asyncio.ensure_future(gate.ask(spec, arguments, AGENT, budget_ms=2_000))
+                asking = asyncio.ensure_future(asked_of(gate, spec, arguments, budget_ms=2_000))
                 while not (found := await inbox.list(status=ProposalStatus.PENDING)):
                     await asyncio.sleep(0.01)
                 meanwhile()
                 await inbox.decide(found[0].id, Decision(ProposalStatus.APPROVED), ADA)
-                return await asking
-            except Failure as failure:
-                return failure.code
+                answer = await asking
+                return answer if isinstance(answer, Call) else answer.problem.code
             finally:
                 await inbox.close()
 
@@ -333,7 +337,7 @@ def test_a_yes_does_not_hold_where_the_directory_is_another_by_then(
     if goes:
         assert answer == "ACTION_CHANGED"
     else:
-        assert isinstance(answer, Passed)
+        assert isinstance(answer, Call)
 
 
 @pytest.mark.parametrize("changes", [True, False])
@@ -350,4 +354,4 @@ def test_a_yes_does_not_hold_where_the_file_is_another_by_then(changes: bool, tm
     if changes:
         assert answer == "ACTION_CHANGED"
     else:
-        assert isinstance(answer, Passed) and answer.arguments["text"] == "new"
+        assert isinstance(answer, Call) and answer.arguments["text"] == "new"

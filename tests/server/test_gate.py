@@ -12,8 +12,10 @@ from shotclock.core.clocks import Clocks
 from shotclock.core.effects import Ending
 from shotclock.core.envelope import Envelope, Problem
 from shotclock.core.operation import HandlerReference
+from shotclock.core.records import as_dict
 from shotclock.core.trace import TraceContext
-from shotclock.runtime.call import OURSELVES, Outcome, admit, answer
+from shotclock.runtime.call import OURSELVES, Call, Outcome, admit, answer
+from shotclock.runtime.request import CallRequest
 from shotclock.server.progress import INTERVAL_S, ProgressReports
 from shotclock.server.request_meta import read_terms
 from shotclock.server.serve import backstop_warnings, thread_warnings
@@ -38,14 +40,19 @@ class StubbornDesk:
         self.let_go = asyncio.Event()
         self.asked: dict[str, Any] = {}
 
-    async def call(self, name: str, arguments: Any, clocks: Any = None, **options: Any) -> Envelope:
-        self.asked = {"clocks": clocks, **options}
+    def begin(self, request: CallRequest) -> Call:
+        self.asked = as_dict(request)
+        call = admit(request.name, request.clocks or Clocks())
+        call.request = request
+        return call
+
+    async def carry_out(self, call: Call) -> Envelope:
         while not self.let_go.is_set():
             try:
                 await asyncio.wait_for(self.let_go.wait(), 20)
             except asyncio.CancelledError:
                 pass
-        return answer(admit(name, Clocks()), Outcome(Ending.FINISHED, data={"late": True}))
+        return answer(call, Outcome(Ending.FINISHED, data={"late": True}))
 
 
 def gate_of(dispatcher: Any, operation_timeout_ms: int) -> ToolCallMiddleware:
@@ -114,7 +121,7 @@ def test_a_cancelled_request_does_not_wait_for_work_that_never_obeys() -> None:
 
 def test_a_desk_that_raises_is_answered_for(validate_envelope: Any) -> None:
     class Raising(StubbornDesk):
-        async def call(self, *_: Any, **__: Any) -> Envelope:
+        async def carry_out(self, call: Call) -> Envelope:
             raise RuntimeError("a bug of ours")
 
     async def scenario() -> None:

@@ -36,6 +36,7 @@ from ..process.foreground import fill_standard_descriptors
 from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..runtime.handlers import raised
 from ..runtime.preloaded_zygote import Preloaded, Program
+from ..runtime.request import CallRequest
 from ..runtime.runtime import Runtime
 from . import signals
 from .output import emit_help, flush_quietly, is_terminal, say_line, wants_json, write_quietly
@@ -388,21 +389,23 @@ async def _await_call(dispatcher: Dispatcher, request: Request, stdin: Stdin | N
         with signals.StopSignal() as stop:
             async with dispatcher:
                 return await dispatcher.call(
-                    request.spec.name,
-                    request.arguments,
-                    request.clocks,
-                    budget_ms=request.budget_ms,
-                    idempotency_key=request.idempotency_key,
-                    validate_only=request.validate_only,
-                    dry_run=request.dry_run,
-                    resume_from=request.resume_from,
-                    on_progress=None if heartbeat is None else heartbeat.progress,
-                    stop=stop,
-                    stdin=stdin,
-                    justification=request.justification,
-                    confirmed=request.confirmed,
-                    again=shlex.join([*own_command(), *request.words]),
-                    began_ns=process_began_ns(),
+                    CallRequest(
+                        request.spec.name,
+                        request.arguments,
+                        request.clocks,
+                        budget_ms=request.budget_ms,
+                        idempotency_key=request.idempotency_key,
+                        validate_only=request.validate_only,
+                        dry_run=request.dry_run,
+                        resume_from=request.resume_from,
+                        on_progress=None if heartbeat is None else heartbeat.progress,
+                        stop=stop,
+                        stdin=stdin,
+                        justification=request.justification,
+                        confirmed=request.confirmed,
+                        repeat_hint=shlex.join([*own_command(), *request.words]),
+                        began_ns=process_began_ns(),
+                    )
                 )
     finally:
         if beats is not None:

@@ -101,7 +101,7 @@ def _job_answer(
     async def perform() -> Envelope:
         with Store.open() as store:
             try:
-                return await JobClient(store, command).perform(
+                ended = await JobClient(store, command).perform(
                     verb,
                     said.get("job_id"),
                     admission,
@@ -109,6 +109,7 @@ def _job_answer(
                     active_only=bool(said.get("active")),
                     budget_ms=budget_ms,
                 )
+                return answer(admission, ended)
             except Failure as failure:
                 if failure.code != "JOB_NOT_FOUND" or app is not None:
                     raise

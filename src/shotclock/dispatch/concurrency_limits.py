@@ -1,4 +1,4 @@
-"""How many calls may run at the same time, between all processes of this user: the turnstile before the runtime.
+"""How many calls may run at the same time, between all processes of this user.
 
 A place is a lock in the store. It is given back when the call ends; a holder that died, or that must have been stopped
 by its own clocks long ago, loses it to the next one who asks.
@@ -10,17 +10,16 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import ClockKind
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Problem
 from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import is_alive, this_process
-from ..runtime.call import Call, Outcome, invalid
+from ..runtime.call import Call, Outcome
 from ..store.locks import Conflict, Held
 from ..store.store import Store
 
@@ -33,7 +32,7 @@ LEASE_MARGIN_MS = 10_000
 RETRY_AFTER_MS = 1_000
 
 
-Check = Callable[[CommandSpec, Mapping[str, object], Call], Awaitable[Envelope]]
+Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 
 class ConcurrencyLimits:
@@ -51,9 +50,10 @@ class ConcurrencyLimits:
     def guards(self, name: str) -> bool:
         return name in self._specs
 
-    async def enter(self, name: str, arguments: Mapping[str, object], admission: Call) -> Callable[[], None] | Outcome:
-        """How to leave again, or why there was no place in time."""
-        tokens: list[str] = []
+    async def enter(self, call: Call) -> Callable[[], None] | Outcome:
+        """Take the places of a call, waiting for them by its queue clock. Return how to give them back, or why there
+        was none in time."""
+        spec, tokens = self._specs[call.name], list[str]()
 
         def leave() -> None:
             for token in tokens:
@@ -61,28 +61,25 @@ class ConcurrencyLimits:
                     self._store().locks.release(token)
 
         try:
-            for lock, slots in self._places(self._specs[name], arguments):
+            for lock, slots in self._places(spec, call.arguments or {}):
                 token = secrets.token_hex(8)
-                conflict = await self._take(lock, slots, token, admission)
+                conflict = await self._take(lock, slots, token, call)
                 if conflict is not None:
                     leave()
-                    wrong = await self._wrong(self._specs[name], arguments, admission)
-                    return wrong or _held(lock, conflict, admission)
+                    return await self._find_mistakes(call, spec) or _lock_held(lock, conflict, call)
                 tokens.append(token)
         except BaseException:
             leave()
             raise
         return leave
 
-    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call) -> Outcome | None:
-        """Waiting would not help a call that is wrong anyway: it is told that instead."""
+    async def _find_mistakes(self, call: Call, spec: CommandSpec) -> Outcome | None:
+        """Return what is wrong with the arguments of a call that got no place: waiting would not help it."""
         if self._check is None:
             return None
-        checked = await self._check(spec, arguments, admission)
-        if checked.code != "ARG_ERROR":
-            return None
-        errors: Any = (checked.error or {})["errors"]
-        return invalid(errors)
+        checked = await self._check(call, spec, call.arguments or {})
+        is_wrong = isinstance(checked.problem, Problem) and checked.problem.code == "ARG_ERROR"
+        return checked if is_wrong else None
 
     def _places(self, spec: CommandSpec, arguments: Mapping[str, object]) -> list[tuple[str, int]]:
         places = []
@@ -97,17 +94,17 @@ class ConcurrencyLimits:
                 places.append((f"{self._app}:{spec.single_flight.format_map(known)}", 1))
         return places
 
-    async def _take(self, lock: str, slots: int, token: str, admission: Call) -> Conflict | None:
-        bell, queue_ms = admission.bound.bell, admission.clocks.queue_ms or 0
-        until_ns = admission.started_ns + queue_ms * NS_PER_MS
+    async def _take(self, lock: str, slots: int, token: str, call: Call) -> Conflict | None:
+        bell, queue_ms = call.bound.bell, call.clocks.queue_ms or 0
+        until_ns = call.started_ns + queue_ms * NS_PER_MS
         if bell is not None:
             until_ns = min(until_ns, bell.at_ns)
         lease_ms = None
         if bell is not None:
-            lease_ms = bell.remaining_ms(monotonic_ns()) + admission.bound.grace_ms + LEASE_MARGIN_MS
+            lease_ms = bell.remaining_ms(monotonic_ns()) + call.bound.grace_ms + LEASE_MARGIN_MS
         pause_s = FIRST_TRY_S
         while True:
-            taken = await asyncio.to_thread(self._try, lock, slots, token, admission.name, lease_ms)
+            taken = await asyncio.to_thread(self._try, lock, slots, token, call.name, lease_ms)
             if isinstance(taken, Held):
                 return None
             left_s = (until_ns - monotonic_ns()) / 1e9
@@ -130,11 +127,11 @@ class ConcurrencyLimits:
         )
 
 
-def _held(lock: str, conflict: Conflict, admission: Call) -> Outcome:
+def _lock_held(lock: str, conflict: Conflict, call: Call) -> Outcome:
     now = wall_time()
     age_ms, expires_at = conflict.age_ms(now), conflict.oldest.expires_at
     holder: dict[str, object] = {"pid": conflict.pid, "command": conflict.label, "age_ms": age_ms}
-    waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
+    waited_ms = (monotonic_ns() - call.started_ns) // NS_PER_MS
     message = (
         f"{conflict.label} of process {conflict.pid} has held {lock.partition(':')[2] or lock} "
         f"for {format_duration(age_ms)}"
@@ -146,7 +143,7 @@ def _held(lock: str, conflict: Conflict, admission: Call) -> Outcome:
             "LOCK_HELD",
             message,
             "validation",
-            fired=admission.fired(ClockKind.QUEUE, waited_ms * NS_PER_MS) if admission.clocks.queue_ms else None,
+            fired=call.fired(ClockKind.QUEUE, waited_ms * NS_PER_MS) if call.clocks.queue_ms else None,
             context={"lock": lock, "slots": conflict.slots, "holder": holder},
             retry_after_ms=RETRY_AFTER_MS if longest_ms is None else max(1, min(RETRY_AFTER_MS, longest_ms)),
         ),

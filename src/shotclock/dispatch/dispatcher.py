@@ -1,17 +1,18 @@
-"""One app, described, before the runtime that its calls run on.
+"""Calls of one app's commands: begun once, taken through the same stages, answered once.
 
-It adds to the clocks what else a command declared: steps, limits on how many run at once, keys that make a repeat
-harmless, and the way out of a call that takes longer than its caller can wait. The command line, the MCP server and
-the library differ only in how they read a call and how they show its envelope.
+    begin ── arguments checked, confirmation ── approval ── job, or idempotency key ── limits ── worker ── answer
+
+The command line, the MCP server, workflows and the library differ only in how they make a request and how they show
+its envelope. All of a call is on its own clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from ..core.arguments import NotSerializable, to_valid_json
@@ -23,24 +24,20 @@ from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Failure
 from ..core.operation import Operation
 from ..core.records import replace_fields
-from ..core.trace import TraceContext
 from ..process.clock import monotonic_ns
-from ..process.context import Progress
-from ..runtime.call import Call, Outcome, Tool, admit, answer, invalid, new_request_id
+from ..runtime.call import Call, Outcome, Tool, invalid
 from ..runtime.command_runner import run_shielded
-from ..runtime.handlers import raised
-from ..runtime.loop_call import current_scope
 from ..runtime.preloaded_zygote import Program
+from ..runtime.request import CallRequest
 from ..runtime.runtime import Runtime
 from .checkpointing import Checkpointing
 
 if TYPE_CHECKING:
     from ..core.exact_values import Look
-    from ..inbox.access import Principal
-    from ..inbox.approval import Approvals, Passed, RunWait
+    from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
     from ..store.store import Store
-    from .invocation import Stdin
+    from .invocation import Invocation
     from .job_client import JobClient
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
@@ -49,11 +46,15 @@ STOP_LIMIT_S = 3.0
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
 
 
+# A look at the arguments before a job or a question to a person has no business to take long, and both may take days.
+LOOK_LIMIT_MS = 30_000
+
 T = TypeVar("T")
 
 
 class Dispatcher:
-    """Use it as an async context manager. The store is opened when a call first needs it."""
+    """Takes calls of one app's commands through their stages. Use it as an async context manager; the store is opened
+    when a call first needs it."""
 
     def __init__(
         self,
@@ -124,437 +125,286 @@ class Dispatcher:
 
         return JobClient(self.store(), self._command)
 
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, object],
-        clocks: Clocks | None = None,
-        *,
-        budget_ms: int | None = None,
-        idempotency_key: str | None = None,
-        validate_only: bool = False,
-        dry_run: bool = False,
-        resume_from: str | None = None,
-        parent: Deadline | None = None,
-        on_progress: Progress | None = None,
-        stop: asyncio.Future[str] | None = None,
-        stdin: Stdin | None = None,
-        caller: Principal | None = None,
-        justification: str = "",
-        confirmed: bool = False,
-        again: str | None = None,
-        began_ns: int = 0,
-        run_wait: RunWait | None = None,
-    ) -> Envelope:
-        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on; `stop`, once
-        it holds the name of a signal, stops it as well, and what came of it until then is the answer.
+    async def call(self, request: CallRequest) -> Envelope:
+        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on, with the answer
+        in its `envelope`."""
+        return await self.carry_out(self.begin(request))
 
-        `parent` is the caller's own deadline, if it came with the call. `budget_ms` is how long this caller waits
-        for a command that may outlive it, or for a person; None waits as long as the work takes. `caller` is who asks
-        and owns what it starts, `justification` why a person should approve it, and `again` how this caller makes the
-        same call once more. `confirmed` says that it may destroy what it destroys, as the argument
-        `confirm_destructive` does; without either it is only shown. `began_ns` is when this caller began to wait, if
-        that was earlier. `run_wait` is how a step of a run waits for a person.
-
-        All of it is one call on one clock, from here on: looking at its arguments, waiting for a lock or for the first
-        call with the same key, and the work. Only while a person is asked the clock stands still.
-        """
-        spec = self.catalogue.find(name)
-        if spec is None:
-            admission = self.runtime.admit(name, clocks, parent=parent, began_ns=began_ns)
-            return await self.runtime.call(name, arguments, admission=admission)
-        name = spec.name  # however it was spelt
-        has_dry_run = "dry_run" in spec.input_schema["properties"]
-        said: object = False
-        if spec.needs_confirmation and CONFIRMATION in arguments:
-            arguments = dict(arguments)
-            said = arguments.pop(CONFIRMATION)
-        if has_dry_run and arguments.get("dry_run") is True:
-            dry_run = True
-        operation = self.runtime.operation(name)
-        if dry_run or validate_only:
-            operation = replace(operation, mutates=False)  # by its own word
-        admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=began_ns)
-        if not isinstance(said, bool):
-            return answer(admission, invalid([{"field": CONFIRMATION, "message": "must be true or false"}]))
-        admission.confirmed = spec.destructive and (confirmed or said) and not (dry_run or validate_only)
-        if spec.needs_confirmation and not (admission.confirmed or dry_run or validate_only):
-            preview = await self.call(name, arguments, clocks, dry_run=True, parent=parent, stop=stop, stdin=stdin)
-            return _unconfirmed(spec, arguments, preview, admission) if preview.ok else _unshown(spec, preview)
-        if validate_only or (dry_run and not has_dry_run):
-            checked = await self._check(spec, arguments, admission, stop)
-            if checked.ok:
-                would = {"dry_run": True, "would_run": name, "arguments": _shown(arguments)}
-                checked.data = would if dry_run else {"valid": True}
-            return checked
-        approvals = None if dry_run or self._approvals is None or not self._approvals.guards(name) else self._approvals
-        if approvals is not None:
-            try:
-                from ..core.exact_values import copied
-
-                arguments = copied(arguments)  # whoever calls must not change them while a person decides
-            except NotSerializable as error:
-                return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
-        asked, owner = arguments, None if caller is None else caller.owner
-        proposal_id: str | None = None
-
-        async def unapproved(*, unless_known: bool = False) -> Envelope | None:
-            """Return the answer where it may not run."""
-            nonlocal arguments, proposal_id, budget_ms, admission
-            if approvals is None or proposal_id is not None:
-                return None
-            passed = await self._approved(
-                approvals,
-                spec,
-                arguments,
-                admission,
-                idempotency_key,
-                justification,
-                caller,
-                budget_ms,
-                parent,
-                stop,
-                stdin,
-                again or f"call {name} again with the same arguments",
-                run_wait,
-                resume_from,
-                unless_known,
-            )
-            if isinstance(passed, Envelope):
-                return passed
-            arguments, proposal_id = passed.arguments, passed.proposal_id
-            budget_ms = None if budget_ms is None else max(0, budget_ms - passed.waited_ms)
-            if passed.waited_ms:  # the clocks of the work stood still for a person
-                admission = self.runtime.admit(operation, clocks, parent=parent, began_ns=admission.began_ns)
-            return None
-
-        if dry_run:
-            arguments = {**arguments, "dry_run": True}
-        if (refused := await unapproved(unless_known=True)) is not None:
-            return refused
-
-        async def carry_out() -> Envelope:
-            if self._goes_on_as_job(spec) and not dry_run:
-
-                async def as_job(*, may_start: bool) -> Envelope | None:
-                    return await self._as_job(
-                        spec,
-                        arguments,
-                        admission,
-                        budget_ms,
-                        idempotency_key,
-                        resume_from,
-                        on_progress,
-                        stop,
-                        stdin,
-                        owner,
-                        proposal_id,
-                        may_start,
-                    )
-
-                ended = await as_job(may_start=approvals is None or proposal_id is not None)
-                # The job that was under way, and had been approved, may have ended and been told meanwhile.
-                ended = ended or await unapproved() or await as_job(may_start=True)
-                assert ended is not None
-                return ended
-
-            def key() -> str:
-                from .invocation import invocation_key
-
-                return invocation_key(self.catalogue, name, arguments, idempotency_key, stdin, owner)
-
-            attending = Attending(self.store, key, spec, on_progress, resume_from)
-            attending.stdin_path = None if stdin is None else stdin.path
-
-            async def run() -> Envelope:
-                # The first call with the same key, which had been approved, may have failed without a trace meanwhile.
-                if (refused := await unapproved()) is not None:
-                    return refused
-                return await self._here(spec, operation, arguments, admission, attending, stop)
-
-            if idempotency_key is None or dry_run:  # a rehearsal uses no key up
-                return await run()
-            from .idempotency import Repeats
-
-            repeats = Repeats(self.store(), self._scope(spec, owner), idempotency_key, asked, stdin)
-            envelope = await repeats.call(admission, run, stop)
-            return _stopped(admission, stop, Ending.NOT_STARTED) if envelope is None else envelope
-
-        envelope: Envelope | None = None
-        try:
-            envelope = await carry_out()
-        except Failure as failure:  # the store cannot be used
-            envelope = answer(admission, raised(failure))
-        except NotSerializable as error:  # what is kept or repeated has to be written down
-            envelope = answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
-        finally:
-            if self._approvals is not None:
-                self._approvals.record(proposal_id, envelope)
-        return envelope
-
-    async def job(
-        self,
-        action: str,
-        job_id: str | None = None,
-        wait_ms: int | None = None,
-        *,
-        parent: Deadline | None = None,
-        on_progress: Progress | None = None,
-        caller: Principal | None = None,
-    ) -> Envelope:
-        """list, status, wait or cancel. Waiting without a limit takes as long as the job. To an agent, jobs of others
-        are not there."""
-        clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
-        admission = admit(
-            f"job {action}",
-            clocks,
-            parent=self._earlier(parent),
-            caller=self._caller(),
-            mutates=action == "cancel",
-            tool=self.tool,
+    def begin(self, request: CallRequest) -> Call:
+        """Start the clocks of a call. From here on all of it is on them: looking at its arguments, waiting for a place
+        or for the first call with the same key, and the work. Only while a person is asked they stand still."""
+        spec = self.catalogue.find(request.name)
+        is_said: object = False
+        if spec is not None and spec.needs_confirmation and CONFIRMATION in request.arguments:
+            request.arguments = dict(request.arguments)
+            is_said = request.arguments.pop(CONFIRMATION)
+            if not isinstance(is_said, bool) and request.refusal is None:
+                request.refusal = invalid([{"field": CONFIRMATION, "message": "must be true or false"}])
+        call = self.runtime.begin(
+            request.name if spec is None else self.runtime.operation(spec.name),
+            request.arguments,
+            request.clocks if spec is not None else (request.clocks or Clocks()).over(self.catalogue.clocks),
+            parent=request.parent,
+            began_ns=request.began_ns,
         )
+        call.request = request
+        if spec is None:
+            return call
+        if _has_dry_run(spec) and request.arguments.get("dry_run") is True:
+            request.dry_run = True
+        is_confirmed = spec.destructive and (request.confirmed or is_said is True)
+        if request.dry_run or request.validate_only or (spec.needs_confirmation and not is_confirmed):
+            assert call.operation is not None
+            # By its own word it changes nothing. And it is not what is registered: it takes nobody's place.
+            call.operation, call.mutates = replace(call.operation, mutates=False), False
+        else:
+            call.confirmed = is_confirmed
+        return call
+
+    async def carry_out(self, call: Call) -> Envelope:
+        """Take a call that was begun through its stages, and answer it."""
+        return await self.runtime.conclude(call, self._run_stages(call))
+
+    # --- the stages of a call ------------------------------------------------------------------------------
+
+    async def _run_stages(self, call: Call) -> Outcome | Envelope:
+        """Ask each stage in turn; the first that has an answer ends the call.
+
+        Limits, guards and the worker are below the last one (`Runtime.perform`), where calls made by calls pass, too;
+        approvals and observers are told of the answer where it is made (`Runtime.conclude`)."""
+        spec, request = self.catalogue.find(call.name), call.request
+        assert request is not None
+        if request.refusal is not None:
+            return request.refusal
+        if spec is None:
+            return await self.runtime.perform(call)
+        for stage in (self._rehearse, self._approve_unless_known, self._run_as_job, self._run_under_key):
+            try:
+                ended = await stage(call, spec, request)
+            except NotSerializable as error:  # what is kept, shown or repeated has to be written down
+                return invalid([{"field": "arguments", "message": str(error)}])
+            if ended is not None:
+                return ended
+        return await self._run_here(call, spec, request)
+
+    async def _rehearse(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
+        """Show what the call would do, where it is not meant to do it, or not confirmed."""
+        is_unconfirmed = spec.needs_confirmation and not (call.confirmed or request.dry_run or request.validate_only)
+        if not (request.validate_only or request.dry_run or is_unconfirmed):
+            return None
+        would: dict[str, object] = {"would_run": spec.name, "arguments": _describe_arguments(request.arguments)}
+        if request.validate_only or not _has_dry_run(spec):
+            outcome = await self._check(call, spec, call.bound)
+            if outcome.problem is None:
+                outcome.data = {"dry_run": True, **would} if request.dry_run else {"valid": True}
+        else:
+            call.arguments = {**request.arguments, "dry_run": True}
+            outcome = await self._run_here(call, spec, request)
+            would["preview"] = outcome.data
+        if not is_unconfirmed:
+            return outcome
+        if outcome.problem is not None:
+            return _describe_failed_preview(spec, outcome)
+        message = f"{spec.name} is destructive and was not confirmed; nothing was done"
+        return Outcome(Ending.NOT_STARTED, Problem("CONFIRMATION_REQUIRED", message, "validation"), would)
+
+    async def _approve_unless_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
+        """Ask a person, unless the identical call was approved before and its work is under way or its answer kept:
+        that may be waited for, but not begun."""
+        if self._approvals is None or not self._approvals.guards(spec.name):
+            return None
+        from ..core.exact_values import copied
+
+        # Whoever calls must not change them while a person decides.
+        call.arguments = request.arguments = copied(request.arguments)
         try:
-            return await self.jobs().perform(
-                action,
-                job_id,
-                admission,
-                app=self.catalogue.name,
-                of=None if caller is None else caller.sees_jobs_of,
-                budget_ms=wait_ms,
-                on_progress=on_progress,
-            )
-        except Failure as failure:
-            return answer(admission, raised(failure))
-
-    async def _approved(
-        self,
-        approvals: Approvals,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        admission: Call,
-        idempotency_key: str | None,
-        justification: str,
-        caller: Principal | None,
-        budget_ms: int | None,
-        parent: Deadline | None,
-        stop: asyncio.Future[str] | None,
-        stdin: Stdin | None,
-        again: str,
-        run_wait: RunWait | None,
-        resume_from: str | None,
-        unless_known: bool,
-    ) -> Passed | Envelope:
-        """Nobody is asked about arguments that are wrong, nor, `unless_known`, about work that is under way or done: it
-        has passed then without a proposal, and may be waited for but not begun."""
-        owner = None if caller is None else caller.owner
-        surroundings: dict[str, Any] = {} if stdin is None else {"stdin": {"sha256": stdin.digest}}
-        if resume_from is not None:
-            surroundings["resume from"] = resume_from
-        try:
-            if unless_known and await asyncio.to_thread(
-                self._is_known, spec, arguments, admission, idempotency_key, stdin, owner
-            ):
-                from ..inbox.approval import Passed
-
-                return Passed(arguments, 0)
-            checked = await self._check(spec, arguments, _ahead(admission), stop)
-            if not checked.ok:
-                return checked
-            if self._goes_on_as_job(spec) and (lost := _look_at(checked).lost_in_json):
-                return answer(admission, _lost(lost, arguments))
-            from ..inbox.access import Principal
-
-            asking = asyncio.ensure_future(
-                approvals.ask(
-                    spec,
-                    arguments,
-                    caller or Principal.local(),
-                    key=idempotency_key,
-                    justification=justification,
-                    budget_ms=budget_ms,
-                    parent=self._earlier(parent),
-                    again=again,
-                    run_wait=run_wait,
-                    look=_look_at(checked),
-                    surroundings=surroundings,
-                )
-            )
-            passed = await _unless_stopped(asking, stop, STOP_LIMIT_S)
+            if await asyncio.to_thread(self._is_known, call, spec, request):
+                return None
         except Failure as failure:
             from ..inbox.outcomes import refused
 
-            return answer(admission, refused(failure))
-        except NotSerializable as error:
-            return answer(admission, invalid([{"field": "arguments", "message": str(error)}]))
-        if passed is None:
-            return _stopped(admission, stop, Ending.NOT_STARTED)
-        if isinstance(passed, Outcome):
-            return answer(admission, passed)
-        return passed
+            return refused(failure)
+        return await self._approve(call, spec, request)
 
-    def _is_known(
-        self,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        admission: Call,
-        idempotency_key: str | None,
-        stdin: Stdin | None,
-        owner: str | None,
-    ) -> bool:
+    async def _approve(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
+        """Ask a person, unless one has said yes to this call. Nobody is asked about arguments that are wrong."""
+        if self._needs_no_approval(call):
+            return None
+        assert self._approvals is not None
+        checked = await self._check(call, spec)
+        if checked.problem is not None:
+            return checked
+        look = _read_look(checked)
+        if self._goes_on_as_job(spec) and look.lost_in_json:
+            return _refuse_lost_in_json(look.lost_in_json, request.arguments)
+        refusal = await _unless_stopped(self._approvals.approve(call, look), request.stop, STOP_LIMIT_S)
+        return refusal.outcome(Ending.NOT_STARTED) if isinstance(refusal, StopSignal) else refusal
+
+    async def _run_as_job(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
+        """Start the work as a job, or attach to it, and wait as long as the caller does. None where it is no job.
+
+        The work belongs to its keeper. Bad arguments are told before there is a job."""
+        if not self._goes_on_as_job(spec):
+            return None
+        ended = await self._wait_for_job(call, spec, request, may_start=self._needs_no_approval(call))
+        if ended is None:  # the job that was under way, and had been approved, may have ended and been told meanwhile
+            ended = await self._approve(call, spec, request)
+        return ended or await self._wait_for_job(call, spec, request, may_start=True)
+
+    async def _run_under_key(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
+        """Answer a repeat under an idempotency key with the first call's answer. None for the first itself."""
+        if request.idempotency_key is None:
+            return None
+        from .idempotency import KeyedCall
+
+        keyed = KeyedCall(
+            self.store(), self._scope(spec, request), request.idempotency_key, request.arguments, request.stdin
+        )
+        # The first call with the same key, which had been approved, may have failed without a trace meanwhile.
+        return await keyed.begin(call) or await self._approve(call, spec, request)
+
+    async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
+        """Run the work below this process, and say how far its steps came."""
+
+        def key() -> str:
+            from .invocation import invocation_key
+
+            return invocation_key(
+                self.catalogue, spec.name, arguments, request.idempotency_key, request.stdin, request.owner
+            )
+
+        arguments = call.arguments or {}
+        listener = CommandListener(self.store, key, spec, request)
+        limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
+        outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
+        if isinstance(outcome, StopSignal):
+            outcome = outcome.outcome(Ending.KILLED)
+        if outcome.problem is not None and spec.steps:
+            outcome.data = listener.partial(outcome.data)
+        outcome.warnings += tuple(listener.warnings)
+        if outcome.problem is None and listener.kept:
+            await asyncio.to_thread(listener.clear)
+        return outcome
+
+    # --- what the stages need --------------------------------------------------------------------------------
+
+    async def _wait_for_job(
+        self, call: Call, spec: CommandSpec, request: CallRequest, *, may_start: bool
+    ) -> Outcome | Envelope | None:
+        """Return what became of the job, as far as this caller waits. None where it would have to be started and may
+        not."""
+        checked = await self._check(call, spec)
+        if checked.problem is not None:
+            return checked
+        if lost := _read_look(checked).lost_in_json:
+            return _refuse_lost_in_json(lost, call.arguments or {})
+        invocation, client = self._invocation(call, spec, request), self.jobs()
+        if request.idempotency_key is not None:
+            from .idempotency import find_other_work
+
+            scope, key = self._scope(spec, request), request.idempotency_key
+            refusal = await asyncio.to_thread(find_other_work, self.store(), scope, key, invocation.key())
+            if refusal is not None:
+                return refusal
+        if may_start:
+            job = await asyncio.to_thread(client.start_or_attach, invocation, call.trace)
+        elif (attached := await asyncio.to_thread(client.attached, invocation)) is not None:
+            job = attached
+        else:
+            return None
+        waiting = client.wait(job, call, request.budget_ms, request.on_progress)
+        try:
+            ended = await _unless_stopped(waiting, request.stop, STOP_LIMIT_S)
+        except asyncio.CancelledError as cancelled:
+            cancelled.outcome = Outcome(Ending.DETACHED)  # type: ignore[attr-defined]
+            raise
+        if isinstance(ended, Envelope):
+            if call.confirmed:  # its keeper does not know
+                ended.meta["confirmed"] = True
+            if job.delivered_at is not None and job.ended_at is not None:
+                ended.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
+        if not isinstance(ended, StopSignal):
+            return ended
+        if ended.name == "SIGINT":  # a person at the keyboard means the work, not the waiting
+            job = await client.cancel(job)
+            if not job.is_active:
+                finished = client.delivered(job)
+                if finished.ok:
+                    return finished
+                return Outcome(Ending.KILLED, stop_problem("SIGINT"), {"partial": True, "job_id": job.id})
+        current = await asyncio.to_thread(client.look, job.id)
+        return client.incomplete(current or job, call, (monotonic_ns() - call.started_ns) // NS_PER_MS)
+
+    def _needs_no_approval(self, call: Call) -> bool:
+        return call.proposal_id is not None or self._approvals is None or not self._approvals.guards(call.name)
+
+    def _is_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> bool:
         """Whether the identical call was approved before, and its work is under way or its answer kept."""
         if self._goes_on_as_job(spec):
-            assert self._program is not None
-            timeout_ms = admission.clocks.timeout_ms or 0
-            from .invocation import Invocation
+            return self.jobs().attached(self._invocation(call, spec, request)) is not None
+        key = request.idempotency_key
+        return key is not None and self.store().idempotency.is_known(self._scope(spec, request), key)
 
-            invocation = Invocation(
-                self.catalogue, spec, self._program, arguments, timeout_ms, idempotency_key, None, stdin, owner
-            )
-            return self.jobs().attached(invocation) is not None
-        return idempotency_key is not None and self.store().idempotency.is_known(
-            self._scope(spec, owner), idempotency_key
+    def _invocation(self, call: Call, spec: CommandSpec, request: CallRequest) -> Invocation:
+        from .invocation import Invocation
+
+        assert self._program is not None
+        return Invocation(
+            self.catalogue,
+            spec,
+            self._program,
+            call.arguments or {},
+            call.clocks.timeout_ms or 0,  # its own: the caller's deadline ends the waiting, not the work
+            request.idempotency_key,
+            request.resume_from,
+            request.stdin,
+            request.owner,
+            call.proposal_id,
         )
 
-    def _scope(self, spec: CommandSpec, owner: str | None) -> str:
-        """Where an idempotency key counts: for one command of one owner. No name of either has an @ in it."""
-        scope = f"{self.catalogue.name}/{spec.name}"
+    def begin_job_command(self, action: str, parent: Deadline | None = None) -> Call:
+        """Start the clocks of list, status, wait or cancel. Waiting without a limit takes as long as the job."""
+        clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
+        return self.begin_own(f"job {action}", clocks, parent, mutates=action == "cancel")
+
+    def begin_own(
+        self, name: str, clocks: Clocks, parent: Deadline | None, *, mutates: bool, idempotent: bool = False
+    ) -> Call:
+        """Start the clocks of something that a surface offers beside the app's commands."""
+        call = self.runtime.begin(name, {}, clocks, parent=parent)
+        call.mutates, call.idempotent = mutates, idempotent
+        return call
+
+    async def run_job_command(
+        self, call: Call, action: str, job_id: str | None, request: CallRequest
+    ) -> Outcome | Envelope:
+        """List, look at, wait for or cancel jobs. To an agent, jobs of others are not there."""
+        return await self.jobs().perform(
+            action,
+            job_id,
+            call,
+            app=self.catalogue.name,
+            of=None if request.principal is None else request.principal.sees_jobs_of,
+            budget_ms=request.budget_ms,
+            on_progress=request.on_progress,
+        )
+
+    def _scope(self, spec: CommandSpec, request: CallRequest) -> str:
+        """Return where an idempotency key counts: for one command of one owner. No name of either has an @ in it."""
+        scope, owner = f"{self.catalogue.name}/{spec.name}", request.owner
         return scope if owner is None else f"{scope}@{owner}"
 
     def _goes_on_as_job(self, spec: CommandSpec) -> bool:
         return spec.interruption is not None and spec.interruption.detach and self._program is not None
 
-    def _caller(self) -> TraceContext:
-        scope = current_scope.get()
-        return self.runtime.trace if scope is None else scope.span.trace
-
-    def _earlier(self, parent: Deadline | None) -> Deadline | None:
-        inherited = self.runtime.inherited
-        if parent is None or inherited is None:
-            return parent or inherited
-        return min(parent, inherited, key=lambda deadline: deadline.at_ns)
-
-    async def _here(
-        self,
-        spec: CommandSpec,
-        operation: Operation,
-        arguments: Mapping[str, object],
-        admission: Call,
-        attending: Attending,
-        stop: asyncio.Future[str] | None,
-    ) -> Envelope:
-        call = self.runtime.call(operation, arguments, listener=attending, admission=admission)
-        if stop is None:
-            envelope = await call
-        else:
-            limit_s = STOP_LIMIT_S + (admission.clocks.grace_ms or 0) / 1000
-            ended = await _unless_stopped(asyncio.ensure_future(call), stop, limit_s)
-            envelope = _stopped(admission, stop) if ended is None else ended
-        if not envelope.ok and spec.steps:
-            envelope.data = attending.partial(envelope.data)
-        envelope.warnings += attending.warnings
-        if envelope.ok and attending.kept:
-            await asyncio.to_thread(attending.clear)
-        return envelope
-
-    async def _as_job(
-        self,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        admission: Call,
-        budget_ms: int | None,
-        idempotency_key: str | None,
-        resume_from: str | None,
-        on_progress: Progress | None,
-        stop: asyncio.Future[str] | None,
-        stdin: Stdin | None,
-        owner: str | None,
-        proposal_id: str | None,
-        may_start: bool,
-    ) -> Envelope | None:
-        """The work belongs to its keeper; we only wait for it. Bad arguments are told before there is a job. None where
-        it would have to be started and may not."""
-        checked = await self._check(spec, arguments, _ahead(admission), stop)
-        if not checked.ok:
-            return checked
-        if lost := _look_at(checked).lost_in_json:
-            return answer(admission, _lost(lost, arguments))
-        assert self._program is not None
-        timeout_ms = admission.clocks.timeout_ms or 0  # its own: the caller's deadline ends the waiting, not the work
-        from .invocation import Invocation
-
-        invocation = Invocation(
-            self.catalogue,
-            spec,
-            self._program,
-            arguments,
-            timeout_ms,
-            idempotency_key,
-            resume_from,
-            stdin,
-            owner,
-            proposal_id,
+    async def _check(self, call: Call, spec: CommandSpec, bound: Bound | None = None) -> Outcome:
+        """Look at the arguments of a call and run nothing. The types' own code does it, which may take any time: the
+        call's, and no more than a moment where work or a question of days comes behind it."""
+        stop = None if call.request is None else call.request.stop
+        looked = await _unless_stopped(
+            self._checks.look_at(call, spec, call.arguments or {}, bound), stop, STOP_LIMIT_S
         )
-        front = self.jobs()
-        if idempotency_key is not None:
-            from .idempotency import reused
-
-            scope = self._scope(spec, owner)
-            problem = await asyncio.to_thread(reused, self.store(), scope, idempotency_key, invocation.key())
-            if problem is not None:
-                return answer(admission, Outcome(Ending.NOT_STARTED, problem))
-        if may_start:
-            job = await asyncio.to_thread(front.start_or_attach, invocation, admission.trace)
-        elif (attached := await asyncio.to_thread(front.attached, invocation)) is not None:
-            job = attached
-        else:
-            return None
-        until_ns, waits_ms = front.patience(admission, budget_ms)
-        waiting = asyncio.ensure_future(
-            front.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)
-        )
-        envelope = await _unless_stopped(waiting, stop, STOP_LIMIT_S)
-        if envelope is not None:
-            if admission.confirmed:  # its keeper does not know
-                envelope.meta["confirmed"] = True
-            if job.delivered_at is not None and job.ended_at is not None:
-                envelope.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
-            return envelope
-        assert stop is not None
-        if stop.result() == "SIGINT":  # a person at the keyboard means the work, not the waiting
-            job = await front.cancel(job)
-            if not job.is_active:
-                ended = front.delivered(job)
-                if ended.ok:
-                    return ended
-                data: dict[str, object] = {"partial": True, "job_id": job.id}
-                return answer(admission, Outcome(Ending.KILLED, stop_problem("SIGINT"), data))
-        current = await asyncio.to_thread(front.look, job.id)
-        elapsed_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-        return front.incomplete(current or job, admission, elapsed_ms)
-
-    async def _check(
-        self,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        admission: Call,
-        stop: asyncio.Future[str] | None,
-    ) -> Envelope:
-        """Look at the arguments and run nothing. The types' own code does it, which may take any time: the call's."""
-        call = self.runtime.call(self._checks.operation(spec), arguments, admission=admission)
-        checked = await _unless_stopped(asyncio.ensure_future(call), stop, STOP_LIMIT_S)
-        return _stopped(admission, stop) if checked is None else checked
-
-
-# A look at the arguments before a job or a question to a person has no business to take long, and both may take days.
-LOOK_LIMIT_MS = 30_000
-
-
-def _ahead(admission: Call) -> Call:
-    """The clocks of a call for a look at its arguments before the rest of it."""
-    bound, latest = admission.bound, Deadline.after_ms(monotonic_ns(), LOOK_LIMIT_MS)
-    if bound.bell is None or latest.at_ns < bound.bell.at_ns:
-        bound = Bound(latest, bound.grace_ms, LOOK_LIMIT_MS, "look at the arguments")
-    return replace_fields(admission, bound=bound, mutates=False, request_id=new_request_id())
+        return looked.outcome(Ending.NOT_STARTED) if isinstance(looked, StopSignal) else looked
 
 
 class ArgumentChecks:
@@ -564,13 +414,14 @@ class ArgumentChecks:
         self._runtime = runtime
         self._operations: dict[str, Operation] = {}
 
-    async def look_at(self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call | None) -> Envelope:
-        """For those who stand between a call and its work: on the clock of the call, where there is one."""
-        check = self.operation(spec)
-        admission = self._runtime.admit(check, None) if admission is None else _ahead(admission)
-        return await self._runtime.call(check, arguments, admission=admission)
+    async def look_at(
+        self, call: Call, spec: CommandSpec, arguments: Mapping[str, object], bound: Bound | None = None
+    ) -> Outcome:
+        """Look at arguments as a part of the call, for whoever stands between it and its work."""
+        bound = bound or call.narrowed(LOOK_LIMIT_MS, "look at the arguments")
+        return await self._runtime.check(call, self._operation(spec), arguments, bound)
 
-    def operation(self, spec: CommandSpec) -> Operation:
+    def _operation(self, spec: CommandSpec) -> Operation:
         if spec.name not in self._operations:
             reference = replace(spec.handler, qualname=f"{spec.handler.qualname}?", is_async=False)
             self._operations[spec.name] = Operation(
@@ -579,92 +430,91 @@ class ArgumentChecks:
         return self._operations[spec.name]
 
 
-class Attending(Checkpointing):
+class CommandListener(Checkpointing):
     """Listens to one call of a command that is run here and now."""
 
     def __init__(
-        self,
-        store: Callable[[], Store],
-        key: Callable[[], str],
-        spec: CommandSpec,
-        on_progress: Progress | None,
-        resume_from: str | None = None,
+        self, store: Callable[[], Store], key: Callable[[], str], spec: CommandSpec, request: CallRequest
     ) -> None:
-        super().__init__(store, key, spec.steps, resume_from)
-        self._on_progress = on_progress
+        super().__init__(store, key, spec.steps, request.resume_from)
+        self._on_progress = request.on_progress
+        self.stdin_path = None if request.stdin is None else request.stdin.path
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
             self._on_progress(done, total, unit)
 
 
-async def _unless_stopped(working: asyncio.Future[T], stop: asyncio.Future[str] | None, limit_s: float) -> T | None:
-    """What came of it, or None where the work was stopped before it had one."""
+class StopSignal(NamedTuple):
+    """The name of the signal by which a surface has stopped a call."""
+
+    name: str
+
+    def outcome(self, ending: Ending) -> Outcome:
+        return Outcome(ending, stop_problem(self.name), {"partial": True})
+
+
+async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, limit_s: float) -> T | StopSignal:
+    """Wait for the work, and cancel it when the surface says stop. Return what came of it, or what stopped it first.
+
+    A cancellation is passed on with the `outcome` of the work."""
+    if stop is None:
+        return await work
+    working = asyncio.ensure_future(work)
+    both: list[asyncio.Future[Any]] = [working, stop]
     try:
-        if stop is None:
-            return await working
-        both: list[asyncio.Future[Any]] = [working, stop]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the work's own clocks
-        if working.done():
-            return working.result()
     except asyncio.CancelledError as cancelled:
         working.cancel()
         await run_shielded(asyncio.wait([working], timeout=limit_s))
-        if stop is not None and working.cancelled():
+        if working.cancelled():
             try:
                 working.result()
-            except asyncio.CancelledError as theirs:  # the answer of the cancelled call goes along with it
-                cancelled.envelope = getattr(theirs, "envelope", None)  # type: ignore[attr-defined]
+            except asyncio.CancelledError as theirs:
+                cancelled.outcome = getattr(theirs, "outcome", None)  # type: ignore[attr-defined]
         raise
+    if working.done():
+        return working.result()
     working.cancel()
     await asyncio.wait([working], timeout=limit_s)
     if working.done() and not working.cancelled() and working.exception() is None:
         return working.result()  # it ended by itself just then, and that is the truth
-    return None
+    return StopSignal(stop.result())
 
 
-def _stopped(admission: Call, stop: asyncio.Future[str] | None, ending: Ending = Ending.KILLED) -> Envelope:
-    assert stop is not None
-    return answer(admission, Outcome(ending, stop_problem(stop.result()), {"partial": True}))
-
-
-def _unconfirmed(spec: CommandSpec, arguments: Mapping[str, object], preview: Envelope, admission: Call) -> Envelope:
-    """What would be done, by the command's own rehearsal where it has one. Nothing was."""
-    data: dict[str, object] = {"would_run": spec.name, "arguments": _shown(arguments)}
-    if "dry_run" in spec.input_schema["properties"]:
-        data["preview"] = preview.data
-    message = f"{spec.name} is destructive and was not confirmed; nothing was done"
-    return answer(admission, Outcome(Ending.NOT_STARTED, Problem("CONFIRMATION_REQUIRED", message, "validation"), data))
-
-
-def _lost(names: list[str], arguments: Mapping[str, object]) -> Outcome:
-    """A job's arguments are kept as JSON: what it would run with has to be what was given."""
-    message = "a {} does not stay what it is in JSON, and the arguments of a job are kept as JSON: pass plain data"
-    return invalid([{"field": name, "message": message.format(type(arguments[name]).__name__)} for name in names])
-
-
-def _unshown(spec: CommandSpec, preview: Envelope) -> Envelope:
-    """The answer where what would be done could not be shown: the failure of the rehearsal, called that."""
-    error = preview.error
-    if error is not None and error["phase"] != "validation":
-        error["message"] = f"{spec.name} was not confirmed, and its preview (dry_run) failed: {error['message']}"
-        known = error.get("context")
-        error["context"] = {**(known if isinstance(known, dict) else {}), "preview": True}
-    return preview
-
-
-def _shown(arguments: Mapping[str, object]) -> dict[str, object]:
-    shown: dict[str, object] = {}
-    for name, value in arguments.items():
-        try:
-            shown[name] = to_valid_json(value)[0]
-        except NotSerializable:
-            shown[name] = repr(value)
-    return shown
-
-
-def _look_at(checked: Envelope) -> Look:
+def _read_look(checked: Outcome) -> Look:
     """Return what a look at the arguments has found."""
     from ..core.exact_values import Look
 
     return Look.of(checked.data)
+
+
+def _has_dry_run(spec: CommandSpec) -> bool:
+    return "dry_run" in spec.input_schema["properties"]
+
+
+def _refuse_lost_in_json(names: list[str], arguments: Mapping[str, object]) -> Outcome:
+    """Refuse arguments that a job would run with as something else, because its arguments are kept as JSON."""
+    message = "a {} does not stay what it is in JSON, and the arguments of a job are kept as JSON: pass plain data"
+    return invalid([{"field": name, "message": message.format(type(arguments[name]).__name__)} for name in names])
+
+
+def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
+    """Say of the failure of a rehearsal that it is one: what would be done could not be shown."""
+    problem = preview.problem() if callable(preview.problem) else preview.problem
+    if problem is not None and (problem.phase != "validation" or preview.ending is not Ending.NOT_STARTED):
+        message = f"{spec.name} was not confirmed, and its preview (dry_run) failed: {problem.message}"
+        problem = replace_fields(problem, message=message, context={**(problem.context or {}), "preview": True})
+    preview.problem = problem
+    return preview
+
+
+def _describe_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Write arguments as JSON, and those that cannot be as Python shows them."""
+    described: dict[str, object] = {}
+    for name, value in arguments.items():
+        try:
+            described[name] = to_valid_json(value)[0]
+        except NotSerializable:
+            described[name] = repr(value)
+    return described

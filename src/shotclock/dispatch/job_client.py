@@ -23,8 +23,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..core.walltime import WallTime
-from ..process import spans
-from ..process.clock import monotonic_ns, wall_ns, wall_time
+from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
 from ..process.detached import start_detached
 from ..process.identity import is_alive
@@ -60,40 +59,39 @@ class JobClient:
         self,
         verb: str,
         job_id: str | None,
-        admission: Call,
+        call: Call,
         *,
         app: str | None = None,
         active_only: bool = False,
         of: str | None = None,
         budget_ms: int | None = None,
         on_progress: Progress | None = None,
-    ) -> Envelope:
-        """One of list, status, wait and cancel. Raises Failure where there is no such job, or no usable store. `of`: to
-        this owner, whom the jobs of others do not concern; None sees all."""
+    ) -> Outcome | Envelope:
+        """Do one of list, status, wait and cancel; an envelope is the job's own. Raises Failure where there is no such
+        job, or no usable store. `of`: to this owner, whom the jobs of others do not concern; None sees all."""
         if verb == "list":
             jobs = await asyncio.to_thread(self.list, app, active_only=active_only, of=of)
-            return answer(admission, Outcome(Ending.FINISHED, data={"jobs": jobs}))
+            return Outcome(Ending.FINISHED, data={"jobs": jobs})
         job = await asyncio.to_thread(self.find, job_id or "", of)
         if verb == "status":
-            return answer(admission, Outcome(Ending.FINISHED, data=self.shown(job)))
+            return Outcome(Ending.FINISHED, data=self.shown(job))
         if verb == "cancel":
             job = await self.cancel(job)
             problem = None
             if job.is_active:
                 problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
-            return answer(admission, Outcome(Ending.FINISHED, problem, self.shown(job)))
-        until_ns, waits_ms = self.patience(admission, budget_ms)
-        return await self.wait(job, admission, until_ns=until_ns, budget_ms=waits_ms, on_progress=on_progress)
+            return Outcome(Ending.FINISHED, problem, self.shown(job))
+        return await self.wait(job, call, budget_ms, on_progress)
 
     @staticmethod
-    def patience(admission: Call, budget_ms: int | None) -> tuple[int | None, int]:
-        """Until when this caller waits, and how long that is: its budget, and never past its own caller's deadline."""
-        ends = [] if budget_ms is None else [admission.started_ns + budget_ms * NS_PER_MS]
-        if admission.bound.owner != admission.name and admission.bound.bell is not None:
-            ends.append(admission.bound.bell.at_ns)
+    def patience(call: Call, budget_ms: int | None) -> tuple[int | None, int]:
+        """Return until when this caller waits, and how long that is: its budget, within its own caller's deadline."""
+        ends = [] if budget_ms is None else [call.started_ns + budget_ms * NS_PER_MS]
+        if call.bound.owner != call.name and call.bound.bell is not None:
+            ends.append(call.bound.bell.at_ns)
         if not ends:
             return None, 0
-        return min(ends), max(0, (min(ends) - admission.started_ns) // NS_PER_MS)
+        return min(ends), max(0, (min(ends) - call.started_ns) // NS_PER_MS)
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -134,7 +132,7 @@ class JobClient:
             )
         except OSError as error:
             problem = Problem("SPAWN_FAILED", f"the job's keeper could not be started: {error}")
-            envelope = answer(_admit(job), Outcome(Ending.NOT_STARTED, problem))
+            envelope = answer_for_job(job, Outcome(Ending.NOT_STARTED, problem))
             self._store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         finally:
             os.close(output)
@@ -152,29 +150,26 @@ class JobClient:
     async def wait(
         self,
         job: Job,
-        admission: Call,
-        *,
-        until_ns: int | None,
-        budget_ms: int,
+        call: Call,
+        budget_ms: int | None,
         on_progress: Progress | None = None,
-    ) -> Envelope:
-        """The job's own envelope once it has ended; INCOMPLETE when the time is up first."""
+    ) -> Outcome | Envelope:
+        """Return the job's own envelope once it has ended; INCOMPLETE when the caller's time is up first."""
+        until_ns, waits_ms = self.patience(call, budget_ms)
         pause_s = FIRST_LOOK_S
         told: object = None
         while True:
             current = await asyncio.to_thread(self.look, job.id)
             if current is None:
-                return answer(admission, _not_found(job.id))
+                return _not_found(job.id)
             if not current.is_active:
-                envelope = await asyncio.to_thread(self.delivered, current)
-                _tell_of(admission, envelope)
-                return envelope
+                return await asyncio.to_thread(self.delivered, current)
             if current.progress is not None and current.progress != told and on_progress is not None:
                 told = current.progress
                 on_progress(told.done, told.total, told.unit)
             left_s = None if until_ns is None else (until_ns - monotonic_ns()) / 1e9
             if left_s is not None and left_s <= 0:
-                return self.incomplete(current, admission, budget_ms)
+                return self.incomplete(current, call, waits_ms)
             await asyncio.sleep(pause_s if left_s is None else min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
@@ -203,15 +198,14 @@ class JobClient:
         meta = {**told["meta"], "job_id": job.id}
         return Envelope(told["data"], told["error"], list(told["warnings"]), meta)
 
-    def incomplete(self, job: Job, admission: Call, budget_ms: int) -> Envelope:
-        elapsed_ms = (monotonic_ns() - admission.started_ns) // 1_000_000
+    def incomplete(self, job: Job, call: Call, budget_ms: int) -> Outcome:
+        """Say that the job goes on, how far it is, and how to wait for it or cancel it."""
+        elapsed_ms = (monotonic_ns() - call.started_ns) // 1_000_000
         silent_ms = 0 if job.heartbeat_at is None else wall_time().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
             fired = Fired(ClockKind.IDLE, "keeper", SILENT_LIMIT_MS, silent_ms)
             message = f"the keeper of job {job.id} has said nothing for {format_duration(silent_ms)}"
-            return answer(
-                admission, Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.shown(job))
-            )
+            return Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.shown(job))
         data: dict[str, object] = {
             "state": "running",
             "job_id": job.id,
@@ -221,9 +215,8 @@ class JobClient:
         }
         fired = Fired(ClockKind.BUDGET, "caller", budget_ms, elapsed_ms)
         message = f"{job.command} goes on as job {job.id}"
-        envelope = answer(admission, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
-        envelope.meta["budget_ms"] = budget_ms
-        return envelope
+        problem = Problem("INCOMPLETE", message, fired=fired)
+        return Outcome(Ending.DETACHED, problem, data, budget_ms=budget_ms)
 
     # --- looking and cancelling ---------------------------------------------------------------------------
 
@@ -290,13 +283,6 @@ def progress_of(job: Job) -> dict[str, object]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _tell_of(admission: Call, envelope: Envelope) -> None:
-    """The caller's part of a job has ended as well, with the keeper's envelope instead of one of its own."""
-    if spans.recorder is not None:
-        problem = None if envelope.ok else Problem(str(envelope.code), "")
-        spans.recorder.call_ended(admission, Outcome(Ending(envelope.ending), problem), monotonic_ns(), wall_ns())
-
-
 def _status(job: Job) -> str:
     if job.is_active:
         return "running"
@@ -312,15 +298,15 @@ def lost_envelope(job: Job) -> dict[str, Any]:
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
     message = f"the keeper of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
-    envelope = answer(_admit(job), Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
+    envelope = answer_for_job(job, Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
     envelope.meta["duration_ms"] = 0 if job.heartbeat_at is None else job.heartbeat_at.since_ms(job.attempt_at)
     return envelope.to_dict()
 
 
-def _admit(job: Job) -> Call:
-    """For what is said of a job instead of by its keeper."""
+def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
+    """Answer instead of a job whose keeper cannot."""
     tool = Tool(semantic_version(job.tool_version))
-    return admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool)
+    return answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool), outcome)
 
 
 def _tail(log_path: str | None) -> str:

@@ -25,7 +25,7 @@ from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import this_process
 from ..runtime import telemetry
-from ..runtime.call import Outcome, Tool, admit, answer
+from ..runtime.call import Outcome, Tool
 from ..runtime.handlers import raised
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -34,6 +34,7 @@ from ..store.store import Store
 from .checkpointing import Checkpointing
 from .concurrency_limits import ConcurrencyLimits
 from .dispatcher import ArgumentChecks
+from .job_client import answer_for_job
 
 # How often a keeper says that it lives, and looks whether it should stop.
 BEAT_S = 0.25
@@ -65,7 +66,7 @@ def main(home: str, job_id: str) -> None:
         except Exception as error:
             outcome = raised(error)
             outcome.ending = Ending.NOT_STARTED
-            envelope = answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"])), outcome)
+            envelope = answer_for_job(job, outcome)
         store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         if proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
@@ -97,23 +98,23 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     inbox = Inbox(store)
     runtime.approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
-    admission = runtime.admit(job.command, Clocks(timeout_ms=timeout_ms))
     attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
     async with runtime:
-        working = asyncio.ensure_future(
-            runtime.call(job.command, job.arguments, listener=attending, admission=admission)
-        )
+        call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=timeout_ms))
+        working = asyncio.ensure_future(runtime.conclude(call, listener=attending))
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
             if not _still_wanted(store, job):
+                call.stopped_for = Problem("CANCELLED", "the job was cancelled")
                 working.cancel()
                 await asyncio.wait([working], timeout=(spec.clocks.grace_ms or 0) / 1000 + 3)
                 break
         if working.done() and not working.cancelled():
             envelope = working.result()
         else:
-            problem = Problem("CANCELLED", "the job was cancelled")
-            envelope = answer(admission, Outcome(Ending.KILLED, problem, {"partial": True}))
+            envelope = answer_for_job(job, Outcome(Ending.KILLED, call.stopped_for))
+        if envelope.code == "CANCELLED":
+            envelope.data = envelope.data or {"partial": True}
     await inbox.close()
     attending.write_progress()
     if not envelope.ok and spec.steps:

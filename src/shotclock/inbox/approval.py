@@ -18,14 +18,12 @@ import stat
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..core.arguments import NotSerializable
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.exact_values import Look, Typed, copied, exact
 from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
@@ -34,25 +32,16 @@ from ..core.records import dataclass
 from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome, invalid
+from ..runtime.request import CallRequest
 from .access import Principal
 from .inbox import Inbox
-from .outcomes import CALL_AGAIN, action_changed, outcome_of, told_of, undecided
+from .outcomes import CALL_AGAIN, action_changed, outcome_of, refused, told_of, undecided
 from .wait_budget import read_response_budget_ms
 
 TITLE_LENGTH = 200
 # The one parameter beside the text that a command with an approved file may have.
 JUSTIFICATION = "justification"
-Check = Callable[[CommandSpec, Mapping[str, object], Call | None], Awaitable[Envelope]]
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """Somebody said yes, perhaps to something else than was asked."""
-
-    arguments: Mapping[str, object]
-    waited_ms: int
-    proposal_id: str | None = None
-    """The approval that this run has used up, and that is owed its outcome."""
+Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +68,8 @@ class Approvals:
         check: Check | None = None,
         program: str | None = None,
     ) -> None:
-        """`check` looks at arguments without running anything, where that is possible: on the clock of the call, or
-        on a clock as long as the command's where that stands still for a person. `program` is the file or the module
-        that the commands are in."""
+        """`check` looks at arguments without running anything, where that is possible, as a part of the call. `program`
+        is the file or the module that the commands are in."""
         self._check = check
         self._program = program
         self._app = catalogue.name
@@ -92,42 +80,45 @@ class Approvals:
     def guards(self, name: str) -> bool:
         return name in self._specs
 
-    async def ask(
-        self,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        by: Principal,
-        *,
-        key: str | None = None,
-        justification: str = "",
-        budget_ms: int | None = None,
-        parent: Deadline | None = None,
-        again: str | None = None,
-        run_wait: RunWait | None = None,
-        look: Look | None = None,
-        surroundings: Mapping[str, Any] | None = None,
-    ) -> Passed | Outcome | Envelope:
-        """An envelope where what the operator made of the arguments is refused; the approval is not spent then. `again`
-        is how whoever calls picks the decision up. A `run_wait` says how it is waited, instead of `key`, `budget_ms`
-        and `parent`. `look` is what the check of the arguments said of them: nobody may change them meanwhile. What
-        else decides what this call does is in `surroundings`.
+    async def approve(self, call: Call, look: Look | None = None) -> Outcome | None:
+        """Ask a person whether the call may run, and wait within its caller's time. Return the answer where it may not.
 
-        Raises Failure (the store cannot be used) or NotSerializable (the arguments cannot be shown to anybody).
+        Else the approval is used up, and the call has what was approved: perhaps other arguments. Its clocks stand
+        still while a person is asked. `look` is what the check of the arguments said of them, if that was done.
         """
+        spec, request = self._specs[call.name], call.request
+        try:
+            if request is None:  # made inside another call: nobody else may change the arguments while a person decides
+                call.arguments = copied(call.arguments or {})
+                call.request = request = CallRequest(call.name, call.arguments, repeat_hint=CALL_AGAIN)
+            if look is None and self._check is not None:
+                checked = await self._check(call, spec, call.arguments or {})
+                if checked.problem is not None:
+                    return checked
+                look = Look.of(checked.data)
+            return await self._ask(call, spec, request, look)
+        except NotSerializable as reason:  # nobody could be shown it
+            return invalid([{"field": "arguments", "message": str(reason)}])
+        except Failure as failure:  # the store cannot be used, or what would be done has changed meanwhile
+            return refused(failure)
+
+    async def _ask(self, call: Call, spec: CommandSpec, request: CallRequest, look: Look | None) -> Outcome | None:
+        """Propose the call, wait for a decision and use the approval up."""
         started_ns = monotonic_ns()
-        wait_ms = self._patience_ms(budget_ms, parent, started_ns)
+        wait_ms = self._patience_ms(request.budget_ms, call.parent, started_ns)
+        inbox, run_wait = self._inbox(), request.run_wait
+        by = request.principal or Principal.local()
         around = None if run_wait is None else run_wait.bounded()
-        inbox = self._inbox()
         while True:
-            ask = await self._question(spec, arguments, justification, look, surroundings)
+            ask = await self._question(call, spec, request, look)
             # The hash of a file knows not what is there now, which makes it another question.
             identity = None if ask.file is None else digest([ask.title, ask.action_hash, ask.file.current])
             if run_wait is None:
-                proposal = await inbox.propose(ask, by, key=key or identity)
+                proposal = await inbox.propose(ask, by, key=request.idempotency_key or identity)
             else:
                 proposal = await _proposed_for_run(inbox, ask, by, run_wait)
             if not _is_asked_alike(proposal.ask, ask):
-                message = f"{proposal.id} asks for the same action with another text, other rules or another file"
+                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if has_waited := proposal.is_open:
@@ -139,85 +130,52 @@ class Approvals:
                 waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             goes_on = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
             if has_waited and (goes_on or proposal.status.allows):
+                call.restart_clocks()
                 # What it would do now may not be what was asked: another directory, another file, other conversions.
                 if look is not None and self._check is not None:
-                    checked = await self._check(spec, arguments, None)
-                    if not checked.ok:
+                    checked = await self._check(call, spec, call.arguments or {})
+                    if checked.problem is not None:
                         return checked
                     look = Look.of(checked.data)
-                now = await self._question(spec, arguments, justification, look, surroundings)
+                now = await self._question(call, spec, request, look)
                 if not _is_asked_alike(proposal.ask, now):
                     message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
                     raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
-            if goes_on:
-                if await inbox.use(proposal.id, ask.action_hash, unanswered=True):
-                    return Passed(_approved(spec, arguments, proposal), waited_ms, proposal.id)
-                continue
-            if proposal.is_open and around is not None:
+            if not goes_on and proposal.is_open and around is not None:
                 return undecided(proposal.id, told_of(proposal), around)
-            if not proposal.status.allows:
+            if not goes_on and not proposal.status.allows:
+                again = request.repeat_hint or f"call {spec.name} again with the same arguments"
                 return outcome_of(proposal, waited_ms, wait_ms, again)
-            approved = _approved(spec, arguments, proposal)
-            if proposal.status is ProposalStatus.MODIFIED and (wrong := await self._wrong(spec, approved)) is not None:
-                return wrong
-            if await inbox.use(proposal.id, ask.action_hash):
-                return Passed(approved, waited_ms, proposal.id)
+            approved = _approved(spec, call.arguments or {}, proposal)
+            if proposal.status is ProposalStatus.MODIFIED and self._check is not None:
+                checked = await self._check(call, spec, approved)
+                if checked.problem is not None:
+                    return checked
+            if await inbox.use(proposal.id, ask.action_hash, unanswered=goes_on):
+                call.arguments, call.proposal_id = approved, proposal.id
+                if request.budget_ms is not None:
+                    request.budget_ms = max(0, request.budget_ms - waited_ms)
+                return None
 
-    def record(self, proposal_id: str | None, envelope: Envelope | None) -> None:
-        """Write down what became of a run, for whoever approved it. No envelope: it was cancelled.
-
-        What goes on as a job is written down by the job."""
-        if proposal_id is None or (envelope is not None and envelope.ending == "detached"):
-            return
-        code = "CANCELLED" if envelope is None else envelope.code
-        error = {} if envelope is None else envelope.error or {}
-        self._inbox().record_outcome(proposal_id, code, str(error.get("message", "")))
-
-    async def approve(
-        self, admission: Call, arguments: Mapping[str, object], parent: Deadline | None
-    ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome:
-        """For a call from inside another: the same gate, within the time that the outer one has left. With the
-        arguments comes whom to tell what became of it."""
-        spec = self._specs[admission.name]
-        try:
-            passed = await self._ask_for_inner(spec, copied(arguments), admission, parent)
-        except NotSerializable as reason:
-            return invalid([{"field": "arguments", "message": str(reason)}])
-        if isinstance(passed, Envelope):
-            error = passed.error or {}
-            return Outcome(Ending.NOT_STARTED, Problem(str(passed.code), str(error.get("message", "")), "validation"))
-        if isinstance(passed, Outcome):
-            return passed
-        return passed.arguments, partial(self.record, passed.proposal_id)
-
-    async def _ask_for_inner(
-        self, spec: CommandSpec, arguments: Mapping[str, object], admission: Call, parent: Deadline | None
-    ) -> Passed | Outcome | Envelope:
-        look = None
-        if self._check is not None:
-            checked = await self._check(spec, arguments, admission)
-            if not checked.ok:
-                return checked
-            look = Look.of(checked.data)
-        return await self.ask(spec, arguments, Principal.local(), parent=parent, again=CALL_AGAIN, look=look)
-
-    async def _wrong(self, spec: CommandSpec, arguments: Mapping[str, object]) -> Envelope | None:
-        if self._check is None:
-            return None
-        checked = await self._check(spec, arguments, None)
-        return None if checked.ok else checked
+    def record(self, proposal_id: str, envelope: Envelope) -> None:
+        """Write down what became of a run, for whoever approved it. A job that goes on does that itself."""
+        if envelope.ending != "detached":
+            message = str((envelope.error or {}).get("message", ""))
+            self._inbox().record_outcome(proposal_id, envelope.code, message)
 
     async def _question(
-        self,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        justification: str,
-        look: Look | None,
-        surroundings: Mapping[str, Any] | None,
+        self, call: Call, spec: CommandSpec, request: CallRequest, look: Look | None
     ) -> ProposalRequest:
-        added = {**(surroundings or {}), **_conversions(look)}
+        """Write out what would be done, with what else decides what this call does."""
+        added: dict[str, Any] = {}
+        if request.stdin is not None:
+            added["stdin"] = {"sha256": request.stdin.digest}
+        if request.resume_from is not None:
+            added["resume from"] = request.resume_from
+        added |= _conversions(look)
+        arguments, justification = call.arguments or {}, request.justification
         if spec.approved_file is None:
-            return await self._ask(spec, arguments, justification, added)
+            return await self._ask_for_operation(spec, arguments, justification, added)
         return await asyncio.to_thread(self._ask_for_file, spec, spec.approved_file, arguments, justification, added)
 
     def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
@@ -229,7 +187,7 @@ class Approvals:
             limits.append(remaining_ms - reserve_ms_for(remaining_ms))
         return max(0, min(limits))
 
-    async def _ask(
+    async def _ask_for_operation(
         self,
         spec: CommandSpec,
         arguments: Mapping[str, object],

@@ -101,7 +101,7 @@ class CommandProvider:
             else:
                 argv = [*shell, "-c", PIPEFAIL + script]
             try:
-                return _result(await runtime.run(argv, env=env, base_env=around, cwd=step.folder, admission=call))
+                return _result(await runtime.run(argv, env=env, base_env=around, cwd=step.folder, call=call))
             except CancelledError as cancelled:
                 if (left := envelope_left_by(cancelled)) is not None:
                     hand_over(cancelled, _result(left))

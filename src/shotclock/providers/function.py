@@ -193,6 +193,7 @@ class FunctionProvider:
 async def _called(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: Runtime) -> Envelope:
     """While a person is asked, only the time of the run goes on; the work has the step's clocks after that."""
     from ..inbox.approval import RunWait
+    from ..runtime.request import CallRequest
 
     command, arguments = step.settings["command"], step.settings["arguments"]
     run_wait, justification = None, ""
@@ -200,7 +201,8 @@ async def _called(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: R
         run_wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call, runtime))
         if "justification" not in arguments:  # a command that takes one of its own is shown with that
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
-    return await dispatcher.call(command, arguments, _left(call), run_wait=run_wait, justification=justification)
+    request = CallRequest(command, arguments, _left(call), run_wait=run_wait, justification=justification)
+    return await dispatcher.call(request)
 
 
 async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:

@@ -1,7 +1,6 @@
-"""The two ends of the chokepoint that every call passes, whatever waits in between.
+"""A call and its two ends: `admit` starts its clocks before anything runs, `answer` makes the one envelope of it.
 
-`admit` fixes the clocks before anything runs; `answer` turns what happened into the one envelope. The blocking
-command line and the asyncio runtime differ only in how they wait.
+The blocking command line and the asyncio runtime differ only in how they wait in between.
 """
 
 from __future__ import annotations
@@ -21,6 +20,11 @@ from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from ..process import clock, spans
 from ..process.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..core.operation import Operation
+    from .request import CallRequest
+
 _DEFAULTS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
 
 
@@ -38,7 +42,7 @@ OURSELVES = Tool()
 
 @record
 class Call:
-    """A call that may run: its clocks are fixed and running."""
+    """One call of an operation, from its admission to its answer. Its clocks are fixed and running."""
 
     name: str
     clocks: Clocks
@@ -54,8 +58,46 @@ class Call:
     began_ns: int = 0
     """When the caller began to wait, where that is earlier than the start of the clocks: a person was asked first, or
     the program was imported."""
+    parent: Deadline | None = None
+    """The deadline that this call's own is inside of, with its owner's name."""
+    parent_owner: str = "caller"
+    operation: Operation | None = None
+    arguments: Mapping[str, object] | None = None
+    """What it runs with: after an approval what was approved. Let go of when the call is answered."""
+    request: CallRequest | None = None
+    """What a surface asked for, if one did: who asks, the key, and how it waits and listens."""
     confirmed: bool = False
     """Whoever called said that it may destroy something."""
+    has_begun: bool = False
+    """Something of its work may have run."""
+    proposal_id: str | None = None
+    """The approval that it has used up, and that is owed its outcome."""
+    stopped_for: Problem | None = None
+    """Why it is cancelled, where that is not its caller's wish. Whoever says so gets its answer."""
+    keep_answer: Callable[[Envelope], None] | None = None
+    """Writes the answer down before anybody gets it. May block, and raise Failure."""
+
+    def restart_clocks(self) -> None:
+        """Start the clocks anew, which stood still while a person was asked. What the caller waited stays counted."""
+        self.started_ns = clock.monotonic_ns()
+        self.bound = nest(
+            self.started_ns,
+            timeout_ms=self.clocks.timeout_ms or 0,
+            grace_ms=self.clocks.grace_ms or 0,
+            owner=self.name,
+            parent=self.parent,
+            parent_owner=self.parent_owner,
+            reserve_ms=self.clocks.reserve_ms,
+        )
+        others = tuple(said for said in self.warnings if said["code"] != "DEADLINE_INHERITED")
+        self.warnings = others + _inherited_warnings(self)
+
+    def narrowed(self, limit_ms: int, owner: str) -> Bound:
+        """Return the bound of a part of this call that may take `limit_ms` from now on, and no longer than the call."""
+        latest = Deadline.after_ms(clock.monotonic_ns(), limit_ms)
+        if self.bound.bell is not None and self.bound.bell.at_ns <= latest.at_ns:
+            return self.bound
+        return Bound(latest, self.bound.grace_ms, limit_ms, owner)
 
     @property
     def trace_id(self) -> str:
@@ -103,6 +145,8 @@ class Outcome:
     wall_ns: int = 0
     side_effects: SideEffects | None = None
     """Where more is known than what follows from how it ended: of a run, what its steps say."""
+    budget_ms: int | None = None
+    """How long the caller waited for what goes on without it."""
 
 
 @value
@@ -191,25 +235,25 @@ def admit(
     notes: tuple[Warning_, ...] = (),
     tool: Tool = OURSELVES,
     began_ns: int = 0,
+    operation: Operation | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Call:
     """Fix the clocks of a call, which run from now on. `began_ns` is when its caller began to wait."""
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
-    timeout_ms = clocks.timeout_ms or 0
-    bound = nest(
-        now,
-        timeout_ms=timeout_ms,
-        grace_ms=clocks.grace_ms or 0,
-        owner=name,
-        parent=parent,
-        parent_owner=parent_owner,
-        reserve_ms=clocks.reserve_ms,
-    )
-    admission = Call(
+    call = Call(
         name,
         clocks,
-        bound,
+        nest(
+            now,
+            timeout_ms=clocks.timeout_ms or 0,
+            grace_ms=clocks.grace_ms or 0,
+            owner=name,
+            parent=parent,
+            parent_owner=parent_owner,
+            reserve_ms=clocks.reserve_ms,
+        ),
         now,
         new_request_id(),
         caller or inherited_trace(),
@@ -218,16 +262,24 @@ def admit(
         notes,
         tool,
         began_ns or now,
+        parent,
+        parent_owner,
+        operation,
+        arguments,
     )
-    if parent is not None and timeout_ms and bound.owner != name:
-        admission.warnings += (
-            warning(
-                "DEADLINE_INHERITED",
-                f"{format_duration(timeout_ms)} was asked for; "
-                f"the {parent_owner} left {format_duration(bound.limit_ms)}",
-            ),
-        )
-    return admission
+    if parent is not None:
+        call.warnings += _inherited_warnings(call)
+    return call
+
+
+def _inherited_warnings(call: Call) -> tuple[Warning_, ...]:
+    """Return the warning that the parent's deadline is earlier than what was asked for, if it is."""
+    timeout_ms = call.clocks.timeout_ms or 0
+    if call.parent is None or not timeout_ms or call.bound.owner == call.name:
+        return ()
+    left = format_duration(call.bound.limit_ms)
+    message = f"{format_duration(timeout_ms)} was asked for; the {call.parent_owner} left {left}"
+    return (warning("DEADLINE_INHERITED", message),)
 
 
 def no_time_left(admission: Call) -> Outcome:
@@ -248,9 +300,17 @@ def invalid(problems: list[dict[str, str]]) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 
-def answer(admission: Call, outcome: Outcome) -> Envelope:
-    """The one envelope of a call. What happened is fixed here and now; its text is made when it is read."""
+def answer(admission: Call, outcome: Outcome | Envelope) -> Envelope:
+    """Make the one envelope of a call. What happened is fixed here and now; its text is made when it is read.
+
+    An envelope is what another call answered that did the same work, and is passed on as it is."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
+    admission.arguments = None  # whoever keeps the envelope need not keep them
+    if isinstance(outcome, Envelope):
+        if spans.recorder is not None:
+            problem = None if outcome.ok else Problem(str(outcome.code), "")
+            spans.recorder.call_ended(admission, Outcome(Ending(outcome.ending), problem), now_ns, wall_ns)
+        return outcome
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by whoever reads it
     if outcome.traceback:
@@ -286,6 +346,8 @@ def _render(outcome: Outcome) -> Envelope:
         meta["tool_version"] = admission.tool.version
     if admission.confirmed and outcome.ending is not Ending.NOT_STARTED:
         meta["confirmed"] = True
+    if outcome.budget_ms is not None:
+        meta["budget_ms"] = outcome.budget_ms
     if bound.bell is not None:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem

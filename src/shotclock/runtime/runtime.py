@@ -1,7 +1,7 @@
-"""The chokepoint: every call of every operation, from every surface, passes through `Runtime.call`.
+"""The chokepoint: every call of every operation, from every surface, is begun here and ends in `Runtime.conclude`.
 
 It never raises to its surface (but passes on a cancellation), never hangs it, and returns exactly one envelope:
-admit → guards → run where it can be stopped → answer → observers.
+admit → approval → limits → guards → run where it can be stopped → answer → observers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from itertools import islice
 from typing import Any, Protocol, Self
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, Clocks
-from ..core.deadlines import Deadline
-from ..core.effects import Ending
+from ..core.deadlines import Bound, Deadline
+from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_, join_problems, warning
 from ..core.errors import Failure
 from ..core.operation import Guard, HandlerReference, Operation, hyphenated
-from ..core.records import dataclass
+from ..core.records import dataclass, replace_fields
 from ..process import ipc, kernel, spans, worker_main
 from ..process.clock import monotonic_ns
-from ..process.command_task import CommandReport, CommandTask
+from ..process.command_task import CommandReport
 from ..process.context import NULL_LISTENER, CallListener, Progress, ProgressListener, Scope
 from ..process.output import DEFAULT_OUTPUT_LIMIT
 from . import commands, telemetry
@@ -61,21 +61,18 @@ _ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
 
 
 class CallLimits(Protocol):
-    """Who lets only so many calls through at a time."""
+    """Lets only so many calls through at a time."""
 
     def guards(self, name: str) -> bool: ...
-    async def enter(
-        self, name: str, arguments: Mapping[str, object], admission: Call
-    ) -> Callable[[], None] | Outcome: ...
+    async def enter(self, call: Call) -> Callable[[], None] | Outcome: ...
 
 
 class CallApprovals(Protocol):
-    """Who lets some calls from inside others through only after a person has said yes."""
+    """Lets some calls through only after a person has said yes."""
 
     def guards(self, name: str) -> bool: ...
-    async def approve(
-        self, admission: Call, arguments: Mapping[str, object], parent: Deadline | None
-    ) -> tuple[Mapping[str, object], Callable[[Envelope], None]] | Outcome: ...
+    async def approve(self, call: Call) -> Outcome | None: ...
+    def record(self, proposal_id: str, envelope: Envelope) -> None: ...
 
 
 @dataclass(slots=True)
@@ -219,57 +216,138 @@ class Runtime:
         *,
         on_progress: Progress | None = None,
         listener: CallListener | None = None,
-        admission: Call | None = None,
     ) -> Envelope:
-        """Call an operation. Always one envelope, on time; what may survive is said in it.
-
-        `admission` is what `admit` gave for this call, whose clocks have been running since."""
+        """Call an operation. Always one envelope, on time; what may survive is said in it."""
         if listener is None:
             listener = NULL_LISTENER if on_progress is None else ProgressListener(on_progress)
+        return await self.conclude(self.begin(operation, arguments or {}, clocks), None, listener)
+
+    def begin(
+        self,
+        operation: Operation | str,
+        arguments: Mapping[str, object],
+        clocks: Clocks | None = None,
+        *,
+        parent: Deadline | None = None,
+        began_ns: int = 0,
+        is_command: bool = False,
+    ) -> Call:
+        """Start the clocks of a call. `parent` is a deadline that came with it, beside those of the call that this one
+        is made in and of this process. A command is only called like this, it is no operation."""
+        known: Operation | None
+        if isinstance(operation, str):
+            known = None if is_command else self._found(operation)
+        else:
+            known = operation
+        name = str(operation) if known is None else known.name
+        scope = current_scope.get()
+        self.counts.calls += 1
+        deadline, owner = (self.inherited, "caller") if scope is None else (scope.deadline, scope.name)
+        if parent is not None and (deadline is None or parent.at_ns < deadline.at_ns):
+            deadline, owner = parent, "caller"
+        defaults = self._clocks
+        if known is not None:
+            merged = self._defaults.get(known)
+            if merged is None:
+                merged = self._defaults[known] = known.clocks.over(self._clocks)
+            defaults = merged
+        if clocks is None:
+            clocks = defaults
+        else:
+            said, over, merged = self._last_clocks  # most callers use the same ones again and again
+            if said is not clocks or over is not defaults:
+                merged = clocks.over(defaults)
+                self._last_clocks = clocks, defaults, merged
+            clocks = defaults = merged
+        return admit(
+            name,
+            clocks,
+            defaults=defaults,
+            parent=deadline,
+            parent_owner=owner,
+            caller=scope.span.trace if scope is not None else spans.active() or self.trace,
+            mutates=known.mutates if known is not None else True,
+            idempotent=known.idempotent if known is not None else False,
+            notes=self._inherited_warnings() if self._inherited_notes else (),
+            tool=self.tool,
+            began_ns=began_ns,
+            operation=known,
+            arguments=arguments,
+        )
+
+    async def conclude(
+        self,
+        call: Call,
+        work: Awaitable[Outcome | Envelope] | None = None,
+        listener: CallListener = NULL_LISTENER,
+    ) -> Envelope:
+        """Wait for the work of a call and answer it, once, whatever becomes of the work. If no work is given, it is to
+        perform the call's operation.
+
+        A cancellation is passed on, with the answer in its `envelope`; but whoever cancels it and has said why in
+        `stopped_for` gets the answer."""
+        try:
+            ended = await (self.perform(call, listener) if work is None else work)
+        except asyncio.CancelledError as cancelled:
+            # What became of the work goes along with the cancellation, where it is known.
+            left: Outcome = getattr(cancelled, "outcome", None) or Outcome(_ending_if_cancelled(call))
+            left.problem = call.stopped_for or Problem("CANCELLED", "cancelled by the caller")
+            envelope = answer(call, left)
+            if call.keep_answer is not None:
+                with contextlib.suppress(Failure):  # the cancellation goes first
+                    call.keep_answer(envelope)
+            self._tell(call, envelope)
+            if call.stopped_for is not None:
+                return envelope
+            cancelled.envelope = envelope  # type: ignore[attr-defined]
+            raise
+        except Exception as error:  # a Failure, or ours: the surface still gets its envelope
+            ended = raised(error)
+        envelope = answer(call, ended)
+        if call.keep_answer is not None:
+            try:
+                await asyncio.to_thread(call.keep_answer, envelope)
+            except Failure as failure:  # it may not be given out as an answer that is kept
+                envelope = answer(call, raised(failure))
+        if self._audiences or call.proposal_id is not None:
+            self._tell(call, envelope)
+        return envelope
+
+    def _tell(self, call: Call, envelope: Envelope) -> None:
+        """Tell whoever approved the call, and the observers, what became of it."""
+        if call.proposal_id is not None and self.approvals is not None:
+            self.approvals.record(call.proposal_id, envelope)
+        for observer_queue in self._audiences:
+            observer_queue.tell(envelope)
+
+    def perform(self, call: Call, listener: CallListener = NULL_LISTENER) -> Awaitable[Outcome]:
+        """Run the operation of a call where it can be stopped: approval, limits, guards, handler.
+
+        A cancellation is passed on, with what became of the work in its `outcome`."""
         scope = current_scope.get()
         depth = 0 if scope is None else scope.depth + 1
-        known = self._found(operation) if isinstance(operation, str) else operation
-        if admission is None:
-            admission = self._admit(str(operation) if known is None else known.name, known, clocks, scope)
-        tell: Callable[[Envelope], None] | None = None
+        refusal = self._refusal(call, depth)
+        if refusal is not None:
+            return _come_to(refusal)
+        # Only what was registered: looking at the arguments of a call takes nobody's place, and asks nobody.
+        if (self.approvals or self.limits) and self._operations.get(call.name) is call.operation:
+            return self._execute_in_turn(call, depth, listener)
+        return self._execute(call, depth, listener)
+
+    async def check(
+        self, call: Call, operation: Operation, arguments: Mapping[str, object], bound: Bound | None = None
+    ) -> Outcome:
+        """Run an operation that only looks at the arguments of a call: a part of the call, on its clock."""
+        part = replace_fields(call, operation=operation, arguments=arguments, bound=bound or call.bound, mutates=False)
         try:
-            outcome = self._refusal(known, admission, depth)
-            # Only what was registered: looking at the arguments of a call takes nobody's place, and asks nobody.
-            guarded = known is not None and self._operations.get(known.name) is known
-            gate = self.approvals
-            if depth and guarded and outcome is None and gate is not None and gate.guards(admission.name):
-                parent = self.inherited if scope is None else scope.deadline
-                passed = await gate.approve(admission, arguments or {}, parent)
-                if isinstance(passed, Outcome):
-                    outcome = passed
-                else:  # the work's own clock starts when somebody has said yes
-                    arguments, tell = passed
-                    began_ns = admission.began_ns
-                    admission = self._admit(admission.name, known, clocks, scope, began_ns=began_ns)
-            if outcome is None:
-                assert known is not None
-                if guarded and self.limits and self.limits.guards(known.name):
-                    outcome = await self._execute_in_turn(known, arguments or {}, admission, depth, listener)
-                else:
-                    outcome = await self._execute(known, arguments or {}, admission, depth, listener)
+            outcome = await self.perform(part)
         except asyncio.CancelledError as cancelled:
-            ending = Ending.KILLED if known is not None and known.place == "process" else Ending.CANCELLED
-            # What became of the work goes along with the cancellation, where it is known.
-            outcome = getattr(cancelled, "outcome", None) or Outcome(ending)
-            outcome.problem = Problem("CANCELLED", "cancelled by the caller")
-            left = answer(admission, outcome)
-            self._tell_observers(left)
-            cancelled.envelope = left  # type: ignore[attr-defined]
-            if tell is not None:
-                tell(left)
+            if (left := getattr(cancelled, "outcome", None)) is not None:
+                left.side_effects = SideEffects.NONE
             raise
-        except Exception as error:  # ours: the surface still gets its envelope
-            outcome = raised(error)
-        envelope = answer(admission, outcome)
-        self._tell_observers(envelope)
-        if tell is not None:
-            tell(envelope)
-        return envelope
+        if outcome.problem is not None:
+            outcome.side_effects = SideEffects.NONE
+        return outcome
 
     async def run(
         self,
@@ -281,48 +359,48 @@ class Runtime:
         cwd: str | os.PathLike[str] | None = None,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
         name: str = "command",
-        admission: Call | None = None,
+        call: Call | None = None,
     ) -> Envelope:
         """Run a command in its own tree, output captured. The same envelope as `shotclock exec --json`.
 
         A cancellation is passed on once the command is gone, with the answer in its `envelope`.
-        `env` is laid over `base_env`, which is our own environment if not given. `admission` is the call that this
-        command is all of, whose clocks have been running since it was begun.
+        `env` is laid over `base_env`, which is our own environment if not given. `call` is the one that this command is
+        all of, whose clocks have been running since it was begun.
         """
-        if admission is None:
-            admission = self._admit(name, None, clocks, current_scope.get())
+        if call is None:
+            call = self.begin(name, {}, clocks, is_command=True)
         folder = None if cwd is None else os.fspath(cwd)
-        task: CommandTask | None = None
+        return await self.conclude(call, self._run_command(call, argv, env, base_env, folder, output_limit))
+
+    async def _run_command(
+        self,
+        call: Call,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        base_env: Mapping[str, str] | None,
+        cwd: str | None,
+        output_limit: int,
+    ) -> Outcome:
+        closed = self._refuse_all()
+        if problems := commands.problems_with(argv, env or {}, cwd):
+            return invalid(problems)
+        if closed is not None:
+            return closed
+        if call.no_time_left:
+            return no_time_left(call)
+        task = commands.assign(call, argv, env=env, base_env=base_env, cwd=cwd, output_limit=output_limit)
+        call.has_begun = True
         try:
-            outcome = self._refuse_all()
-            problems = commands.problems_with(argv, env or {}, folder)
-            if problems:
-                outcome = invalid(problems)
-            elif outcome is None and admission.no_time_left:
-                outcome = no_time_left(admission)
-            elif outcome is None:
-                task = commands.assign(
-                    admission, argv, env=env, base_env=base_env, cwd=folder, output_limit=output_limit
-                )
-                report = await self._at_home(partial(self._children.commands.run, task))
-                outcome = commands.judge(admission, task, report)
+            return commands.judge(call, task, await self._at_home(partial(self._children.commands.run, task)))
         except asyncio.CancelledError as cancelled:
-            outcome = Outcome(Ending.KILLED, Problem("CANCELLED", "cancelled by the caller"))
+            outcome = Outcome(Ending.KILLED)
             report = getattr(cancelled, "report", None)
-            if isinstance(report, CommandReport) and task is not None and report.stopped is not None:
-                outcome = commands.judge(admission, task, report)  # what it had said until then is kept
-            left = answer(admission, outcome)
-            self._tell_observers(left)
-            cancelled.envelope = left  # type: ignore[attr-defined]
+            if isinstance(report, CommandReport) and report.stopped is not None:
+                outcome = commands.judge(call, task, report)  # what it had said until then is kept
+            cancelled.outcome = outcome  # type: ignore[attr-defined]
             raise
         except (OSError, ipc.Broken) as error:
-            outcome = Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no supervisor could be started: {error}"))
-        except Exception as error:
-            outcome = raised(error)
-        assert outcome is not None
-        envelope = answer(admission, outcome)
-        self._tell_observers(envelope)
-        return envelope
+            return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no supervisor could be started: {error}"))
 
     @contextlib.asynccontextmanager
     async def open(
@@ -357,74 +435,24 @@ class Runtime:
                 raise Failure("SPAWN_FAILED", f"no supervisor could be started: {error}") from error
             yield opened
 
-    def admit(
-        self, operation: Operation | str, clocks: Clocks | None, *, parent: Deadline | None = None, began_ns: int = 0
-    ) -> Call:
-        """Start the clocks of a call that something else is done for before it is dispatched. `parent` is a deadline
-        that came with it, beside those of the call that this one is made in and of this process."""
-        known = self._found(operation) if isinstance(operation, str) else operation
-        return self._admit(
-            str(operation) if known is None else known.name, known, clocks, current_scope.get(), parent, began_ns
-        )
-
-    def _admit(
-        self,
-        name: str,
-        known: Operation | None,
-        clocks: Clocks | None,
-        scope: Scope | None,
-        parent: Deadline | None = None,
-        began_ns: int = 0,
-    ) -> Call:
-        self.counts.calls += 1
-        deadline, owner = (self.inherited, "caller") if scope is None else (scope.deadline, scope.name)
-        if parent is not None and (deadline is None or parent.at_ns < deadline.at_ns):
-            deadline, owner = parent, "caller"
-        defaults = self._clocks
-        if known is not None:
-            merged = self._defaults.get(known)
-            if merged is None:
-                merged = self._defaults[known] = known.clocks.over(self._clocks)
-            defaults = merged
-        if clocks is None:
-            clocks = defaults
-        else:
-            said, over, merged = self._last_clocks  # most callers use the same ones again and again
-            if said is not clocks or over is not defaults:
-                merged = clocks.over(defaults)
-                self._last_clocks = clocks, defaults, merged
-            clocks = defaults = merged
-        return admit(
-            name,
-            clocks,
-            defaults=defaults,
-            parent=deadline,
-            parent_owner=owner,
-            caller=scope.span.trace if scope is not None else spans.active() or self.trace,
-            mutates=known.mutates if known is not None else True,
-            idempotent=known.idempotent if known is not None else False,
-            notes=self._inherited_warnings() if self._inherited_notes else (),
-            tool=self.tool,
-            began_ns=began_ns,
-        )
-
     def _inherited_warnings(self) -> tuple[Warning_, ...]:
         return tuple(warning("DEADLINE_UNREADABLE", note) for note in self._inherited_notes)
 
-    def _refusal(self, known: Operation | None, admission: Call, depth: int) -> Outcome | None:
-        """Reasons not to start that need no code of anybody else's."""
+    def _refusal(self, call: Call, depth: int) -> Outcome | None:
+        """Return why the call is not started, as far as that needs no code of anybody else's."""
+        known = call.operation
         if known is None:
-            message = f"there is no operation {admission.name!r}"
+            message = f"there is no operation {call.name!r}"
             import difflib
 
-            close = difflib.get_close_matches(admission.name, self._operations, n=1)
+            close = difflib.get_close_matches(call.name, self._operations, n=1)
             hint = f"did you mean {close[0]!r}?" if close else None
             return Outcome(Ending.NOT_STARTED, Problem("UNKNOWN_OPERATION", message, "validation", suggestion=hint))
         if depth >= MAX_DEPTH:
-            message = f"{admission.name} would be call number {depth + 1} in a row of calls calling calls"
+            message = f"{call.name} would be call number {depth + 1} in a row of calls calling calls"
             return Outcome(Ending.NOT_STARTED, Problem("DEPTH_EXCEEDED", message, "validation"))
-        if admission.no_time_left:
-            return no_time_left(admission)
+        if call.no_time_left:
+            return no_time_left(call)
         if len(self._orphans) >= self._orphan_limit and (known.place != "process" or known.guards or self._guards):
             message = f"{len(self._orphans)} abandoned calls are still running, which is the limit"
             context: dict[str, object] = {"orphans": self._orphan_list(20)}
@@ -445,46 +473,43 @@ class Runtime:
 
     # --- running ------------------------------------------------------------------------------------------
 
-    async def _execute_in_turn(
-        self,
-        operation: Operation,
-        arguments: Mapping[str, object],
-        admission: Call,
-        depth: int,
-        listener: CallListener,
-    ) -> Outcome:
-        assert self.limits is not None
-        leave = await self.limits.enter(operation.name, arguments, admission)
+    async def _execute_in_turn(self, call: Call, depth: int, listener: CallListener) -> Outcome:
+        """Run the handler once a person has approved it, if it is called inside another call (the dispatcher has asked
+        about others), and once the limits let it through."""
+        if depth and call.proposal_id is None and self.approvals is not None and self.approvals.guards(call.name):
+            refusal = await self.approvals.approve(call)
+            if refusal is not None:
+                return refusal
+        if self.limits is None or not self.limits.guards(call.name):
+            return await self._execute(call, depth, listener)
+        leave = await self.limits.enter(call)
         if isinstance(leave, Outcome):
             return leave
         try:
-            return await self._execute(operation, arguments, admission, depth, listener)
+            return await self._execute(call, depth, listener)
         finally:
             leave()
 
-    def _execute(
-        self,
-        operation: Operation,
-        arguments: Mapping[str, object],
-        admission: Call,
-        depth: int,
-        listener: CallListener,
-    ) -> Awaitable[Outcome]:
+    def _execute(self, call: Call, depth: int, listener: CallListener) -> Awaitable[Outcome]:
+        """Run guards and handler, in a worker, a host process, a thread or on a loop."""
+        operation = call.operation
+        assert operation is not None
+        call.has_begun = True
         guards = self._guards + operation.guards if self._guards else operation.guards
         if operation.place == "process" and not guards and asyncio.get_running_loop() is self._home:
-            return self._in_worker(operation, arguments, admission, depth, listener)
-        scope = Scope(admission.bound.bell, depth, admission.name, admission)
+            return self._in_worker(call, depth, listener)
+        scope = Scope(call.bound.bell, depth, call.name, call)
         if operation.place != "loop" or self._children.needs_async_worker(operation):
-            return self._execute_elsewhere(operation, arguments, admission, scope, guards, listener)
+            return self._execute_elsewhere(call, operation, scope, guards, listener)
         if not self._share_loop:
             self._watch_pickups()
         return LoopCall(
             self,
             self._timers(),
             self._loop_carrier(depth),
-            admission,
+            call,
             operation,
-            arguments,
+            call.arguments or {},
             scope,
             guards=guards,
             listener=listener,
@@ -492,22 +517,18 @@ class Runtime:
         ).wait()
 
     async def _execute_elsewhere(
-        self,
-        operation: Operation,
-        arguments: Mapping[str, object],
-        admission: Call,
-        scope: Scope,
-        guards: tuple[Guard, ...],
-        listener: CallListener,
+        self, call: Call, operation: Operation, scope: Scope, guards: tuple[Guard, ...], listener: CallListener
     ) -> Outcome:
-        """In a worker, a host or a thread. Guards are the application's own, maybe async: they run on a loop first."""
+        """Run it in a worker, a host or a thread. Guards are the application's own, maybe async: they run on a loop
+        first."""
+        arguments = call.arguments or {}
         if guards:
             self._watch_pickups()
             asking = LoopCall(
                 self,
                 self._timers(),
                 self._loop_carrier(scope.depth),
-                admission,
+                call,
                 operation,
                 arguments,
                 scope,
@@ -518,7 +539,7 @@ class Runtime:
             if outcome.problem is not None:
                 return outcome
         if operation.place == "thread" and isinstance(operation.handler, HandlerReference):
-            message = f"{admission.name} is only known by its name here and cannot run in a thread of this process"
+            message = f"{call.name} is only known by its name here and cannot run in a thread of this process"
             problem = Problem("HANDLER_NOT_IMPORTABLE", message, "validation", suggestion=_ISOLATE)
             return Outcome(Ending.NOT_STARTED, problem)
         if operation.place == "thread":
@@ -526,15 +547,15 @@ class Runtime:
                 self,
                 self._timers(),
                 self._threads,
-                admission,
+                call,
                 operation,
                 arguments,
                 scope,
                 listener=listener,
-                on_further_call=partial(self._call_from_thread, admission, scope.depth),
+                on_further_call=partial(self._call_from_thread, call, scope.depth),
             ).wait()
         run = self._in_worker if operation.place == "process" else self._in_host
-        elsewhere: Outcome = await self._at_home(partial(run, operation, arguments, admission, scope.depth, listener))
+        elsewhere: Outcome = await self._at_home(partial(run, call, scope.depth, listener))
         return elsewhere
 
     def _call_from_thread(
@@ -552,17 +573,12 @@ class Runtime:
             return self._timers().shared_loop
         return self._loop_carriers[depth]
 
-    def _in_worker(
-        self,
-        operation: Operation,
-        arguments: Mapping[str, object],
-        admission: Call,
-        depth: int,
-        listener: CallListener,
-    ) -> Coroutine[Any, Any, Outcome]:
+    def _in_worker(self, call: Call, depth: int, listener: CallListener) -> Coroutine[Any, Any, Outcome]:
+        operation = call.operation
+        assert operation is not None
         if (trouble := explain_unfindable(operation.handler)) is not None:
-            return _not_importable(trouble)
-        task = Task(admission, operation.handler, arguments, depth, listener, self._on_call_inside)
+            return _come_to(_not_importable(trouble))
+        task = Task(call, operation.handler, call.arguments or {}, depth, listener, self._on_call_inside)
         return self._children.pool(operation).run(task)
 
     async def _call_inside(
@@ -575,25 +591,13 @@ class Runtime:
         finally:
             current_scope.reset(token)
 
-    async def _in_host(
-        self,
-        operation: Operation,
-        arguments: Mapping[str, object],
-        admission: Call,
-        depth: int,
-        listener: CallListener,
-    ) -> Outcome:
+    async def _in_host(self, call: Call, depth: int, listener: CallListener) -> Outcome:
+        operation = call.operation
+        assert operation is not None
         if (trouble := explain_unfindable(operation.handler)) is not None:
-            return await _not_importable(trouble)
+            return _not_importable(trouble)
         try:
-            host_call = HostCall(
-                admission,
-                operation.handler,
-                arguments,
-                depth,
-                listener,
-                self._on_call_inside,
-            )
+            host_call = HostCall(call, operation.handler, call.arguments or {}, depth, listener, self._on_call_inside)
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a host process: {error}"}])
         return await self._children.async_pool(operation).run(host_call)
@@ -657,10 +661,6 @@ class Runtime:
 
     # --- observers ----------------------------------------------------------------------------------------
 
-    def _tell_observers(self, envelope: Envelope) -> None:
-        for observer_queue in self._audiences:
-            observer_queue.tell(envelope)
-
     def _observer_failed(self, error: BaseException) -> None:
         self.counts.observer_errors += 1
         self.last_observer_error = error
@@ -683,5 +683,16 @@ class Runtime:
             await asyncio.to_thread(telemetry.hand_over)
 
 
-async def _not_importable(trouble: str) -> Outcome:
+def _ending_if_cancelled(call: Call) -> Ending:
+    """Return what is known about the work of a call that was cancelled and said nothing."""
+    if not call.has_begun:
+        return Ending.NOT_STARTED
+    return Ending.KILLED if call.operation is not None and call.operation.place == "process" else Ending.CANCELLED
+
+
+async def _come_to(outcome: Outcome) -> Outcome:
+    return outcome
+
+
+def _not_importable(trouble: str) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", trouble, "validation"))

@@ -7,7 +7,7 @@ Waiting for the person is bounded by the response budget, and holds nothing but 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from mcp_types import Tool, ToolAnnotations
 
@@ -15,15 +15,15 @@ from ..core.clocks import Clocks
 from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.durations import DurationError, parse_duration_ms
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposedFile
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.access import Principal
 from ..inbox.outcomes import outcome_of, refused
 from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import monotonic_ns
-from ..runtime.call import Call, Outcome, admit, answer
+from ..runtime.call import Call, Outcome
+from ..runtime.request import CallRequest
 
 PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
 NAMES = frozenset((PROPOSE, CHECK, WITHDRAW))
@@ -112,44 +112,36 @@ def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]
 
 
 class Proposing:
-    """Answers the tools. Raises Failure when it is made where the environment says nonsense about the budget."""
+    """Does what the tools offer. Raises Failure when it is made where the environment's budget cannot be read."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.budget_ms = read_response_budget_ms()
 
-    async def call(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        by: Principal,
-        *,
-        key: str | None,
-        wait_ms: int,
-        parent: Deadline | None,
-    ) -> Envelope:
-        """`arguments` were looked at by `mistakes_in`. Always one envelope, and within the budget."""
-        wait_ms = min(wait_ms, self.budget_ms)
-        admission = admit(
-            name,
-            Clocks(timeout_ms=0),
-            parent=parent,
-            mutates=name != CHECK,
-            idempotent=True,
-            tool=self._dispatcher.tool,
-        )
-        try:
-            proposal = await self._carried_out(name, arguments, by, key, wait_ms)
-        except Failure as failure:
-            return answer(admission, refused(failure))
-        return _answered(admission, name, proposal, wait_ms)
+    def begin(self, name: str, parent: Deadline | None) -> Call:
+        """Start the clocks of one of the tools: how long it waits is its budget's to say."""
+        return self._dispatcher.begin_own(name, Clocks(timeout_ms=0), parent, mutates=name != CHECK, idempotent=True)
 
-    async def _carried_out(
-        self, name: str, arguments: Mapping[str, Any], by: Principal, key: str | None, wait_ms: int
-    ) -> Proposal:
-        inbox = self._dispatcher.inbox()
+    async def perform(self, call: Call, request: CallRequest) -> Outcome:
+        """Propose, look after a proposal or withdraw it, within the budget. `mistakes_in` has looked at the
+        arguments."""
+        wait_ms = min(request.budget_ms or 0, self.budget_ms)
+        try:
+            proposal = await self._find_or_propose(call.name, request, wait_ms)
+        except Failure as failure:
+            return refused(failure)
+        outcome = outcome_of(proposal, (monotonic_ns() - call.started_ns) // NS_PER_MS, wait_ms)
+        if call.name == WITHDRAW and _has_code(outcome, "PROPOSAL_WITHDRAWN"):
+            return Outcome(Ending.FINISHED, data=outcome.data)
+        outcome.budget_ms = wait_ms if proposal.is_open else None
+        return outcome
+
+    async def _find_or_propose(self, name: str, request: CallRequest, wait_ms: int) -> Proposal:
+        inbox, by = self._dispatcher.inbox(), request.principal
+        arguments = cast("Mapping[str, Any]", request.arguments)
+        assert by is not None
         if name == PROPOSE:
-            proposal = await inbox.propose(_ask(arguments), by, key=key)
+            proposal = await inbox.propose(_ask(arguments), by, key=request.idempotency_key)
         else:
             found = await inbox.get(arguments["proposal_id"])
             if found is None or not by.may_see(found):  # which of the two is nobody's business
@@ -160,6 +152,10 @@ class Proposing:
         return await inbox.wait(proposal.id, wait_ms) if proposal.is_open else proposal
 
 
+def _has_code(outcome: Outcome, code: str) -> bool:
+    return isinstance(outcome.problem, Problem) and outcome.problem.code == code
+
+
 def _ask(arguments: Mapping[str, Any]) -> ProposalRequest:
     policy = Policy(ttl_ms=parse_duration_ms(arguments["ttl"])) if "ttl" in arguments else Policy()
     title, justification = arguments["title"], arguments["justification"]
@@ -168,14 +164,3 @@ def _ask(arguments: Mapping[str, Any]) -> ProposalRequest:
         return ProposalRequest(Kind.FILE, title, justification, file=file, policy=policy)
     choices = tuple(arguments.get("choices", ()))
     return ProposalRequest(Kind.QUESTION, title, justification, choices=choices, policy=policy)
-
-
-def _answered(admission: Call, name: str, proposal: Proposal, wait_ms: int) -> Envelope:
-    waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-    outcome = outcome_of(proposal, waited_ms, wait_ms)
-    if name == WITHDRAW and isinstance(outcome.problem, Problem) and outcome.problem.code == "PROPOSAL_WITHDRAWN":
-        outcome = Outcome(Ending.FINISHED, data=outcome.data)
-    envelope = answer(admission, outcome)
-    if proposal.is_open:
-        envelope.meta["budget_ms"] = wait_ms
-    return envelope

@@ -1,11 +1,11 @@
-"""One `tools/call`: read what is asked, have it done at the desk under the server's own backstop, show the envelope.
+"""One `tools/call`: read it as a request, have it carried out under the server's own backstop, show the envelope.
 
-    client ── tools/call ── Gate ── desk ── runtime ── worker | host process
+    client ── tools/call ── ToolCallMiddleware ── dispatcher ── runtime ── worker | host process
                              │
                              └ backstop: answers when it rings, whatever becomes of the rest
 
-The gate stands before the SDK's own checks, because bad arguments are answered with an envelope like everything else,
-and behind it the SDK would read a result again that we have just made.
+The middleware stands before the SDK's own checks, because bad arguments are answered with an envelope like everything
+else, and behind it the SDK would read a result again that we have just made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.shared.exceptions import MCPError
@@ -23,7 +23,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import DEFAULT_BUDGET_MS
 from ..core.clocks import ClockKind, Clocks, Fired
-from ..core.deadlines import NS_PER_MS, Bound, Deadline
+from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stop_problem, warning
@@ -34,13 +34,14 @@ from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import Principal
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
-from ..runtime.call import Call, Outcome, admit, answer, inherited_trace, invalid, new_request_id, new_trace
+from ..runtime.call import Call, Outcome, answer, invalid, new_trace
 from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
+from ..runtime.request import CallRequest
 from .elicitation import ask_while_waiting, decider_at, input_required, may_answer, take_answers
 from .progress import ProgressReports
 from .proposal_tools import CHECK, PROPOSE, WITHDRAW, Proposing, mistakes_in
-from .request_meta import LONGEST_MS, NOTHING_SAID, REMAINING, RequestMeta, read_terms
+from .request_meta import LONGEST_MS, REMAINING, RequestMeta, read_terms
 from .tools import JOB_ACTIONS, JOB_TOOL, JUSTIFICATION, takes_justification
 from .web.auth import principal_of
 
@@ -50,6 +51,7 @@ STOPPED_WITHIN_S = 0.5
 MOST_NESTED = 100
 # As JSON. It is put into its message twice, and while that is done nobody else is served; no model reads that much.
 LONGEST_RESULT = 8 * 1024 * 1024
+BACKSTOP = "OPERATION_TIMEOUT"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
@@ -65,6 +67,16 @@ class CallCounts:
     backstop: int = 0
     late: int = 0
     """Results that came after the backstop had answered, and were thrown away."""
+
+
+class AskedTool(NamedTuple):
+    """One `tools/call` as it came in."""
+
+    name: str
+    arguments: object
+    meta: RequestMeta
+    progress: ProgressReports | None
+    principal: Principal
 
 
 class ToolCallMiddleware:
@@ -126,17 +138,17 @@ class ToolCallMiddleware:
         self.counts.in_flight += 1
         request_meta = read_terms(meta)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
-        caller = principal_of(ctx.request)
+        asked = AskedTool(name, params.get("arguments"), request_meta, progress, principal_of(ctx.request))
         try:
             may_ask = self._dispatcher.catalogue.elicitation and self._may_ask(name)
-            decider = decider_at(ctx, caller) if may_ask else None
+            decider = decider_at(ctx, asked.principal) if may_ask else None
             if decider is None:
-                envelope = await self._envelope(name, params.get("arguments"), request_meta, progress, caller)
+                envelope = await self._carry_out(asked)
             else:
-                answered = await self._asked(ctx, name, params, request_meta, progress, caller, decider)
-                if not isinstance(answered, Envelope):
-                    return answered
-                envelope = answered
+                elicited = await self._elicit(ctx, asked, decider)
+                if not isinstance(elicited, Envelope):
+                    return elicited
+                envelope = elicited
             if progress is not None:
                 await progress.finish()
         except asyncio.CancelledError:
@@ -154,46 +166,42 @@ class ToolCallMiddleware:
         try:
             return shown(envelope, server_info)
         except (TypeError, ValueError, RecursionError) as error:
-            problem = Problem("RESULT_NOT_SERIALIZABLE", f"the answer cannot be put into JSON: {error}")
-            return shown(self._refused(name, problem, Ending.FINISHED), server_info)
+            envelope.warnings = []
+            message = f"the answer cannot be put into JSON: {error}"
+            return shown(_replaced(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
     def _may_ask(self, name: str) -> bool:
         """Whether a person may have to decide something about this call."""
         spec = self._specs.get(name)
         return spec.approval is not None if spec is not None else name == PROPOSE and name in self._ours
 
-    async def _asked(
-        self,
-        ctx: ServerRequestContext[Any, Any],
-        name: str,
-        params: Mapping[str, Any],
-        request_meta: RequestMeta,
-        progress: ProgressReports | None,
-        caller: Principal,
-        decider: Principal,
+    async def _elicit(
+        self, ctx: ServerRequestContext[Any, Any], asked: AskedTool, decider: Principal
     ) -> Envelope | dict[str, Any]:
-        """A call of a client that can ask its own person. A mapping is what it has to ask before it calls again."""
-        arguments = params.get("arguments")
+        """Carry out a call of a client that can ask its own person. Return a mapping where it has to ask first, and
+        then call again."""
         is_modern = ctx.protocol_version in MODERN
         try:
             inbox = self._dispatcher.inbox()
-            responses = params.get("inputResponses")
-            answered = await take_answers(responses, inbox, caller, decider) if is_modern else set()
-            at_once = {**arguments, "wait_ms": 0} if name == PROPOSE and isinstance(arguments, dict) else arguments
-            envelope = await self._envelope(name, at_once, request_meta._replace(budget_ms=0), progress, caller)
+            responses = (ctx.params or {}).get("inputResponses")
+            answered = await take_answers(responses, inbox, asked.principal, decider) if is_modern else set()
+            at_once = asked._replace(meta=asked.meta._replace(budget_ms=0))
+            if asked.name == PROPOSE and isinstance(asked.arguments, dict):
+                at_once = at_once._replace(arguments={**asked.arguments, "wait_ms": 0})
+            envelope = await self._carry_out(at_once)
             if envelope.code != "INCOMPLETE":
                 return envelope
             data = envelope.data if isinstance(envelope.data, dict) else {}
             proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
         except Failure as failure:  # the store cannot be used
-            return answer(self._admit(name), raised(failure))
+            return await self._carry_out(asked, raised(failure))
         if proposal is None or proposal.id in answered or not may_answer(proposal, decider):
-            return await self._envelope(name, arguments, request_meta, progress, caller)
+            return await self._carry_out(asked)
         if is_modern:
             return {**input_required(proposal), "_meta": {SERVER_INFO_META_KEY: self._server_info}}
         asking = asyncio.ensure_future(ask_while_waiting(ctx, proposal, inbox, decider))
         try:
-            return await self._envelope(name, arguments, request_meta, progress, caller)
+            return await self._carry_out(asked)
         finally:
             asking.cancel()
 
@@ -205,81 +213,79 @@ class ToolCallMiddleware:
         ours = self._dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _envelope(
-        self,
-        name: str,
-        arguments: object,
-        request_meta: RequestMeta,
-        progress: ProgressReports | None,
-        caller: Principal,
-    ) -> Envelope:
-        mistakes = list(request_meta.mistakes)
-        if arguments is None:
-            arguments = {}
-        elif not isinstance(arguments, dict):
+    async def _carry_out(self, asked: AskedTool, refusal: Outcome | None = None) -> Envelope:
+        """Begin the call that is asked for, have it carried out, and answer it in time."""
+        request, dispatcher = self._read(asked, refusal), self._dispatcher
+        work: Coroutine[Any, Any, Envelope]
+        if request.name not in self._ours or request.refusal is not None:
+            call = dispatcher.begin(request)
+            work = dispatcher.carry_out(call)
+        elif request.name == JOB_TOOL:
+            action, job_id = str(request.arguments["action"]), cast("str | None", request.arguments.get("job_id"))
+            call = dispatcher.begin_job_command(action, request.parent)
+            work = dispatcher.runtime.conclude(call, dispatcher.run_job_command(call, action, job_id, request))
+        else:
+            assert self._proposing is not None
+            call = self._proposing.begin(request.name, request.parent)
+            work = dispatcher.runtime.conclude(call, self._proposing.perform(call, request))
+        return _name_tools(await self._back(call, work, request.stop))
+
+    def _read(self, asked: AskedTool, refusal: Outcome | None) -> CallRequest:
+        """Read what a client asks for. What cannot be read or done is the refusal of the request."""
+        name, meta, given = asked.name, asked.meta, asked.arguments
+        spec, mistakes = self._specs.get(name), list(meta.mistakes)
+        arguments: dict[str, Any] = given if isinstance(given, dict) else {}
+        request = CallRequest(
+            name if name in self._tools else name[:100],
+            arguments,
+            None if meta.timeout_ms is None else Clocks(timeout_ms=meta.timeout_ms),
+            asked.principal,
+            meta.idempotency_key,
+            None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
+            on_progress=None if asked.progress is None else asked.progress.heard,
+            repeat_hint=f"call the tool {name} again with the same arguments",
+            refusal=refusal,
+        )
+        if given is not None and not isinstance(given, dict):
             mistakes.append({"field": "arguments", "message": "must be an object"})
         if name not in self._tools:
             close = difflib.get_close_matches(name, self._tools, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "list the tools, and check the spelling"
+            hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
-            return self._refused(name[:100], problem)
-        if name in self._ours and isinstance(arguments, dict):
+            request.refusal = Outcome(Ending.NOT_STARTED, problem)
+            return request
+        if name in self._ours and isinstance(given, dict | None):
             mistakes += _job_mistakes(arguments) if name == JOB_TOOL else mistakes_in(name, arguments)
-        spec, justification = self._specs.get(name), ""
-        if spec is not None and spec.approval is not None and isinstance(arguments, dict):
+        if spec is not None and spec.approval is not None:
             justification = arguments.get(JUSTIFICATION, "")
-            if not isinstance(justification, str):
+            if isinstance(justification, str):
+                request.justification = justification
+            else:
                 mistakes.append({"field": JUSTIFICATION, "message": "must be a text"})
             if takes_justification(spec):
-                arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
-        if mistakes or not isinstance(arguments, dict):
-            return answer(self._admit(name, request_meta), invalid(mistakes))
-        started_ns = monotonic_ns()
-        parent = None if request_meta.remaining_ms is None else Deadline.after_ms(started_ns, request_meta.remaining_ms)
-        stop: asyncio.Future[str] | None = None
-        if name in self._ours and name != JOB_TOOL:
-            assert self._proposing is not None
-            waits_ms = self._budget_ms(arguments.get("wait_ms", self._proposing.budget_ms), request_meta)
-            work = self._proposing.call(
-                name, arguments, caller, key=request_meta.idempotency_key, wait_ms=waits_ms, parent=parent
-            )
-        elif name in self._ours:
-            waits = arguments["action"] == "wait"
-            wait_ms = self._budget_ms(arguments.get("wait_ms"), request_meta) if waits else None
-            work = self._dispatcher.job(
-                arguments["action"],
-                arguments.get("job_id"),
-                wait_ms,
-                parent=parent,
-                on_progress=None if progress is None else progress.heard,
-                caller=caller,
-            )
-        else:
-            assert spec is not None
-            outlives = spec.interruption is not None
-            waits = outlives or spec.approval is not None
-            budget_ms = self._budget_ms(request_meta.budget_ms, request_meta) if waits else None
-            stop = asyncio.get_running_loop().create_future() if waits else None
-            if not outlives and request_meta.budget_ms is None and budget_ms is not None:
-                budget_ms = self._budget_ms(LONGEST_MS, request_meta)  # the response budget says how long, within these
-            work = self._dispatcher.call(
-                name,
-                arguments,
-                None if request_meta.timeout_ms is None else Clocks(timeout_ms=request_meta.timeout_ms),
-                budget_ms=budget_ms,
-                idempotency_key=request_meta.idempotency_key,
-                parent=parent,
-                on_progress=None if progress is None else progress.heard,
-                stop=stop,
-                caller=caller,
-                justification=justification,
-                again=f"call the tool {name} again with the same arguments",
-            )
-        return _in_tools(await self._backed(name, work, started_ns, stop))
+                request.arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
+        if mistakes:
+            request.refusal = invalid(mistakes)
+        elif spec is None:
+            request.budget_ms = self._own_budget_ms(name, arguments, meta)
+        elif spec.interruption is not None or spec.approval is not None:
+            request.stop = asyncio.get_running_loop().create_future()
+            waits_ms = meta.budget_ms
+            if waits_ms is None and spec.interruption is None:
+                waits_ms = LONGEST_MS  # the response budget says how long, within these
+            request.budget_ms = self._budget_ms(waits_ms, meta)
+        return request
+
+    def _own_budget_ms(self, name: str, arguments: Mapping[str, Any], meta: RequestMeta) -> int | None:
+        """Return how long one of our own tools waits, as its arguments say."""
+        if name == JOB_TOOL:
+            return self._budget_ms(arguments.get("wait_ms"), meta) if arguments["action"] == "wait" else None
+        assert self._proposing is not None
+        return self._budget_ms(arguments.get("wait_ms", self._proposing.budget_ms), meta)
 
     def _budget_ms(self, asked_ms: int | None, request_meta: RequestMeta) -> int:
-        """How long the caller of something that may outlive it waits: as it asked, and in time before the backstop and
-        its own deadline, which would end the work instead of letting it go on."""
+        """Return how long the caller of something that may outlive it waits: as it asked, and in time before the
+        backstop and its own deadline, which would end the work instead of letting it go on."""
         limits = [DEFAULT_BUDGET_MS if asked_ms is None else asked_ms]
         for others_ms in (self._limit_ms or None, request_meta.remaining_ms):
             if others_ms is not None:
@@ -288,17 +294,25 @@ class ToolCallMiddleware:
 
     # --- the backstop -------------------------------------------------------------------------------------
 
-    async def _backed(
-        self, name: str, work: Coroutine[Any, Any, Envelope], started_ns: int, stop: asyncio.Future[str] | None
+    async def _back(
+        self, call: Call, work: Coroutine[Any, Any, Envelope], stop: asyncio.Future[str] | None
     ) -> Envelope:
-        """The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
+        """Wait for a call, and answer it when the backstop rings, whatever becomes of its work.
+
+        The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
         backstop waits for it. `stop` is what the work itself listens to; one of our own tools is cancelled instead."""
-        left: list[Envelope] = []
-        task = asyncio.get_running_loop().create_task(_keeping_what_is_left(work, left))
+        started_ns = call.started_ns
+        task = asyncio.get_running_loop().create_task(work)
         limit_s = self._limit_ms / 1000 or None
-        if stop is None and name in self._ours:
+        if stop is None and call.name not in self._specs:
             stop = asyncio.get_running_loop().create_future()
-            stop.add_done_callback(lambda _: task.cancel())
+
+            def cancel(stopped: asyncio.Future[str]) -> None:
+                if not stopped.cancelled():
+                    call.stopped_for = stop_problem(stopped.result())
+                    task.cancel()
+
+            stop.add_done_callback(cancel)
         if stop is not None:
             self._stops.add(stop)
             if self._stopped_by is not None:
@@ -312,100 +326,53 @@ class ToolCallMiddleware:
             if stop is not None:
                 self._stops.discard(stop)
         if task.done():
-            return self._result_of(name, task)
+            return _answer_of(call, task)
         self.counts.backstop += 1
+        call.stopped_for = self._operation_timeout(call, started_ns)
         self._leave(task, late=True)
         await asyncio.wait((task,), timeout=STOPPED_WITHIN_S)
-        return self._operation_timeout(name, started_ns, left[0] if left else None, gone=task.done())
+        envelope = _answer_of(call, task)
+        if envelope.code == BACKSTOP:
+            envelope.meta.update(timeout_ms=self._limit_ms, remaining_ms=0)
+        return envelope
 
     def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
-        """Nobody waits for this any more: it is stopped, and whatever it still says is thrown away."""
+        """Stop work that nobody waits for any more, and throw away whatever it still says."""
 
-        def ended(task: asyncio.Task[Envelope]) -> None:
+        def count(task: asyncio.Task[Envelope]) -> None:
             self._left.discard(task)
-            if not task.cancelled() and task.exception() is None and late:
+            if late and not task.cancelled() and task.exception() is None and task.result().code != BACKSTOP:
                 self.counts.late += 1
 
         self._left.add(task)  # the loop itself only holds tasks weakly
-        task.add_done_callback(ended)
+        task.add_done_callback(count)
         task.cancel()
 
-    def _result_of(self, name: str, task: asyncio.Task[Envelope]) -> Envelope:
-        if task.cancelled() and self._stopped_by is not None:
-            return self._refused(name, stop_problem(self._stopped_by))
-        if task.cancelled():
-            return self._refused(name, Problem("SHUTTING_DOWN", "the server is stopping"), Ending.CANCELLED)
-        error = task.exception()
-        if error is None:
-            return task.result()
-        return answer(self._admit(name), raised(error if isinstance(error, Exception) else RuntimeError(repr(error))))
-
-    # --- refusing -----------------------------------------------------------------------------------------
-
-    def _admit(self, name: str, request_meta: RequestMeta = NOTHING_SAID) -> Call:
-        """For an answer that no call of the tool makes: with its clocks all the same."""
-        spec, catalogue = self._specs.get(name), self._dispatcher.catalogue
-        return admit(
-            name,
-            Clocks(timeout_ms=request_meta.timeout_ms),
-            defaults=catalogue.clocks if spec is None else spec.clocks,
-            caller=_caller(),
-            tool=self._dispatcher.tool,
-        )
-
-    def _refused(self, name: str, problem: Problem, ending: Ending = Ending.NOT_STARTED) -> Envelope:
-        return answer(self._admit(name), Outcome(ending, problem))
-
-    def _operation_timeout(self, name: str, started_ns: int, left: Envelope | None, *, gone: bool) -> Envelope:
-        """`left` is what the runtime said about the work that was stopped for this."""
-        spec, limit_ms = self._specs.get(name), self._limit_ms
-        elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-        bell = Deadline.after_ms(started_ns, limit_ms)
-        admission = Call(
-            name,
-            Clocks(timeout_ms=limit_ms),
-            Bound(bell, 0, limit_ms, "server"),
-            started_ns,
-            new_request_id(),
-            _caller() or inherited_trace(),
-            spec is None or spec.mutates,
-            spec is not None and spec.idempotent,
-            tool=self._dispatcher.tool,
-        )
-        problem = Problem(
-            "OPERATION_TIMEOUT",
-            f"{name} did not end within the server's {format_duration(limit_ms)}",
+    def _operation_timeout(self, call: Call, started_ns: int) -> Problem:
+        limit_ms, elapsed_ms = self._limit_ms, (monotonic_ns() - started_ns) // NS_PER_MS
+        return Problem(
+            BACKSTOP,
+            f"{call.name} did not end within the server's {format_duration(limit_ms)}",
             fired=Fired(ClockKind.OPERATION, "server", limit_ms, elapsed_ms),
             context={"timeout_ms": limit_ms},
         )
-        ending = Ending.ABANDONED
-        if gone:
-            ending = Ending.KILLED if spec is not None and spec.operation().place == "process" else Ending.CANCELLED
-        outcome = Outcome(ending, problem)
-        if left is not None:
-            meta: dict[str, Any] = left.meta
-            outcome.ending = Ending(meta["ending"])
-            outcome.warnings, outcome.survivors = tuple(left.warnings), meta["survivors"]
-        return answer(admission, outcome)
 
 
-async def _keeping_what_is_left(work: Coroutine[Any, Any, Envelope], left: list[Envelope]) -> Envelope:
-    """The work; where it is cancelled, the answer that goes along with that is kept."""
-    try:
-        return await work
-    except asyncio.CancelledError as cancelled:
-        if isinstance(envelope := getattr(cancelled, "envelope", None), Envelope):
-            left.append(envelope)
-        raise
+def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
+    """Return the answer of a call; where its work has made none, make one."""
+    if not task.done():
+        outcome = Outcome(Ending.ABANDONED, call.stopped_for)
+    elif task.cancelled():
+        outcome = Outcome(Ending.CANCELLED, Problem("SHUTTING_DOWN", "the server is stopping"))
+    elif (error := task.exception()) is not None:
+        outcome = raised(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+    else:
+        return task.result()
+    return answer(call, outcome)
 
 
-def _caller() -> TraceContext | None:
-    scope = current_scope.get()
-    return None if scope is None else scope.span.trace
-
-
-def _in_tools(envelope: Envelope) -> Envelope:
-    """How to go on with what waits for a person, for a client that has tools and perhaps no shell."""
+def _name_tools(envelope: Envelope) -> Envelope:
+    """Say how to go on with what waits for a person, for a client that has tools and perhaps no shell."""
     data = envelope.data
     if envelope.code == "INCOMPLETE" and isinstance(data, dict) and data.get("status") == "pending":
         with_id = f"with proposal_id {data['proposal_id']}"

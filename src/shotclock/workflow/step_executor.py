@@ -613,7 +613,7 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime) -> Answ
 
     A cancellation is passed on, with what came of the try until then where the provider says so (`answered_before`).
     """
-    call = runtime.admit(step.name, step.clocks)
+    call = runtime.begin(step.name, {}, step.clocks)
     try:
         result = StepResult(no_time_left(call)) if call.no_time_left else await provider.run(step, call, runtime)
     except Failure as failure:
