@@ -32,7 +32,7 @@ from .core.effects import SideEffects
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
-from .core.operation import HandlerReference, Isolation, Operation, hyphenated
+from .core.operation import HandlerReference, Isolation, Operation, hyphenate
 from .core.proposal_request import Policy
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
@@ -198,10 +198,10 @@ class App:
         if not _COMMAND_NAME.fullmatch(name):
             message = "a command's name is up to 128 letters, digits, hyphens, underscores and dots, a letter first"
             raise ValueError(f"{message}, not {name!r}")
-        written = hyphenated(name)
+        written = hyphenate(name)
         if written in BUILT_IN:
             raise ValueError(f"{written!r} is a command that every app has: choose another name")
-        if (other := next((each for each in self._commands if hyphenated(each) == written), None)) is not None:
+        if (other := next((each for each in self._commands if hyphenate(each) == written), None)) is not None:
             raise ValueError(f"{self.name} already has a command {other!r}: both are {written!r} on the command line")
         signature = signature_of(function)
         parameters = [p for p in inspect.signature(function).parameters.values() if p.name != CONTEXT_NAME]

@@ -184,26 +184,26 @@ class Home:
 
     def keeper(self, id: str | None = None) -> int:
         """The pid of a job's keeper, once there is one."""
-        job = wait_for(lambda: next((j for j in [self.job(id)] if j.keeper is not None), None), "a keeper")
-        return int(job.keeper.pid)
+        job = wait_for(lambda: next((j for j in [self.job(id)] if j.runner is not None), None), "a keeper")
+        return int(job.runner.pid)
 
     def leave(self) -> None:
         stayed: list[str] = []
         for job in self.jobs():
             if job.is_active:
                 self._kill_keeper(job)
-            elif job.keeper is not None and not self._gone(job.keeper):
-                stayed.append(f"{job.id} ({job.command}): pid {job.keeper.pid}")
-                os.kill(job.keeper.pid, signal.SIGKILL)
+            elif job.runner is not None and not self._gone(job.runner):
+                stayed.append(f"{job.id} ({job.command}): pid {job.runner.pid}")
+                os.kill(job.runner.pid, signal.SIGKILL)
         assert not stayed, f"keepers outlived the end of their jobs: {stayed}"
 
     def _kill_keeper(self, job: Job) -> None:
         give_up_at = time.monotonic() + SOON_S
-        while job.keeper is None and job.is_active and time.monotonic() < give_up_at:  # it is on its way
+        while job.runner is None and job.is_active and time.monotonic() < give_up_at:  # it is on its way
             time.sleep(POLL_S)
             job = self.job(job.id)
-        if job.keeper is not None and is_alive(job.keeper):
-            os.kill(job.keeper.pid, signal.SIGKILL)
+        if job.runner is not None and is_alive(job.runner):
+            os.kill(job.runner.pid, signal.SIGKILL)
 
     def _gone(self, keeper: ProcessIdentity) -> bool:
         give_up_at = time.monotonic() + KEEPER_LEAVES_WITHIN_S

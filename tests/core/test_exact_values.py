@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from shotclock.core.arguments import NotSerializable, signature_of
-from shotclock.core.exact_values import Look, copied, exact, identity, look
+from shotclock.core.exact_values import Look, copy_arguments, exact, identity, look
 
 BIG, ROUNDED = 2**53 + 1, 2.0**53
 
@@ -105,7 +105,7 @@ APART: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("one", "other"), APART, ids=range(len(APART)))
 def test_these_are_told_apart(one: Any, other: Any) -> None:
     assert exact({"v": one}) != exact({"v": other}) and identity({"v": one}) != identity({"v": other})
-    assert identity({"v": one}) == identity(copied({"v": one})), "it is the same once it has travelled"
+    assert identity({"v": one}) == identity(copy_arguments({"v": one})), "it is the same once it has travelled"
 
 
 def local() -> Any:
@@ -156,7 +156,7 @@ def test_a_set_has_one_order_whatever_order_it_is_in() -> None:
 def test_a_copy_shares_nothing_with_what_was_given() -> None:
     inner: list[int] = []
     value = {"v": [inner, inner], "w": (inner, Slots(1))}
-    made: Any = copied(value)
+    made: Any = copy_arguments(value)
     inner.append(1)
     assert made == {"v": [[], []], "w": ([], Slots(1))} and made["v"][0] is not made["v"][1]
 
@@ -269,6 +269,6 @@ def test_what_would_come_back_from_json_as_something_else_is_named(given: dict[s
 
 def looked_at(checked: Any, given: dict[str, Any]) -> Look:
     signature = signature_of(checked)
-    converted, problems = signature.check(copied(given))
+    converted, problems = signature.check(copy_arguments(given))
     assert problems == []
     return look(signature, given, converted)

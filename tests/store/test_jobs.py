@@ -51,7 +51,7 @@ def test_everything_that_is_given_comes_back(store: Store):
                   "spec", "log_path", "stdin_path", "deadline_at", "max_lifetime_ms", "idle_timeout_ms"):  # fmt: skip
         assert getattr(job, field) == getattr(new, field), field
     assert (job.state, job.attempt, job.created_at, job.attempt_at) == (JobState.STARTING, 1, NOW, NOW)
-    assert job.is_active and job.progress is None and job.keeper is None
+    assert job.is_active and job.progress is None and job.runner is None
 
 
 def test_the_identical_invocation_attaches_while_the_job_starts_and_while_its_keeper_lives(store: Store):
@@ -131,7 +131,7 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
     )  # fmt: skip
     assert job.progress == Progress(70, 100, "rows", NOW + 1)
     assert (job.log_path, job.stdin_path, job.deadline_at, job.max_lifetime_ms) == ("/log1", "/in1", NOW + 99, 7)
-    assert job.keeper is job.heartbeat_at is job.cancel_requested_at is job.ended_at is job.envelope is None
+    assert job.runner is job.heartbeat_at is job.cancel_requested_at is job.ended_at is job.envelope is None
     assert store.jobs.get("job2") is None
     # It is starting again, so the next one attaches.
     assert store.jobs.attach_or_create(new_job("job3", resume=True), NOW + 5, all_dead) == (job, False)
@@ -181,7 +181,7 @@ def test_an_id_that_belongs_to_another_job_is_refused(store: Store):
 def test_one_keeper_takes_charge_and_may_do_so_again(store: Store):
     begun(store)
     job = store.jobs.take_charge("job1", holder(1), NOW + 1)
-    assert job is not None and (job.state, job.keeper, job.heartbeat_at) == (JobState.RUNNING, holder(1), NOW + 1)
+    assert job is not None and (job.state, job.runner, job.heartbeat_at) == (JobState.RUNNING, holder(1), NOW + 1)
     assert store.jobs.take_charge("job1", holder(2), NOW + 2) is None
     assert store.jobs.take_charge("job1", holder(1), NOW + 2) == job
     store.jobs.finish("job1", ENVELOPE, NOW + 3)
@@ -407,14 +407,14 @@ class JobsAgainstAModel(RuleBasedStateMachine):
             if last.state == "starting" and waited < STARTING_LIMIT_MS:
                 assert (got, created) == (last, False)
                 return
-            if last.state == "running" and self.lives(last.keeper):
+            if last.state == "running" and self.lives(last.runner):
                 assert (got, created) == (last, False)
                 return
             lost = last.state in ("starting", "running")
             if (lost or last.state == "lost") and resume:
                 assert created
                 assert got == self.change(
-                    last, state=JobState.STARTING, attempt=last.attempt + 1, attempt_at=self.now, keeper=None,
+                    last, state=JobState.STARTING, attempt=last.attempt + 1, attempt_at=self.now, runner=None,
                     heartbeat_at=None, cancel_requested_at=None, ended_at=None, envelope=None, delivered_at=None,
                 )  # fmt: skip
                 return
@@ -435,9 +435,9 @@ class JobsAgainstAModel(RuleBasedStateMachine):
             return
         got = self.store.jobs.take_charge(job.id, holder(pid), self.now)
         if job.state == "starting":
-            assert got == self.change(job, state=JobState.RUNNING, keeper=holder(pid), heartbeat_at=self.now)
+            assert got == self.change(job, state=JobState.RUNNING, runner=holder(pid), heartbeat_at=self.now)
         else:
-            assert got == (job if job.state == "running" and job.keeper == holder(pid) else None)
+            assert got == (job if job.state == "running" and job.runner == holder(pid) else None)
 
     @rule(index=st.integers(0, 50), done=st.integers(0, 20), total=st.none() | st.integers(0, 20))
     def makes_progress(self, index: int, done: int, total: int | None) -> None:

@@ -28,7 +28,7 @@ from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
-from ..core.operation import hyphenated
+from ..core.operation import hyphenate
 from ..core.records import dataclass, replace_fields
 from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, pause, process_began_ns
@@ -154,7 +154,7 @@ def table_of(catalogue: Catalogue) -> CommandTable:
         tuple(commands),
         epilogue="Off a terminal every command prints one JSON envelope on stdout.",
         has_version=True,
-        spelling=hyphenated,
+        spelling=hyphenate,
     )
 
 

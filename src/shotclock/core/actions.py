@@ -49,7 +49,7 @@ def _action(ask: ProposalRequest) -> dict[str, Any]:
     if ask.operation is not None:
         action = {"run" if ask.dispatched else "the asker runs": ask.operation}
         if ask.arguments is not None:
-            action["with"] = _sorted(ask.arguments)
+            action["with"] = _sort_by_name(ask.arguments)
     elif ask.file is not None:
         content = ask.file.proposed.encode("utf-8", "surrogatepass")
         action = {
@@ -59,12 +59,12 @@ def _action(ask: ProposalRequest) -> dict[str, Any]:
     else:
         action = {"answer": ask.title, "choices": list(ask.choices)}
     if ask.surroundings:
-        action["where"] = _sorted(ask.surroundings)
+        action["where"] = _sort_by_name(ask.surroundings)
     return action
 
 
-def _sorted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By name: in which order arguments and surroundings are said means nothing."""
+def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort by name: in which order arguments and surroundings are given means nothing."""
     return {name: values[name] for name in sorted(values)}
 
 
@@ -88,14 +88,14 @@ def _lines(value: Mapping[str, Any] | list[Any] | tuple[Any, ...], indent: str) 
 def _name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{name!r} is no name")
-    return name if _PLAIN_NAME.fullmatch(name) else _quoted(name)
+    return name if _PLAIN_NAME.fullmatch(name) else _quote(name)
 
 
 def _scalar(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return _quoted(value)
+        return _quote(value)
     if isinstance(value, int | float):
         return json.dumps(value, allow_nan=False)
     if isinstance(value, Mapping):
@@ -105,10 +105,10 @@ def _scalar(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return visible(f'"{text.translate(_ESCAPES)}"')
 
 
 def _line(line: str) -> str:
-    """One of several, with a blank at its end to be seen."""
+    """Return one line of several, with a blank at its end to be seen."""
     return f"{visible(line[:-1])}<U+{ord(line[-1]):04X}>" if line.endswith((" ", "\t")) else visible(line)

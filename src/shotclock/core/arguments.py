@@ -76,7 +76,7 @@ class Signature:
 
     @property
     def defaults(self) -> dict[str, object]:
-        """What is passed where nothing is given, before it is converted."""
+        """Return what is passed where nothing is given, before it is converted."""
         return {name: default for name, (_, default) in self._fields.items() if default is not ...}
 
     def json_schema(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ _EXACT_AS_FLOAT = 2**53
 def _plain_type(hint: Any) -> _PlainType | None:
     """Return the type as it is known here, None where pydantic has to know it."""
     if isinstance(hint, type) and hint in _PLAIN_SCHEMAS:
-        return _PlainType({"type": _PLAIN_SCHEMAS[hint]}, _accept_float if hint is float else _accepting(hint))
+        return _PlainType({"type": _PLAIN_SCHEMAS[hint]}, _accept_float if hint is float else _make_acceptor(hint))
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal and len(set(inside)) == len(inside) and all(type(choice) is str for choice in inside):
         words = {"const": inside[0]} if len(inside) == 1 else {"enum": list(inside)}
@@ -186,7 +186,7 @@ def _is_plain_default(default: object) -> bool:
     return is_plain or (type(default) is float and math.isfinite(default))
 
 
-def _accepting(kind: type) -> Callable[[object], object]:
+def _make_acceptor(kind: type) -> Callable[[object], object]:
     return lambda value: value if type(value) is kind else _OTHERWISE
 
 

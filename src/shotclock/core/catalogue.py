@@ -1,6 +1,6 @@
 """Catalogue of an App as plain data: enough to list its commands, call them and answer for them without importing it.
 
-A server that runs no code of the app's works from this; so do the manifest and the keeper of a job.
+A server that runs no code of the app's works from this; so do the manifest and the runner of a job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, field, fields
 from typing import Any, Self
 
 from .clocks import Clocks
-from .operation import HandlerReference, Isolation, Operation, hyphenated
+from .operation import HandlerReference, Isolation, Operation, hyphenate
 from .proposal_request import Policy
 from .records import as_dict, dataclass
 
@@ -100,7 +100,7 @@ class CommandSpec:
     @property
     def hyphenated(self) -> str:
         """Return its name as the command line writes it."""
-        return hyphenated(self.name)
+        return hyphenate(self.name)
 
     @property
     def needs_confirmation(self) -> bool:
@@ -180,5 +180,5 @@ class Catalogue:
 
     def find(self, name: str) -> CommandSpec | None:
         """Find a command by its name, or by another spelling of it: no two commands differ only in that."""
-        meant = hyphenated(name)
+        meant = hyphenate(name)
         return next((command for command in self.commands if command.hyphenated == meant), None)

@@ -110,7 +110,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "data.problems names each entry; compare with a copy of audit.jsonl"),
         ErrorEntry("TOKEN_NOT_FOUND", 5, 404, False, NONE, "There is no such token, or it was revoked before.",
                    "run `shotclock token list` for all of them"),
-        # At the door of a server. Nothing was read, nothing was done.
+        # At the entrance of a server. Nothing was read, nothing was done.
         ErrorEntry("TOKEN_INVALID", 8, 401, False, NONE, "The token is missing, not known, revoked or expired.",
                    "send `Authorization: Bearer TOKEN` with one that an operator has issued"),
         ErrorEntry("HOST_REFUSED", 7, 421, False, NONE, "The server was asked for under a name that is not its own.",

@@ -43,6 +43,8 @@ class Typed(NamedTuple):
 
 
 class Exact(NamedTuple):
+    """Arguments as JSON, with the types that it loses."""
+
     plain: dict[str, Any]
     """As JSON holds it."""
     typed: list[Typed]
@@ -66,7 +68,7 @@ def identity(arguments: Mapping[str, object]) -> Any:
     return [plain, *map(list, typed)] if typed else plain
 
 
-def copied(arguments: Mapping[str, object]) -> dict[str, object]:
+def copy_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments as another process would get them, for nobody else to change. Raises NotSerializable."""
     try:
         return {name: _copy(value) for name, value in arguments.items()}
@@ -122,7 +124,7 @@ def _name_in_json(key: Any) -> str:
 
 
 def _plain_set(value: Iterable[Any], path: str, typed: list[Typed]) -> list[Any]:
-    """In an order of its own: that of a set is another one in every process."""
+    """Return the members in an order of their own: that of a set is another one in every process."""
     members: list[tuple[str, Any, list[Typed]]] = []
     for each in value:
         inner: list[Typed] = []
@@ -145,7 +147,8 @@ def _plain_object(value: Any, path: str, typed: list[Typed]) -> Any:
 
 
 def _is_told_by(plain: Any, value: object, state: str) -> bool:
-    """Whether its JSON and its type say all: a date can be made of its text, a time of day in a named zone cannot."""
+    """Return whether its JSON and its type say all: a date can be made of its text, a time of day in a named zone
+    cannot."""
     if type(value).__module__ not in ("datetime", "decimal", "pathlib", "uuid", "ipaddress") or type(plain) is not str:
         return False
     try:
@@ -194,7 +197,7 @@ class _State:
         self._kept: list[object] = []  # as long as it lives, its id is no other's
 
     def text(self, value: object) -> str:
-        """Raises NotSerializable."""
+        """Return the text. Raises NotSerializable."""
         try:
             return json.dumps(self._of(value))
         except NotSerializable:
@@ -206,7 +209,7 @@ class _State:
     def _of(self, value: Any) -> Any:
         kind = type(value)
         if kind in _SCALARS or kind is bytearray:
-            return [kind.__name__, _written(value)]
+            return [kind.__name__, _write_scalar(value)]
         if kind is tuple:
             return ["tuple", *map(self._of, value)]
         if kind is frozenset:
@@ -225,9 +228,9 @@ class _State:
             return ["set", *self._members(value)]
         if kind is dict:
             return ["dict", *([self._of(key), self._of(each)] for key, each in value.items())]
-        return ["object", name_of_class(kind), *self._reduced(value)]
+        return ["object", name_of_class(kind), *self._reduce(value)]
 
-    def _reduced(self, value: Any) -> list[Any]:
+    def _reduce(self, value: Any) -> list[Any]:
         reducer = copyreg.dispatch_table.get(type(value))
         reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL) if reducer is None else reducer(value)
         if isinstance(reduced, str):
@@ -250,7 +253,7 @@ class _State:
         return sorted((self._of(each) for each in members), key=json.dumps)
 
 
-def _written(value: Any) -> Any:
+def _write_scalar(value: Any) -> Any:
     if type(value) is float:
         return struct.pack(">d", value).hex()
     if type(value) is int:
@@ -306,7 +309,7 @@ def look(signature: Signature, given: Mapping[str, object], converted: Mapping[s
             plain |= exact({name: signature.defaults[name]}).plain
     runs_as, later = _changes(plain, converted), {}
     if runs_as:
-        later = _changes(plain, signature.check(copied(given))[0])
+        later = _changes(plain, signature.check(copy_arguments(given))[0])
     steady = {place: value for place, value in runs_as.items() if place in later and _is_json_same(value, later[place])}
     return Look(steady, sorted((runs_as.keys() | later.keys()) - steady.keys()), sorted(lost))
 
@@ -316,7 +319,7 @@ def _is_json_same(one: Any, other: Any) -> bool:
 
 
 def _runs_the_same(one: object, other: object) -> bool:
-    """Whether what runs cannot tell them apart, but for which fields of a model were left to their defaults."""
+    """Return whether what runs cannot tell them apart, but for which fields of a model were left to their defaults."""
     try:
         return _State(with_set_fields=False).text(one) == _State(with_set_fields=False).text(other)
     except NotSerializable:
@@ -331,9 +334,9 @@ def _changes(given: Mapping[str, Any], converted: Mapping[str, object]) -> dict[
 
 
 def _note_change(given: Any, run: Any, path: str, found: dict[str, Any]) -> None:
-    """What was left to a default is told elsewhere; what has no JSON cannot be told."""
+    """Note a change. What was left to a default is told elsewhere; what has no JSON cannot be told."""
     try:
-        inner = _opened(run)
+        inner = _open_value(run)
     except Exception:  # a name without JSON, or whatever the code of a model raises
         return
     if isinstance(given, dict) and isinstance(inner, _Fields) and (type(run) is not dict or list(inner) == list(given)):
@@ -362,7 +365,7 @@ class _Fields(dict[str, Any]):
     """Those that were given, or made by the model's own code, and not left to a default."""
 
 
-def _opened(run: Any) -> Any:
+def _open_value(run: Any) -> Any:
     """Return what is in a model, a dataclass, a dictionary or a secret."""
     kind = type(run)
     if kind is dict:
@@ -372,7 +375,7 @@ def _opened(run: Any) -> Any:
     if hasattr(kind, "get_secret_value"):
         return run.get_secret_value()
     if getattr(kind, "__pydantic_root_model__", False):
-        return _opened(run.root)
+        return _open_value(run.root)
     if hasattr(run, "model_fields_set") and hasattr(kind, "__pydantic_fields__"):
         names = {name: _name_given(field, name) for name, field in kind.__pydantic_fields__.items()}
         fields = _Fields({shown: getattr(run, name, None) for name, shown in names.items()})

@@ -15,7 +15,7 @@ RunsIn = Literal["process", "loop", "thread"]
 Guard = Callable[..., Any]
 
 
-def hyphenated(name: str) -> str:
+def hyphenate(name: str) -> str:
     """Return the name as a command line writes it. Two that differ only in their spelling are one."""
     return name.replace("_", "-").lower()
 

@@ -80,15 +80,15 @@ def visible(text: str) -> str:
     """
     if not text.isascii() and _OTHER_LETTERS.search(text) is not None:
         return "\n".join(map(_visible_line, text.split("\n")))
-    return _SUSPECT.sub(_marked, text)
+    return _SUSPECT.sub(_mark_if_odd, text)
 
 
 def _visible_line(line: str) -> str:
     pieces, at = [], 0
     for place in _posing_letters(line):
-        pieces += [_SUSPECT.sub(_marked, line[at:place]), _mark(line[place])]
+        pieces += [_SUSPECT.sub(_mark_if_odd, line[at:place]), _mark(line[place])]
         at = place + 1
-    return "".join([*pieces, _SUSPECT.sub(_marked, line[at:])])
+    return "".join([*pieces, _SUSPECT.sub(_mark_if_odd, line[at:])])
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -96,7 +96,7 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def _marked(found: re.Match[str]) -> str:
+def _mark_if_odd(found: re.Match[str]) -> str:
     character = found[0]
     return _mark(character) if character < "\x80" or _is_odd(character) else character
 
@@ -107,7 +107,7 @@ def _mark(character: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _is_odd(character: str) -> bool:
-    """Whether this one, which is not ASCII, cannot be seen, joins what stands before it, or poses as ASCII."""
+    """Return whether this one, which is not ASCII, cannot be seen, joins what stands before it, or poses as ASCII."""
     import unicodedata
 
     kind, number = unicodedata.category(character), ord(character)
@@ -126,7 +126,8 @@ def _is_odd(character: str) -> bool:
 
 
 def _posing_letters(line: str) -> list[int]:
-    """Where letters of another alphabet stand among those of a second one, or are a whole word that looks Latin."""
+    """Return where letters of another alphabet stand among those of a second one, or are a whole word that looks
+    Latin."""
     found: list[int] = []
     words = [(word, _alphabets_in(word[0])) for word in _WORD.finditer(line) if _OTHER_LETTERS.search(word[0])]
     # Where somebody really writes in such a language there are letters that look like no other.
@@ -145,7 +146,7 @@ def _alphabets_in(word: str) -> set[str]:
 
 @lru_cache(maxsize=1)
 def _which() -> re.Pattern[str]:
-    """Compiled when it is first needed, which for most is never."""
+    """Compile the pattern when it is first needed, which for most is never."""
     return re.compile("|".join(f"(?P<{name}>[{letters}])" for name, letters in _ALPHABETS.items()))
 
 
@@ -159,6 +160,6 @@ def _is_made_of_latin(letter: str) -> bool:
 
 
 def _stands_among_latin(text: str, word: re.Match[str]) -> bool:
-    """Whether what it is joined to, without a space between, is Latin: a host, a path, an address."""
+    """Return whether what it is joined to, without a space between, is Latin: a host, a path, an address."""
     before, after = text[max(0, word.start() - 2) : word.start()], text[word.end() : word.end() + 2]
     return _JOINED_BEFORE.fullmatch(before) is not None or _JOINED_AFTER.fullmatch(after) is not None

@@ -213,10 +213,10 @@ class Dispatcher:
         that may be waited for, but not begun."""
         if self._approvals is None or not self._approvals.guards(spec.name):
             return None
-        from ..core.exact_values import copied
+        from ..core.exact_values import copy_arguments
 
         # Whoever calls must not change them while a person decides.
-        call.arguments = request.arguments = copied(request.arguments)
+        call.arguments = request.arguments = copy_arguments(request.arguments)
         try:
             if await asyncio.to_thread(self._is_known, call, spec, request):
                 return None

@@ -181,7 +181,7 @@ class JobClient:
         if job.state is JobState.STARTING:
             gone = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
         else:
-            gone = job.keeper is None or not is_alive(job.keeper)
+            gone = job.runner is None or not is_alive(job.runner)
         if not gone:
             return job
         self._store.jobs.mark_lost(job_id, lost_envelope(job), wall_time(), attempt=job.attempt)

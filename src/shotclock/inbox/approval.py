@@ -25,7 +25,7 @@ from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.exact_values import Look, Typed, copied, exact
+from ..core.exact_values import Look, Typed, copy_arguments, exact
 from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
 from ..core.proposal_request import FILE_LIMIT
 from ..core.records import dataclass
@@ -89,7 +89,7 @@ class Approvals:
         spec, request = self._specs[call.name], call.request
         try:
             if request is None:  # made inside another call: nobody else may change the arguments while a person decides
-                call.arguments = copied(call.arguments or {})
+                call.arguments = copy_arguments(call.arguments or {})
                 call.request = request = CallRequest(call.name, call.arguments, repeat_hint=CALL_AGAIN)
             if look is None and self._check is not None:
                 checked = await self._check(call, spec, call.arguments or {})

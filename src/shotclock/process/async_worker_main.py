@@ -96,7 +96,7 @@ class _AsyncWorker:
         context = options.get("context")
         number = _number.get() if context is None else context.get(_number, 0)
         if number and inspect.iscoroutine(work):
-            work = _traced_task(work, self.words, number)
+            work = _trace_task(work, self.words, number)
         return asyncio.Task(work, loop=loop, **options)
 
     def _report_process(self, started: call_processes.StartedProcesses, pid: int) -> None:
@@ -126,7 +126,7 @@ class _AsyncWorker:
                 call = _Call(self, message[1])
                 self._calls[call.number] = call
                 call.task = self.loop.create_task(call.run(*message[2:]), context=self._context.copy())
-                call.task.add_done_callback(call.ended, context=self._context)
+                call.task.add_done_callback(call.on_end, context=self._context)
             case "cancel":
                 self.send("heard", message[1])
                 if (stopped := self._calls.get(message[1])) is not None:
@@ -262,7 +262,7 @@ class _Call:
             else:
                 result = bound()
                 if inspect.iscoroutine(result):
-                    result = await _traced(result, words, self.number)
+                    result = await _trace_handler(result, words, self.number)
                 elif inspect.isawaitable(result):
                     words[RUNNING] = 0
                     result = await result
@@ -282,7 +282,7 @@ class _Call:
         except (ValueError, OverflowError) as error:  # gigabytes
             self._worker.send("done", self.number, "unserializable", f"the result cannot be sent: {error}", finished_ns)
 
-    def ended(self, task: asyncio.Task[None]) -> None:
+    def on_end(self, task: asyncio.Task[None]) -> None:
         self._worker.forget(self.number)
         if not self._has_replied:  # cancelled before its first step
             self._worker.send("done", self.number, "unbegun", None, monotonic_ns())
@@ -318,12 +318,12 @@ class _Call:
         return answer
 
 
-async def _traced_task(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
-    return await _traced(work, words, number)
+async def _trace_task(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
+    return await _trace_handler(work, words, number)
 
 
 @types.coroutine
-def _traced(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
+def _trace_handler(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
     """Await a handler, and write into the shared memory whenever it is its code that holds the loop."""
     thrown: BaseException | None = None
     while True:

@@ -87,7 +87,7 @@ class StartedProcesses:
         run_beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
 
     def look_beside(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
-        """Only tell what is there: a call that ended by itself may keep processes for the calls after it."""
+        """Tell only what is there: a call that ended by itself may keep processes for the calls after it."""
         run_beside(loop, self.alive, then)
 
 

@@ -144,8 +144,8 @@ def _remove(path: str) -> None:
 
 @cache
 def home_directory() -> str | None:
-    """The cgroup this process is in, if it is one of version 2 that we may write to. Where we are in one of our own,
-    it is the one around that: it was looked up before."""
+    """Return the cgroup this process is in, if it is one of version 2 that we may write to. Where we are in one of our
+    own, it is the one around that: it was looked up before."""
     if not LINUX:
         return None
     try:

@@ -231,7 +231,7 @@ def _kill_strays(forked: set[int]) -> None:
                 return not roots()
 
     def strays() -> list[int]:
-        return [stray for root in roots() for stray in _unguarded(root)]
+        return [stray for root in roots() for stray in _find_unguarded(root)]
 
     kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), find=strays)
 
@@ -250,7 +250,7 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
             signal_process(pid, signal.SIGCONT)
         children = [child for pid in zygotes for child in kernel.children_of(pid)]
         roots = [pid for pid in children if kernel.name_of(pid) not in (SUPERVISOR_NAME, ZYGOTE_NAME)]
-        return [pid for root in roots for pid in _unguarded(root) if not kernel.is_zombie(pid)]
+        return [pid for root in roots for pid in _find_unguarded(root) if not kernel.is_zombie(pid)]
 
     return kill_below(lambda: not find(), lambda wait_ms: pause(wait_ms / 1000), find=find)
 
@@ -259,7 +259,7 @@ def _is_supervisor(pid: int) -> bool:
     return kernel.name_of(pid) == SUPERVISOR_NAME
 
 
-def _unguarded(root: int) -> list[int]:
+def _find_unguarded(root: int) -> list[int]:
     """Return it and what is below it, without the supervisors there and what they guard."""
     found = [root]
     for pid in found:

@@ -272,8 +272,8 @@ class AsyncPool:
         return True
 
     def on_deaf(self, worker: AsyncWorker, unheard: list[HostCall]) -> None:
-        """Its loop does not hear that these are to be cancelled. Whoever blocks it has the time of its own clock, not
-        of theirs; where that is not known, it may be any call whose bell has not rung."""
+        """Decide about a worker whose loop does not hear that these are to be cancelled. Whoever blocks it has the time
+        of its own clock, not of theirs; where that is not known, it may be any call whose bell has not rung."""
         running = worker.running()
         suspects = [running] if running is not None else [g for g in worker.host_calls.values() if worker.has_begun(g)]
         if all(host_call.fired is not None for host_call in suspects):

@@ -319,8 +319,8 @@ def _check_state() -> Check:
 
 
 def _refuses_directories(folder: str) -> str | None:
-    """Why no directory can be made in it. Found out by making one: permissions do not say what a kernel's own file
-    system takes, nor what root may not do."""
+    """Return why no directory can be made in it. Found out by making one: permissions do not say what a kernel's own
+    file system takes, nor what root may not do."""
     trial = os.path.join(folder, f".shotclock-doctor-{os.getpid()}")
     try:
         os.mkdir(trial, 0o700)

@@ -20,7 +20,7 @@ from ..core.deadlines import Bound, Deadline
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_, join_problems, warning
 from ..core.errors import Failure
-from ..core.operation import Guard, HandlerReference, Operation, hyphenated
+from ..core.operation import Guard, HandlerReference, Operation, hyphenate
 from ..core.records import dataclass, replace_fields
 from ..process import ipc, kernel, spans, worker_main
 from ..process.clock import monotonic_ns
@@ -180,8 +180,8 @@ class Runtime:
         """By its name, or by another spelling of it, with hyphens for underscores."""
         known = self._operations.get(name)
         if known is None and self._operations:
-            meant = hyphenated(name)
-            known = next((each for each in self._operations.values() if hyphenated(each.name) == meant), None)
+            meant = hyphenate(name)
+            known = next((each for each in self._operations.values() if hyphenate(each.name) == meant), None)
         return known
 
     @property

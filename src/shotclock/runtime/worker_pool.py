@@ -350,12 +350,12 @@ class Pool:
             self._spawn()
 
     def _make_way(self) -> None:
-        """A worker for each call made by a call, which must not wait for a place its own caller holds. Not for all of
-        them at once: more forks than cores only hold each other up."""
-        while self._coming() < min(self.warm, sum(task.depth > 0 for task in self._waiting)):
+        """Start a worker for each call made by a call, which must not wait for a place its own caller holds. Not for
+        all of them at once: more forks than cores only hold each other up."""
+        while self._count_coming() < min(self.warm, sum(task.depth > 0 for task in self._waiting)):
             self._spawn()
 
-    def _coming(self) -> int:
+    def _count_coming(self) -> int:
         return sum(not worker.started for worker in self._all)
 
     def _spawn(self) -> None:

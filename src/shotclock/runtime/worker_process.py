@@ -178,8 +178,8 @@ class Worker:
 
     @property
     def room(self) -> int:
-        """How many calls it may be given. One whose calls are quick may have some waiting, so that it need not sleep
-        between them; they are refilled some at a time, because waking it for each costs more than the call."""
+        """Return how many calls it may be given. One whose calls are quick may have some waiting, so that it need not
+        sleep between them; they are refilled some at a time, because waking it for each costs more than the call."""
         if self.stopping or self._skipping or (self.assigned and self._outbox):
             return 0
         if self._took_ns >= QUICK_NS:

@@ -86,7 +86,7 @@ class Job:
     stdin_path: str | None
     state: JobState
     attempt: int
-    keeper: ProcessIdentity | None
+    runner: ProcessIdentity | None
     progress: Progress | None
     heartbeat_at: WallTime | None
     """The last sign of life of this attempt: its job runner took charge, beat or made progress."""
@@ -205,16 +205,16 @@ class Jobs:
         with self._database.read() as connection:
             return tuple(map(_job, connection.execute(query, parameters).fetchall()))
 
-    def take_charge(self, id: str, keeper: ProcessIdentity, now: WallTime) -> Job | None:
+    def take_charge(self, id: str, runner: ProcessIdentity, now: WallTime) -> Job | None:
         """Put a starting job under this job runner and return it. None if it is not to be run: ended, or under another
         runner."""
         with self._database.write() as connection:
             connection.execute(
                 "UPDATE jobs SET state = 'running', keeper = ?, heartbeat_at = ? WHERE id = ? AND state = 'starting'",
-                (c.holder_in(keeper), now.ms, id),
+                (c.holder_in(runner), now.ms, id),
             )
             job = _get(connection, id)
-        return job if job is not None and job.state is JobState.RUNNING and job.keeper == keeper else None
+        return job if job is not None and job.state is JobState.RUNNING and job.runner == runner else None
 
     def progress(
         self, id: str, done: int, total: int | None, unit: str | None, now: WallTime, *, attempt: int | None = None
@@ -358,7 +358,7 @@ def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessId
         # Either way: a clock that was set back must not keep a job starting until it has caught up.
         return abs(now - job.attempt_at) < STARTING_LIMIT_MS
     if job.state is JobState.RUNNING:
-        return job.keeper is not None and is_alive(job.keeper)
+        return job.runner is not None and is_alive(job.runner)
     assert job.ended_at is not None
     if job.state is JobState.LOST and new.resume:
         return False
@@ -475,7 +475,7 @@ def _job(row: tuple[Any, ...]) -> Job:
         stdin_path=c.maybe_text_out(stdin_path),
         state=JobState(state),
         attempt=attempt,
-        keeper=c.maybe_holder_out(keeper),
+        runner=c.maybe_holder_out(keeper),
         progress=progress,
         heartbeat_at=c.maybe_time_out(heartbeat_at),
         created_at=WallTime(created_at),
