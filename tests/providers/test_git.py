@@ -14,7 +14,7 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.providers.git import GitProvider
-from shotclock.providers.git_source import InvalidRepository, Repository, ref_problem
+from shotclock.providers.git_checkout import InvalidRepository, Repository, ref_problem
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text

@@ -21,8 +21,7 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.providers.http import HttpProvider
-from shotclock.providers.http_request import HttpRequest, InvalidRequest
-from shotclock.providers.http_response import LONGEST_RETRY_AFTER_MS, retry_after_ms
+from shotclock.providers.http_message import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text

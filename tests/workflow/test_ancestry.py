@@ -7,11 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.graph import find_cycle, needs
+from shotclock.core.graph import find_cycle, needs, not_before
 from shotclock.workflow import step_ancestry
 from shotclock.workflow.plan import graph_of
 from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.step_ancestry import not_before
 from shotclock.workflow.template_references import findings, mentions
 
 NAMES = "abcdefgh"

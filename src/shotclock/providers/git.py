@@ -26,8 +26,7 @@ from ..runtime.call import Call, Outcome
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
-from .git_checkout import CheckoutFolder, InTheWay
-from .git_source import InvalidRepository, Repository, ref_problem
+from .git_checkout import CheckoutFolder, InTheWay, InvalidRepository, Repository, ref_problem
 from .provider import StepCall, StepResult, cancelled_outcome, hand_over
 from .step_type import StepPart, StepType, WholeMs
 

@@ -28,8 +28,16 @@ from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
 from ..runtime.soft_and_idle import LONGEST_DELAY_S, Alarms
-from .http_request import HttpRequest, InvalidRequest, shown, unfetchable
-from .http_response import BodyTooLarge, Response, Unwritable, retry_after_ms
+from .http_message import (
+    BodyTooLarge,
+    HttpRequest,
+    InvalidRequest,
+    Response,
+    Unwritable,
+    retry_after_ms,
+    shown,
+    unfetchable,
+)
 from .name_lookup import Names
 from .provider import StepCall, StepResult, hand_over
 from .step_type import Scalar, StepPart, StepType

@@ -41,16 +41,14 @@ from ..store.home import StoreBusy
 from ..store.retention import prune_by_the_way
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
+from .lint import identity, inner_workflow
 from .loader import load_file
-from .nested_file import identity, inner_workflow
-from .parallel_slots import ParallelSlots
-from .person_wait import PersonWait
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
-from .scheduler import Deadlines, OnChange, Scheduler
+from .scheduler import Deadlines, OnChange, ParallelSlots, Scheduler
 from .schema import WorkflowFile
 from .secrets import is_same, literal_secrets, unset_message, unset_names, visible, without_secrets
 from .state import Reason, Status, StepState, effects_of, lists_of
-from .step_approval import key_of
+from .step_approval import PersonWait, key_of
 from .step_executor import StepFailed, Steps
 from .step_spans import tell_of_skipped, traced
 from .template_references import env_texts

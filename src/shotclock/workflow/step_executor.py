@@ -33,15 +33,13 @@ from ..runtime.call import Call, answer, no_time_left
 from ..runtime.handlers import raised
 from ..runtime.runtime import Runtime
 from . import templates
-from .parallel_slots import ParallelSlots
-from .person_wait import PersonWait
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
-from .scheduler import Deadlines
+from .scheduler import Deadlines, ParallelSlots
 from .schema import WorkflowFile
 from .secrets import References, UnsetVariable, unset_message
 from .shell_quoting import Unsafe, with_references
 from .state import Reason, Status, StepState, effects_of
-from .step_approval import Refused, RenderedStep, StepGate, key_of
+from .step_approval import PersonWait, Refused, RenderedStep, StepGate, key_of
 from .template_references import mentions
 
 # How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.

@@ -12,14 +12,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..core.graph import needs
+from ..core.graph import needs, not_before
 from ..providers.command import ToolStep
 from ..providers.step_type import STEP_TYPES, Scalar, StepPart
 from .expressions import Around, look_at_condition, look_at_template
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item
 from .schema import WorkflowFile
-from .step_ancestry import not_before
 from .templates import is_template
 
 _MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")

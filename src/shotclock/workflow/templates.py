@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import Failure
 from ..core.values import as_plain, as_text, is_true, read_json, write_json
-from .memory_limit import TOO_MUCH, bounded_memory
+from .json_schema import TOO_MUCH, bounded_memory
 from .shell_quoting import has_marks, mark, marks_in, unmarked
 
 # What one template may make.
