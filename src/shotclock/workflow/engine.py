@@ -15,13 +15,12 @@ from ..core.clocks import ClockKind, Clocks, Fired
 from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Failure
 from ..core.proposal import Proposal, result_of
 from ..core.records import dataclass, replace_fields
 from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
-from ..core.values import Read, as_plain, read_json
 from ..core.walltime import WallTime
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
@@ -45,18 +44,16 @@ from .lint import identity, inner_workflow
 from .loader import load_file
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
 from .scheduler import Deadlines, OnChange, ParallelSlots, Scheduler
-from .schema import WorkflowFile
+from .schema import WorkflowFile, check_inputs
 from .secrets import is_same, literal_secrets, unset_message, unset_names, visible, without_secrets
 from .state import Reason, Status, StepState, effects_of, lists_of
 from .step_approval import PersonWait, key_of
-from .step_executor import StepFailed, Steps
-from .step_spans import tell_of_skipped, traced
+from .step_executor import Steps, tell_of_skipped, traced
+from .step_renderer import StepFailed, StepRenderer
 from .template_references import env_texts
 
 # Beside a workflow that was written down without its secrets.
 HIDES = "x-secrets-hidden"
-# Of a value that is refused.
-SHOWN_LIMIT = 200
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ async def start(
 async def _started(request: RunRequest, store: Store, company: _RunPeople) -> Envelope:
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     admission = _admit(request, min(limits) if limits else 0)
-    inputs = checked_inputs(request.workflow, request.inputs)
+    inputs = check_inputs(request.workflow, request.inputs)
     environment = os.environ if company.environment is None else company.environment
     _refuse_unset(request.workflow, environment)
     # In the store its time is counted from where its clock was started, so that it has there what it has here.
@@ -387,14 +384,14 @@ async def _carry_out(
             had_ms = begun.budget_ms or admission.bound.limit_ms
             kept_ms = kept_for_clean_up_ms(request.workflow, had_ms)
             deadlines = Deadlines(admission.bound.bell, kept_ms, clean_up_steps(request.workflow))
+            renderer = StepRenderer(request.workflow, runtime, everything, redaction, request.folder)
             steps = Steps(
                 request.workflow,
                 runtime,
                 providers,
-                environment=everything,
+                renderer,
                 base_env=base_env,
                 redaction=redaction,
-                folder=request.folder,
                 deadlines=deadlines,
                 run_id=request.run_id,
                 run_began_at=begun.at,
@@ -420,7 +417,7 @@ async def _carry_out(
             try:
                 ended_by = await _until_done(running, company.stop, attention, is_outermost=around is None)
                 if ended_by is None and not running.is_parked:
-                    outputs = await _outputs(request.workflow, steps, running)
+                    outputs = await _outputs(request.workflow, renderer, running)
             except Exception as error:  # the store could not be used any more, or a bug
                 ended_by = error
             if around is None and not running.is_parked and attention.left:
@@ -584,11 +581,11 @@ def _lists(states: Mapping[str, StepState]) -> dict[str, object]:
     return {"steps": {name: state.shown() for name, state in states.items()}, **lists_of(states)}
 
 
-async def _outputs(workflow: WorkflowFile, steps: Steps, running: Scheduler) -> dict[str, Any]:
+async def _outputs(workflow: WorkflowFile, renderer: StepRenderer, running: Scheduler) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, template in workflow.outputs.items():
         try:
-            made[name] = await steps.rendered(template, running.scope_for(name))
+            made[name] = await renderer.render_output(template, running.scope_for(name))
         except StepFailed as failed:
             made[name] = None
             running.notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
@@ -644,65 +641,3 @@ def _run_fired(admission: Call, begun: _Begun) -> Fired:
 
 def _named(owner: str) -> str:
     return "its caller" if owner == "caller" else owner
-
-
-def checked_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """With defaults, as their types want them. Raises Failure that lists everything wrong."""
-    errors = [
-        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_listed(workflow)}"}
-        for name in given
-        if name not in workflow.inputs
-    ]
-    checked = {}
-    for name, declared in workflow.inputs.items():
-        if name not in given:
-            if declared.required and declared.default is None:
-                errors.append({"field": f"inputs.{name}", "message": "is required"})
-            checked[name] = declared.default
-            continue
-        try:
-            checked[name] = _as_declared(given[name], declared.type)
-        except ValueError as error:
-            errors.append({"field": f"inputs.{name}", "message": str(error)})
-    if errors:
-        message = join_problems(errors)
-        raise Failure("ARG_ERROR", message, context={"errors": errors})
-    return checked
-
-
-def _as_declared(value: Any, kind: str) -> Any:
-    """Text that was given for something else is read as JSON. Raise ValueError with what is wrong."""
-    read = Read(value)
-    if kind not in ("string", "any") and isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            read = read_json(value)
-    if not read.kept:
-        read = as_plain(read.value)
-    if read.kept:
-        raise ValueError(f"{_cut(read.kept[0])} cannot be kept exactly as a number; give it as text")
-    if not _fits(read.value, kind):
-        raise ValueError(f"{_cut(repr(read.value))} is not of type {kind}")
-    return read.value
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
-
-
-def _listed(workflow: WorkflowFile) -> str:
-    return f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int,),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-    "any": (object,),
-}
-
-
-def _fits(value: Any, kind: str) -> bool:
-    return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from ..core.durations import DurationError, parse_duration_ms
+from ..core.envelope import join_problems
+from ..core.errors import Failure
 from ..core.shapes import Before, Limits, OneOf, Part, field, json_schema_of
+from ..core.values import Read, as_plain, read_json
 from ..providers.command import Shell
 from ..providers.step_type import STEP_TYPES, Milliseconds, Reaction, Scalar, Seconds, StepPart
 
@@ -93,6 +97,78 @@ class WorkflowFile(Part):
     tools: dict[str, ToolPart] = field(default={})
     steps: dict[StepId, Step] = field(min_length=1, keys=("steps", "checks"))
     defaults: DefaultsPart = DefaultsPart()
+
+
+# --- inputs -------------------------------------------------------------------------------------------------
+
+# Of a value that is refused.
+SHOWN_LIMIT = 200
+
+
+def check_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given, with defaults, as the types of the inputs want it. Raises Failure that lists everything
+    wrong."""
+    errors = [
+        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_listed(workflow)}"}
+        for name in given
+        if name not in workflow.inputs
+    ]
+    checked = {}
+    for name, declared in workflow.inputs.items():
+        if name not in given:
+            if declared.required and declared.default is None:
+                errors.append({"field": f"inputs.{name}", "message": "is required"})
+            checked[name] = declared.default
+            continue
+        try:
+            checked[name] = _as_declared(given[name], declared.type)
+        except ValueError as error:
+            errors.append({"field": f"inputs.{name}", "message": str(error)})
+    if errors:
+        message = join_problems(errors)
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
+    return checked
+
+
+def _as_declared(value: Any, kind: str) -> Any:
+    """Text that was given for something else is read as JSON. Raise ValueError with what is wrong."""
+    read = Read(value)
+    if kind not in ("string", "any") and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            read = read_json(value)
+    if not read.kept:
+        read = as_plain(read.value)
+    if read.kept:
+        raise ValueError(f"{_cut(read.kept[0])} cannot be kept exactly as a number; give it as text")
+    if not _fits(read.value, kind):
+        raise ValueError(f"{_cut(repr(read.value))} is not of type {kind}")
+    return read.value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
+
+
+def _listed(workflow: WorkflowFile) -> str:
+    return f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "any": (object,),
+}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
+
+
+# --- JSON Schema --------------------------------------------------------------------------------------------
 
 
 def json_schema() -> dict[str, Any]:

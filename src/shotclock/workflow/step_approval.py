@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
@@ -38,23 +37,12 @@ from ..runtime.handlers import raised
 from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
 from .state import StepState
+from .step_renderer import RenderedStep
 
 
 def key_of(run_id: str, state: StepState) -> str:
     """Of one visit to a step: going back to it asks again, going on with the run does not."""
     return f"{run_id}/{state.id}" + (f"#{state.visit}" if state.visit else "")
-
-
-class RenderedStep(NamedTuple):
-    """A step as it would run, with its templates replaced."""
-
-    settings: Mapping[str, Any]
-    """Its own keys."""
-    values: Mapping[str, str]
-    """The variables that hold what was interpolated into its shell command."""
-    env: Mapping[str, str]
-    """What the file asks for."""
-    folder: Path
 
 
 class Refused(NamedTuple):

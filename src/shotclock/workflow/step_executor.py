@@ -6,44 +6,42 @@ import asyncio
 import contextlib
 import json
 import random
-import re
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
+from ..core.deadlines import Deadline
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.graph import groups_of
-from ..core.operation import HandlerReference, Operation
-from ..core.redaction import Redaction, looks_secret
+from ..core.redaction import Redaction
 from ..core.texts import one_line
-from ..core.values import Read, as_plain, as_text, is_true, read_json, read_printed, warn_of_kept
+from ..core.trace import TraceContext
+from ..core.values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.walltime import WallTime
 from ..inbox.inbox import Inbox
-from ..process.clock import monotonic_ns
-from ..providers.command import CommandStep, ToolStep
+from ..process import spans
+from ..process.clock import monotonic_ns, wall_ns
+from ..providers.command import CommandStep
 from ..providers.provider import Provider, Providers, StepCall, StepResult, result_left_by
-from ..providers.step_type import STEP_TYPES, StepPart, StepType, duration_ms
+from ..providers.step_type import STEP_TYPES, StepPart, duration_ms
 from ..providers.workflow import RunFile
-from ..runtime.call import Call, answer, no_time_left
+from ..runtime.call import Call, answer, new_span_id, no_time_left
 from ..runtime.handlers import raised
+from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from . import templates
 from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
-from .scheduler import Deadlines, ParallelSlots
+from .scheduler import Deadlines, Execute, ParallelSlots
 from .schema import WorkflowFile
-from .secrets import References, UnsetVariable, unset_message
-from .shell_quoting import Unsafe, with_references
 from .state import Reason, Status, StepState, effects_of
-from .step_approval import PersonWait, Refused, RenderedStep, StepGate, key_of
-from .template_references import mentions
+from .step_approval import PersonWait, Refused, StepGate, key_of
+from .step_renderer import RenderedStep, StepFailed, StepRenderer
 
-# How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
-TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
 # How many items of one step are under way at a time.
 ITEMS_AT_ONCE = 8
 # Of the items of one step: warnings that are kept, and numbers of items that failed.
@@ -58,36 +56,6 @@ TRACEBACK_KEPT = 20
 OUTPUT_LIMIT = 60_000_000
 # Of what a command that failed said on stderr: the end of it, where the reason mostly is.
 STDERR_KEPT = 2_000
-
-
-def _in_worker(name: str, module: str, function: str) -> Operation:
-    """What a file makes us compute: where it can be killed, and on a clock of its own."""
-    handler = HandlerReference(f"shotclock.workflow.{module}", function)
-    return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
-
-
-_RENDER = _in_worker("template", "templates", "render_all")
-_RENDER_VALUE = _in_worker("template", "templates", "render_value")
-_EVALUATE = _in_worker("condition", "templates", "evaluate")
-_MISFIT = _in_worker("schema", "json_schema", "misfit")
-
-
-class StepFailed(Exception):
-    """A step that could not even be tried, with the error its state shows."""
-
-    def __init__(self, code: str, message: str, rule: str) -> None:
-        super().__init__(message)
-        self.error: dict[str, Any] = {
-            "code": code,
-            "message": message,
-            "retryable": False,
-            "phase": "validation",
-            "context": {"rule": rule},
-        }
-
-    def error_after(self, attempts: int) -> dict[str, Any]:
-        """The error of a step that was tried so often: validation is only what stopped it before it began."""
-        return self.error | {"phase": "execution"} if attempts else self.error
 
 
 class AnsweredTry(NamedTuple):
@@ -107,11 +75,10 @@ class Steps:
         workflow: WorkflowFile,
         runtime: Runtime,
         providers: Providers,
+        renderer: StepRenderer,
         *,
-        environment: Mapping[str, str],
         base_env: Mapping[str, str],
         redaction: Redaction,
-        folder: Path,
         deadlines: Deadlines,
         run_id: str,
         run_began_at: WallTime,
@@ -120,7 +87,7 @@ class Steps:
         places: ParallelSlots,
         run_file: RunFile,
     ) -> None:
-        """`environment` is everything there is, `base_env` what children see without asking."""
+        """`base_env` is what children see without asking."""
         self._run_id = run_id
         self._run_began_at = run_began_at
         self._attention = attention
@@ -129,11 +96,10 @@ class Steps:
         self._run_file = run_file
         self._workflow = workflow
         self._runtime = runtime
+        self._renderer = renderer
         self._providers = providers
-        self._environment = environment
         self._base_env = base_env
         self._redaction = redaction
-        self._folder = folder
         self._deadlines = deadlines
         self._clocks_of: dict[tuple[int | None, ...], Clocks] = {}
 
@@ -144,8 +110,8 @@ class Steps:
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         try:
-            seen = await self._seeing_variables(step, step.if_, scope)
-            if step.if_ is not None and not await self._condition(step.if_, seen):
+            seen = await self._renderer.with_variables(step, step.if_, scope)
+            if step.if_ is not None and not await self._renderer.evaluate(step.if_, seen):
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
                 return
             items, source = await self._items(step, scope)
@@ -172,7 +138,7 @@ class Steps:
         items: Any = step.for_each
         if items is None or isinstance(items, bool):
             return self._items_of_others(step, scope)
-        items = await self._rendered(items, scope)
+        items = await self._renderer.render(items, scope)
         if isinstance(items, str):
             items = read_printed(items).value
         if not isinstance(items, list):
@@ -276,7 +242,7 @@ class Steps:
                 self._run_began_at,
                 used=state.proposal_id,
             )
-            rendered = await self._rendered_step(step, scope)
+            rendered = await self._renderer.render_step(step, scope)
             passed = await gate.passed(state.id, step, rendered, most, deadline)
             if isinstance(passed, Refused):
                 return self._noted(step, state, AnsweredTry(passed.envelope, None, passed.rule))
@@ -335,7 +301,9 @@ class Steps:
     async def _fails(self, step: StepPart, scope: dict[str, Any]) -> bool:
         if step.fail_if is None:
             return False
-        return await self._condition(step.fail_if, await self._seeing_variables(step, step.fail_if, scope))
+        return await self._renderer.evaluate(
+            step.fail_if, await self._renderer.with_variables(step, step.fail_if, scope)
+        )
 
     def _noted(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
         envelope = result.envelope
@@ -389,7 +357,7 @@ class Steps:
         item: tuple[int, int],
         approved: RenderedStep | None,
     ) -> AnsweredTry:
-        settings, values, asked, folder = approved or await self._rendered_step(step, scope)
+        settings, values, asked, folder = approved or await self._renderer.render_step(step, scope)
         env = {**self._base_env, **asked} if asked else self._base_env
         key = f"{key_of(self._run_id, state)}.{state.attempts}"
         call = StepCall(
@@ -419,11 +387,6 @@ class Steps:
                 self._noted(step, state, kept)
             raise
 
-    async def _rendered_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
-        asked, folder = await self._surroundings(step, scope)
-        settings, values = await self._settings(step, _with_env(scope, asked))
-        return RenderedStep(settings, values, asked, folder)
-
     def _clocks(self, step: StepPart) -> Clocks:
         unit, defaults = STEP_TYPES[step.type].unit, self._workflow.defaults
 
@@ -441,150 +404,12 @@ class Steps:
             self._clocks_of[limits] = Clocks(timeout_ms, soft_ms=soft_ms, idle_ms=idle_ms, grace_ms=grace_ms)
         return self._clocks_of[limits]
 
-    # --- templates ----------------------------------------------------------------------------------------
-
-    async def _settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
-        step_type = STEP_TYPES[step.type]
-        written = {key: getattr(step, key) for key in step_type.own_keys}
-        values: dict[str, str] = {}
-        if isinstance(step, ToolStep):
-            tool = self._workflow.tools[step.tool]
-            arguments = await self._rendered(step.arguments, scope)
-            if tool.input_schema is not None and (why := await self._misfit(tool.input_schema, arguments)) is not None:
-                raise StepFailed("STEP_INVALID", f"arguments do not fit input_schema: {why}", "step/arguments")
-            scope = {**scope, "args": arguments, "arguments": arguments}
-            written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
-        if isinstance(step, CommandStep | ToolStep):
-            written["shell"] = written["shell"] or self._workflow.defaults.shell
-            written["exec"], values = await self._shell(str(written["exec"]), scope)
-            rest = {key: value for key, value in written.items() if key != "exec"}
-            return {**await self._own_settings(step_type, rest, scope), "exec": written["exec"]}, values
-        return await self._own_settings(step_type, written, scope), values
-
-    async def _own_settings(
-        self, step_type: StepType, written: Mapping[str, Any], scope: dict[str, Any]
-    ) -> dict[str, Any]:
-        keys = step_type.value_keys
-        return {key: await self._setting(key, value, scope, key in keys) for key, value in written.items()}
-
-    async def _setting(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
-        """One of a provider's keys, rendered: a value where any will do, else the text of it."""
-        if not _holds_template(written):
-            return written
-        rendered = await self._rendered(written, scope)
-        if takes_values:
-            return rendered
-        text = list(map(as_text, rendered)) if isinstance(written, list) else as_text(rendered)
-        try:
-            as_text(text).encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise StepFailed("STEP_INVALID", f"{key}: it holds half a character", "step/template") from None
-        return text
-
-    async def _shell(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
-        if not templates.is_template(script):
-            return script, {}
-        rendered = await self._text(script, scope, marked=True)
-        try:
-            return with_references(rendered.text, rendered.values)
-        except Unsafe as unsafe:
-            raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
-
-    async def _surroundings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
-        """The variables that the file asks for, secret or not, and where it is done."""
-        filled = await self._variables(step, scope)
-        own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
-        written = step.cwd or own or self._workflow.defaults.cwd
-        folder = self._folder
-        if written is not None:
-            folder = folder / (await self._text(written, scope)).text
-        return filled, folder
-
-    async def _seeing_variables(self, step: StepPart, text: object, scope: dict[str, Any]) -> dict[str, Any]:
-        """The scope of a text about the step as a whole, with those of its variables that it names."""
-        names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
-        return _with_env(scope, await self._variables(step, scope, names)) if names else scope
-
-    async def _variables(
-        self, step: StepPart, scope: dict[str, Any], names: Collection[str] | None = None
-    ) -> dict[str, str]:
-        """What the file asks for by `env`, or of that only these."""
-        asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
-        if isinstance(step, ToolStep):
-            asked = {**self._workflow.tools[step.tool].env, **asked}
-        if names is not None:
-            asked = {name: value for name, value in asked.items() if name in names}
-        filled: dict[str, str] = {}
-        if asked:
-            references = References(self._environment)
-            try:
-                taken = {key: references.take_out(as_text(value)) for key, value in asked.items()}
-            except UnsetVariable as unset:
-                raise StepFailed("STEP_INVALID", f"env: {unset_message(str(unset))}", "step/env") from None
-            rendered = await self._rendered(taken, scope)
-            filled = {key: references.put_in(as_text(value)) for key, value in rendered.items()}
-        self._redaction.learn(filled)
-        return filled
-
-    async def rendered(self, template: str, scope: dict[str, Any]) -> Any:
-        """What came of the run, as its `outputs` say it. Raises StepFailed."""
-        made = await self._value(template, scope) if templates.is_template(template) else template
-        return self._redaction.value(made)
-
-    async def _rendered(self, value: Any, scope: dict[str, Any]) -> Any:
-        """Every text in it rendered; one that is nothing but an expression becomes its value."""
-        if not _holds_template(value):
-            return value
-        if isinstance(value, str):
-            return await self._value(value, scope)
-        if isinstance(value, dict):
-            return {key: await self._rendered(item, scope) for key, item in value.items()}
-        if isinstance(value, list):
-            return [await self._rendered(item, scope) for item in value]
-        return value
-
-    async def _value(self, template: str, scope: dict[str, Any]) -> Any:
-        if (name := templates.sole_name(template)) is not None:
-            return _looked_up(name, template, scope)
-        if templates.is_simple(template):
-            return (await self._text(template, scope)).text
-        arguments = {"template": template, "scope": _plain_scope(scope, template)}
-        envelope = await self._runtime.call(_RENDER_VALUE, arguments)
-        if not envelope.ok:
-            raise _template_failure(envelope, template, scope)
-        return envelope.value
-
-    async def _text(self, template: str, scope: dict[str, Any], *, marked: bool = False) -> templates.Rendered:
-        if templates.is_simple(template):
-            try:
-                return templates.render_simple(template, scope, marked=marked)
-            except templates.TemplateError as error:
-                raise _template_failed(str(error), template, scope) from None
-        arguments = {"templates": [template], "scope": _plain_scope(scope, template), "marked": marked}
-        envelope = await self._runtime.call(_RENDER, arguments)
-        if not envelope.ok:
-            raise _template_failure(envelope, template, scope)
-        rendered = envelope.value
-        return templates.Rendered(*rendered[0])  # type: ignore[index]
-
-    async def _condition(self, written: str | bool, scope: dict[str, Any]) -> bool:
-        if isinstance(written, bool):
-            return written
-        if (name := templates.sole_name(written)) is not None:
-            return is_true(_looked_up(name, written, scope))
-        arguments = {"condition": written, "scope": _plain_scope(scope, written)}
-        envelope = await self._runtime.call(_EVALUATE, arguments)
-        if not envelope.ok:
-            raise _template_failure(envelope, written, scope)
-        return bool(envelope.value)
-
     # --- what came out ------------------------------------------------------------------------------------
 
     async def _judge_output(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         if step.transform is not None:
-            seen = await self._seeing_variables(step, step.transform, scope)
-            made = await self._value(step.transform, {**seen, "output": state.output})
+            seen = await self._renderer.with_variables(step, step.transform, scope)
+            made = await self._renderer.render_value(step.transform, {**seen, "output": state.output})
             if isinstance(made, str) and templates.sole_expression(step.transform) is None:
                 made = read_printed(made).value
             try:
@@ -592,18 +417,12 @@ class Steps:
             except ValueError as error:
                 raise StepFailed("OUTPUT_INVALID", f"what transform made: {error}", "step/output") from None
         if step.output_schema is not None:
-            problem = await self._misfit(step.output_schema, state.output)
+            problem = await self._renderer.find_misfit(step.output_schema, state.output)
             if problem is not None:
                 raise StepFailed("OUTPUT_INVALID", f"its output does not fit output_schema: {problem}", "step/output")
         if step.for_each is True and not isinstance(state.output, list):
             message = f"`for_each: true` needs a list as output, and the output is {_kind_of(state.output)}"
             raise StepFailed("OUTPUT_INVALID", message, "step/for_each")
-
-    async def _misfit(self, schema: dict[str, Any], value: Any) -> str | None:
-        envelope = await self._runtime.call(_MISFIT, {"schema": schema, "value": value})
-        if envelope.ok:
-            return None if envelope.value is None else str(envelope.value)
-        return f"it could not be checked: {(envelope.error or {})['message']}"
 
 
 async def try_step(provider: Provider, step: StepCall, runtime: Runtime) -> AnsweredTry:
@@ -636,11 +455,6 @@ def _answered(provider: Provider, call: Call, result: StepResult) -> AnsweredTry
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
     return AnsweredTry(envelope, result.output, result.rule or provider.step_type.rule_for(envelope.code))
-
-
-def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
-    """What a step asks for by its `env` is there for its templates as well."""
-    return {**scope, "env": {**scope["env"], **asked}} if asked else scope
 
 
 def _read(step: StepPart, output: Any) -> Read:
@@ -676,64 +490,77 @@ def _few_enough(items: list[Any]) -> list[Any]:
     return items
 
 
-def _looked_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
-    try:
-        return templates.look_up(name, scope)
-    except templates.TemplateError as error:
-        raise _template_failed(str(error), template, scope) from None
-
-
-def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> StepFailed:
-    """With the reason, where it is that a step it speaks of has no output."""
-    for name in re.findall(r"\benv\.(\w+)", template):
-        if name not in scope["env"] and looks_secret(name):
-            message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"
-    for kind, name in mentions(template):
-        if name not in scope["steps"]:
-            message += f"; there is no step {name!r}"
-        elif kind == "outputs" and name not in scope["outputs"]:
-            status = Status(scope["steps"][name]["status"])
-            why = "has not succeeded" if status.is_final else "has not ended: wait for it with depends_on"
-            message += f"; step {name!r} {why}"
-    return StepFailed("TEMPLATE_FAILED", message, "step/template")
-
-
-def _holds_template(value: Any) -> bool:
-    if isinstance(value, str):
-        return templates.is_template(value)
-    if isinstance(value, dict):
-        return any(map(_holds_template, value.values()))
-    return isinstance(value, list) and any(map(_holds_template, value))
-
-
-def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """What a worker needs of it: outputs can be large, so only those that the template mentions by name."""
-    mentioned = {name for _, name in mentions(template)}
-    plain: dict[str, Any] = {}
-    for key, value in scope.items():
-        if key not in ("outputs", "steps"):
-            plain[key] = value
-            continue
-        names = list(value) if re.search(rf"\b{key}\b(?!\.|\[['\"])", template) else mentioned
-        plain[key] = {}
-        for name in names:
-            try:
-                plain[key][name] = value[name]
-            except KeyError:
-                continue
-    return plain
-
-
-def _template_failure(envelope: Envelope, template: str, scope: Mapping[str, Any]) -> StepFailed:
-    message = str((envelope.error or {}).get("message", ""))
-    if envelope.code == "TIMEOUT":
-        return StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template")
-    return _template_failed(message, template, scope)
-
-
 def _error(code: str, message: str, rule: str) -> dict[str, Any]:
     return StepFailed(code, message, rule).error | {"phase": "execution"}
 
 
 def _is_timeout(envelope: Envelope) -> bool:
     return envelope.code in ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "OPERATION_TIMEOUT")
+
+
+# --- spans ------------------------------------------------------------------------------------------------
+# The span of a step: above the calls of its tries, below its run.
+#
+#     run nightly ─┬─ step fetch ─── try fetch ─── what the server does
+#                  ├─ step build ─┬─ try build
+#                  │              └─ try build ─── exec ─── …
+#                  └─ step audit ─── run audit ─── step scan ─── try scan
+#
+# Its ids are made in any case, because the calls below it tell theirs to what they start.
+
+
+def traced(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
+    """The same, with everything that it calls below a span of the step's own, and inside the step's deadline."""
+
+    async def execute_traced(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        around = current_scope.get()
+        assert around is not None, "steps are executed inside of a run"
+        run = around.span.trace
+        own, began_ns = run.below(new_span_id()), monotonic_ns()
+        token = current_scope.set(replace(around, span=own, deadline=deadline_of(name)))
+        try:
+            await execute(name, step, state, scope)
+        finally:
+            current_scope.reset(token)
+            if spans.recorder is not None:
+                ended_ns = wall_ns()
+                span = _span(state, own, run.span_id, ended_ns - (monotonic_ns() - began_ns), ended_ns)
+                spans.recorder.tell(lambda: span)
+
+    return execute_traced
+
+
+def tell_of_skipped(state: StepState) -> None:
+    """A step that was never executed is a moment of its run."""
+    around = current_scope.get()
+    if spans.recorder is not None and around is not None:
+        run, now_ns = around.span.trace, wall_ns()
+        span = _span(state, run.below(new_span_id()), run.span_id, now_ns, now_ns)
+        spans.recorder.tell(lambda: span)
+
+
+def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> spans.Span:
+    """Made at once: what a state says is changed when the step runs again."""
+    # It is not final where a cancellation has gone through it.
+    status = state.status if state.status.is_final else Status.CANCELLED
+    attributes: dict[str, spans.Attribute] = {
+        "shotclock.kind": "step",
+        "shotclock.step.id": state.id,
+        "shotclock.step.type": state.type,
+        "shotclock.step.status": status.value,
+        "shotclock.step.attempts": state.attempts,
+    }
+    if state.timeout_ms:
+        attributes["shotclock.timeout_ms"] = state.timeout_ms
+    if state.ending is not None:
+        attributes["shotclock.ending"] = state.ending
+    if state.reason is not None:
+        attributes["shotclock.step.reason"] = state.reason.value
+    if state.cause is not None:
+        attributes["shotclock.step.cause"] = state.cause
+    code, message = None, ""
+    if status.is_bad:
+        error = state.error or {}
+        code = str(error.get("code") or status.value.upper())
+        message = str(error.get("message") or "")  # without secrets: the state has none
+    return spans.Span(f"step {state.id}", own, run_id, started_ns, ended_ns, attributes, code, message)

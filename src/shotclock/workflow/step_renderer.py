@@ -1,0 +1,300 @@
+"""A step as it would run: its templates rendered, its conditions evaluated, its variables filled in.
+
+What is more than a plain name is computed in a worker, where it can be killed, on a clock of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.clocks import Clocks
+from ..core.envelope import Envelope
+from ..core.operation import HandlerReference, Operation
+from ..core.redaction import Redaction, looks_secret
+from ..core.values import as_text, is_true
+from ..providers.command import CommandStep, ToolStep
+from ..providers.step_type import STEP_TYPES, StepPart, StepType
+from ..runtime.runtime import Runtime
+from . import templates
+from .schema import WorkflowFile
+from .secrets import References, UnsetVariable, unset_message
+from .shell_quoting import Unsafe, with_references
+from .state import Status
+from .template_references import mentions
+
+# How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
+TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
+
+
+def _in_worker(name: str, module: str, function: str) -> Operation:
+    """What a file makes us compute: where it can be killed, and on a clock of its own."""
+    handler = HandlerReference(f"shotclock.workflow.{module}", function)
+    return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
+
+
+_RENDER = _in_worker("template", "templates", "render_all")
+_RENDER_VALUE = _in_worker("template", "templates", "render_value")
+_EVALUATE = _in_worker("condition", "templates", "evaluate")
+_FIND_MISFIT = _in_worker("schema", "json_schema", "misfit")
+
+
+class StepFailed(Exception):
+    """A step that could not even be tried, with the error its state shows."""
+
+    def __init__(self, code: str, message: str, rule: str) -> None:
+        super().__init__(message)
+        self.error: dict[str, Any] = {
+            "code": code,
+            "message": message,
+            "retryable": False,
+            "phase": "validation",
+            "context": {"rule": rule},
+        }
+
+    def error_after(self, attempts: int) -> dict[str, Any]:
+        """The error of a step that was tried so often: validation is only what stopped it before it began."""
+        return self.error | {"phase": "execution"} if attempts else self.error
+
+
+class RenderedStep(NamedTuple):
+    """A step as it would run, with its templates replaced."""
+
+    settings: Mapping[str, Any]
+    """Its own keys."""
+    values: Mapping[str, str]
+    """The variables that hold what was interpolated into its shell command."""
+    env: Mapping[str, str]
+    """What the file asks for."""
+    folder: Path
+
+
+class StepRenderer:
+    """Renders the steps of one workflow."""
+
+    def __init__(
+        self,
+        workflow: WorkflowFile,
+        runtime: Runtime,
+        environment: Mapping[str, str],
+        redaction: Redaction,
+        folder: Path,
+    ) -> None:
+        """`environment` is everything there is, for what the file asks for by name; `folder` is that of the file."""
+        self._workflow = workflow
+        self._runtime = runtime
+        self._environment = environment
+        self._redaction = redaction
+        self._folder = folder
+
+    async def render_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
+        asked, folder = await self._render_surroundings(step, scope)
+        settings, values = await self._render_settings(step, _with_env(scope, asked))
+        return RenderedStep(settings, values, asked, folder)
+
+    async def _render_settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
+        step_type = STEP_TYPES[step.type]
+        written = {key: getattr(step, key) for key in step_type.own_keys}
+        values: dict[str, str] = {}
+        if isinstance(step, ToolStep):
+            tool = self._workflow.tools[step.tool]
+            arguments = await self.render(step.arguments, scope)
+            if (
+                tool.input_schema is not None
+                and (why := await self.find_misfit(tool.input_schema, arguments)) is not None
+            ):
+                raise StepFailed("STEP_INVALID", f"arguments do not fit input_schema: {why}", "step/arguments")
+            scope = {**scope, "args": arguments, "arguments": arguments}
+            written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
+        if isinstance(step, CommandStep | ToolStep):
+            written["shell"] = written["shell"] or self._workflow.defaults.shell
+            written["exec"], values = await self._render_script(str(written["exec"]), scope)
+            rest = {key: value for key, value in written.items() if key != "exec"}
+            return {**await self._render_keys(step_type, rest, scope), "exec": written["exec"]}, values
+        return await self._render_keys(step_type, written, scope), values
+
+    async def _render_keys(
+        self, step_type: StepType, written: Mapping[str, Any], scope: dict[str, Any]
+    ) -> dict[str, Any]:
+        keys = step_type.value_keys
+        return {key: await self._render_key(key, value, scope, key in keys) for key, value in written.items()}
+
+    async def _render_key(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
+        """One of a provider's keys, rendered: a value where any will do, else the text of it."""
+        if not _holds_template(written):
+            return written
+        rendered = await self.render(written, scope)
+        if takes_values:
+            return rendered
+        text = list(map(as_text, rendered)) if isinstance(written, list) else as_text(rendered)
+        try:
+            as_text(text).encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise StepFailed("STEP_INVALID", f"{key}: it holds half a character", "step/template") from None
+        return text
+
+    async def _render_script(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
+        if not templates.is_template(script):
+            return script, {}
+        rendered = await self._render_text(script, scope, marked=True)
+        try:
+            return with_references(rendered.text, rendered.values)
+        except Unsafe as unsafe:
+            raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
+
+    async def _render_surroundings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
+        """The variables that the file asks for, secret or not, and where it is done."""
+        filled = await self._render_variables(step, scope)
+        own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
+        written = step.cwd or own or self._workflow.defaults.cwd
+        folder = self._folder
+        if written is not None:
+            folder = folder / (await self._render_text(written, scope)).text
+        return filled, folder
+
+    async def with_variables(self, step: StepPart, text: object, scope: dict[str, Any]) -> dict[str, Any]:
+        """The scope of a text about the step as a whole, with those of its variables that it names."""
+        names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
+        return _with_env(scope, await self._render_variables(step, scope, names)) if names else scope
+
+    async def _render_variables(
+        self, step: StepPart, scope: dict[str, Any], names: Collection[str] | None = None
+    ) -> dict[str, str]:
+        """What the file asks for by `env`, or of that only these."""
+        asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
+        if isinstance(step, ToolStep):
+            asked = {**self._workflow.tools[step.tool].env, **asked}
+        if names is not None:
+            asked = {name: value for name, value in asked.items() if name in names}
+        filled: dict[str, str] = {}
+        if asked:
+            references = References(self._environment)
+            try:
+                taken = {key: references.take_out(as_text(value)) for key, value in asked.items()}
+            except UnsetVariable as unset:
+                raise StepFailed("STEP_INVALID", f"env: {unset_message(str(unset))}", "step/env") from None
+            rendered = await self.render(taken, scope)
+            filled = {key: references.put_in(as_text(value)) for key, value in rendered.items()}
+        self._redaction.learn(filled)
+        return filled
+
+    async def render_output(self, template: str, scope: dict[str, Any]) -> Any:
+        """What came of the run, as its `outputs` say it. Raises StepFailed."""
+        made = await self.render_value(template, scope) if templates.is_template(template) else template
+        return self._redaction.value(made)
+
+    async def render(self, value: Any, scope: dict[str, Any]) -> Any:
+        """Every text in it rendered; one that is nothing but an expression becomes its value."""
+        if not _holds_template(value):
+            return value
+        if isinstance(value, str):
+            return await self.render_value(value, scope)
+        if isinstance(value, dict):
+            return {key: await self.render(item, scope) for key, item in value.items()}
+        if isinstance(value, list):
+            return [await self.render(item, scope) for item in value]
+        return value
+
+    async def render_value(self, template: str, scope: dict[str, Any]) -> Any:
+        if (name := templates.sole_name(template)) is not None:
+            return _looked_up(name, template, scope)
+        if templates.is_simple(template):
+            return (await self._render_text(template, scope)).text
+        arguments = {"template": template, "scope": _plain_scope(scope, template)}
+        envelope = await self._runtime.call(_RENDER_VALUE, arguments)
+        if not envelope.ok:
+            raise _template_failure(envelope, template, scope)
+        return envelope.value
+
+    async def _render_text(self, template: str, scope: dict[str, Any], *, marked: bool = False) -> templates.Rendered:
+        if templates.is_simple(template):
+            try:
+                return templates.render_simple(template, scope, marked=marked)
+            except templates.TemplateError as error:
+                raise _template_failed(str(error), template, scope) from None
+        arguments = {"templates": [template], "scope": _plain_scope(scope, template), "marked": marked}
+        envelope = await self._runtime.call(_RENDER, arguments)
+        if not envelope.ok:
+            raise _template_failure(envelope, template, scope)
+        rendered = envelope.value
+        return templates.Rendered(*rendered[0])  # type: ignore[index]
+
+    async def evaluate(self, written: str | bool, scope: dict[str, Any]) -> bool:
+        if isinstance(written, bool):
+            return written
+        if (name := templates.sole_name(written)) is not None:
+            return is_true(_looked_up(name, written, scope))
+        arguments = {"condition": written, "scope": _plain_scope(scope, written)}
+        envelope = await self._runtime.call(_EVALUATE, arguments)
+        if not envelope.ok:
+            raise _template_failure(envelope, written, scope)
+        return bool(envelope.value)
+
+    async def find_misfit(self, schema: dict[str, Any], value: Any) -> str | None:
+        envelope = await self._runtime.call(_FIND_MISFIT, {"schema": schema, "value": value})
+        if envelope.ok:
+            return None if envelope.value is None else str(envelope.value)
+        return f"it could not be checked: {(envelope.error or {})['message']}"
+
+
+def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
+    """What a step asks for by its `env` is there for its templates as well."""
+    return {**scope, "env": {**scope["env"], **asked}} if asked else scope
+
+
+def _looked_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
+    try:
+        return templates.look_up(name, scope)
+    except templates.TemplateError as error:
+        raise _template_failed(str(error), template, scope) from None
+
+
+def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> StepFailed:
+    """With the reason, where it is that a step it speaks of has no output."""
+    for name in re.findall(r"\benv\.(\w+)", template):
+        if name not in scope["env"] and looks_secret(name):
+            message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"
+    for kind, name in mentions(template):
+        if name not in scope["steps"]:
+            message += f"; there is no step {name!r}"
+        elif kind == "outputs" and name not in scope["outputs"]:
+            status = Status(scope["steps"][name]["status"])
+            why = "has not succeeded" if status.is_final else "has not ended: wait for it with depends_on"
+            message += f"; step {name!r} {why}"
+    return StepFailed("TEMPLATE_FAILED", message, "step/template")
+
+
+def _holds_template(value: Any) -> bool:
+    if isinstance(value, str):
+        return templates.is_template(value)
+    if isinstance(value, dict):
+        return any(map(_holds_template, value.values()))
+    return isinstance(value, list) and any(map(_holds_template, value))
+
+
+def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """What a worker needs of it: outputs can be large, so only those that the template mentions by name."""
+    mentioned = {name for _, name in mentions(template)}
+    plain: dict[str, Any] = {}
+    for key, value in scope.items():
+        if key not in ("outputs", "steps"):
+            plain[key] = value
+            continue
+        names = list(value) if re.search(rf"\b{key}\b(?!\.|\[['\"])", template) else mentioned
+        plain[key] = {}
+        for name in names:
+            try:
+                plain[key][name] = value[name]
+            except KeyError:
+                continue
+    return plain
+
+
+def _template_failure(envelope: Envelope, template: str, scope: Mapping[str, Any]) -> StepFailed:
+    message = str((envelope.error or {}).get("message", ""))
+    if envelope.code == "TIMEOUT":
+        return StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template")
+    return _template_failed(message, template, scope)
