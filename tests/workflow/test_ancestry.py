@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shotclock.core import graph
 from shotclock.core.graph import find_cycle, needs, not_before
-from shotclock.workflow import step_ancestry
 from shotclock.workflow.plan import graph_of
 from shotclock.workflow.schema import WorkflowFile
 from shotclock.workflow.template_references import findings, mentions
@@ -36,7 +36,7 @@ names = st.sampled_from(NAMES)
 def test_every_pair_gets_the_answer_of_a_walk_back(before: Before, at_once: int) -> None:
     pairs = {(earlier, later) for earlier in NAMES for later in before}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(step_ancestry, "AT_ONCE", at_once)
+        patched.setattr(graph, "AT_ONCE", at_once)
         found = not_before(before, pairs)
     assert found == {(earlier, later) for earlier, later in pairs if not walks_back(before, earlier, later)}
 
