@@ -305,7 +305,7 @@ class _Call:
     ) -> Coroutine[Any, Any, Envelope]:
         name = operation if isinstance(operation, str) else getattr(operation, "name", None)
         if not isinstance(name, str):
-            raise TypeError("ctx.call in an async worker takes the name of a registered operation")
+            raise TypeError("ctx.call in a host process takes the name of a registered operation")
         return self._further(name, pickle.dumps(dict(arguments)), as_dict(clocks))
 
     async def _further(self, name: str, arguments: bytes, limits: dict[str, Any]) -> Envelope:
