@@ -12,6 +12,8 @@
 It is exact. Two actions with one text are one action: numbers are written out in full, text is in quotes, what cannot
 be seen is marked (core/texts.py), and no value can look like another or end before its end. Reasons, titles and what
 an agent says about a file are claims, and stand elsewhere.
+
+docs/design.md: R48.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Catalogue of an App as plain data: enough to list its commands, call them and answer for them without importing it.
 
 A server that runs no code of the app's works from this; so do the manifest and the runner of a job.
+
+docs/design.md: R28.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The clocks of a call, and the record of the one that fired."""
+"""The clocks of a call, and the record of the one that fired.
+
+docs/design.md: R9.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ The rules, once, for every kind of work:
 - a child's bell is the earlier of its own timeout and its parent's deadline minus the reserve, never later;
 - the polite stop is sent at the bell, the kill at bell + grace, and never past half the reserve before the
   parent's deadline, so that the child's answer is there before the parent's own bell rings.
+
+docs/design.md: R6.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The envelope: the one answer of every call, valid against the response contract, exactly five keys."""
+"""The envelope: the one answer of every call, valid against the response contract, exactly five keys.
+
+docs/design.md: R2.
+"""
 
 from __future__ import annotations
 

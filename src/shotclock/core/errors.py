@@ -2,6 +2,8 @@
 
 Exit codes, HTTP statuses, MCP errors, the reference page and `shotclock errors` all come from here. A code
 that is not registered cannot be put into an envelope. Apps add their own with a namespace: `ACME_NO_STOCK`.
+
+docs/design.md: R3.
 """
 
 from __future__ import annotations

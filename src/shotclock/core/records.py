@@ -4,6 +4,8 @@
 Python itself. A `@record` reads the same to people and type checkers, has slots, and costs a tenth. Other modules
 use the `dataclass` of this one: to the functions of `dataclasses` its classes are dataclasses, but only one of their
 methods is compiled, so that each class costs a quarter of what it would.
+
+docs/design.md: R24.
 """
 
 from __future__ import annotations

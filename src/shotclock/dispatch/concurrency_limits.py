@@ -2,6 +2,8 @@
 
 A place is a lock in the store. It is given back when the call ends; a holder that died, or that must have been stopped
 by its own clocks long ago, loses it to the next one who asks.
+
+docs/design.md: R36.
 """
 
 from __future__ import annotations

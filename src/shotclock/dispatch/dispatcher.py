@@ -4,6 +4,8 @@
 
 The command line, the MCP server, workflows and the library differ only in how they make a request and how they show
 its envelope. All of a call is on its own clock.
+
+docs/design.md: R31, R38.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Nothing but the store is between a caller and a keeper, so it does not matter who started the job, or whether that
 caller still lives.
+
+docs/design.md: R33.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ down how far it is and how it ended.
     caller (waits up to its budget)      store      keeper ── zygotes, supervisor ── worker
 
 If the keeper is killed its work dies with it, the job is lost, and the same invocation takes it up again.
+
+docs/design.md: R32.
 """
 
 from __future__ import annotations

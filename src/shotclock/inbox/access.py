@@ -2,6 +2,8 @@
 
 A token reads `shotclock_ROLE_ID_SECRET`. The id finds it, the secret proves it; kept is only the hash of the whole,
 which needs no salt, because nobody can try all secrets of 256 bits.
+
+docs/design.md: R43.
 """
 
 from __future__ import annotations

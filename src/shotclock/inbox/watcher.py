@@ -3,6 +3,8 @@
 One thread per inbox, and only while anybody waits, looks whether the database changed: 40 times a second, and at once
 after a change of our own. It also ends what is past its end. A waiter is registered *before* it reads the proposal,
 so whatever is committed after its reading is seen by a look that finds it registered.
+
+docs/design.md: R42.
 """
 
 from __future__ import annotations

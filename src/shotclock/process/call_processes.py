@@ -5,6 +5,8 @@ call in whose context it runs, and marks its environment: what leaves its family
 into the background) is found by that. A call that has a worker for itself needs none of this: there everything below
 is its own. What hides from both, by starting under another loop than asyncio's, in a thread that the call made itself,
 or with an environment of its own that is then orphaned, is not found.
+
+docs/design.md: R29a.
 """
 
 from __future__ import annotations

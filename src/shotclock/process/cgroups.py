@@ -4,6 +4,8 @@
 listed, not by ones of another user. It needs cgroup v2 and a place in it that we may write to, which root has on
 most machines and others have only where it was delegated to them. Everywhere else the walk over the descendants
 does the killing (see `killing.kill_below`), and verifies it here as well.
+
+docs/design.md: R14.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The only reader of time. Instants are monotonic nanoseconds, comparable across processes of one boot."""
+"""The only reader of time. Instants are monotonic nanoseconds, comparable across processes of one boot.
+
+docs/design.md: R26.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Nobody is there to press a key, and output is data: so no pager, no editor, no colour, no question. And the call's
 deadline and place in its trace go along, for a shotclock that is started further down.
+
+docs/design.md: R5.
 """
 
 from __future__ import annotations

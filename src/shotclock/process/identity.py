@@ -3,6 +3,8 @@
 A pid alone says nothing: it is used again, sooner or later. With its start time and the boot it is unique.
 What cannot be looked at from here (another machine, another pid namespace) is assumed to be alive, because the
 other mistake would take a lock from somebody who is using it.
+
+docs/design.md: R35.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Marshal is built in, fast and knows no classes, so a message can neither run code nor cost an import. Values of
 users travel as pickled bytes inside a message and are only opened where they belong.
+
+docs/design.md: R25.
 """
 
 from __future__ import annotations

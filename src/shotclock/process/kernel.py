@@ -2,6 +2,8 @@
 from whom.
 
 Linux gives all of it. Elsewhere `SUBREAPER` is false and the callers fall back to the process group.
+
+docs/design.md: R8.
 """
 
 from __future__ import annotations

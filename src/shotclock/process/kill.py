@@ -1,4 +1,7 @@
-"""Killing of a tree of processes: every descendant of this subreaper, until the kernel says that there is none."""
+"""Killing of a tree of processes: every descendant of this subreaper, until the kernel says that there is none.
+
+docs/design.md: R12, R13.
+"""
 
 from __future__ import annotations
 

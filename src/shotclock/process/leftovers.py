@@ -4,6 +4,8 @@ Everything a command starts inherits SHOTCLOCK_DEADLINE_NS. A process that carri
 no supervisor above it, is a leftover: its supervisor and its caller were killed in the same instant. (What is
 left on purpose by `exec --leave-children` is told of no deadline.) Nothing here kills but `sweep_away`, and only what
 is ours, overdue, unguarded and not at a terminal.
+
+docs/design.md: R18.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Output of the work: a pipe that is read as it comes, and captured within bounds or passed on without waiting for its
-reader."""
+reader.
+
+docs/design.md: R16.
+"""
 
 from __future__ import annotations
 

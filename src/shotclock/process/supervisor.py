@@ -7,6 +7,8 @@ daemonises; it holds the clocks, so a stuck caller cannot delay a kill; and it h
 caller's socket, so when the caller dies, even by SIGKILL, everything below is killed at once.
 
 It runs our code only, has one thread, and every wait of its loop is bounded by the next clock.
+
+docs/design.md: R7, R10, R15.
 """
 
 from __future__ import annotations

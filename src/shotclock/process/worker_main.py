@@ -2,6 +2,8 @@
 
 Runs below a supervisor, which kills it and everything it started when the call's bell rings. Nothing here has
 to be trusted to end.
+
+docs/design.md: R19.
 """
 
 from __future__ import annotations

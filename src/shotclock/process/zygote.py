@@ -12,6 +12,8 @@ being told, and when a zygote dies it goes on. One whose worker is gone forks th
 imported and has run our code only, so one fork of a large process is enough where the zygote would need two. One whose
 command is gone spawns the next, without any. Both
 zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
+
+docs/design.md: R11, R29b.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ One worker serves all calls, so they share what the app keeps in its memory. It 
 - died by itself.
 
 What had not begun moves to the fresh worker and never notices; what had begun is told.
+
+docs/design.md: R29.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A call and its two ends: `admit` starts its clocks before anything runs, `answer` makes the one envelope of it.
 
 The blocking command line and the asyncio runtime differ only in how they wait in between.
+
+docs/design.md: R1.
 """
 
 from __future__ import annotations

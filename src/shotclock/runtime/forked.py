@@ -4,6 +4,8 @@
 
 The subcommands other than `exec` run like this, and each probe of `doctor` once more inside: a file system that
 does not answer or a `/proc` entry that cannot be read hangs the child, and the program still answers on time.
+
+docs/design.md: R17.
 """
 
 from __future__ import annotations

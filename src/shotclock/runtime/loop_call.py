@@ -2,6 +2,8 @@
 
 The state of such a call is: running → (bell) cancelling → cancelled, or abandoned when it does not react. All
 transitions happen on the caller's loop, so a result and a bell can never both win, and one always does.
+
+docs/design.md: R22, R23.
 """
 
 from __future__ import annotations

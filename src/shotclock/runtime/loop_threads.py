@@ -5,6 +5,8 @@ answer nor the clock. Such a loop is retired with the handler still in it (a thr
 had not yet picked up moves to a fresh one, and the next call never notices.
 
 Calls made by calls run one level deeper, on a loop of that level, so a child can never block its parent.
+
+docs/design.md: R20, R21, R45.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The preloaded zygote seen from the runtime: one process that has imported the users' modules, started when needed.
 
 Workers and host processes are forked from it. It may hang in an import or be killed; the next request starts another.
+
+docs/design.md: R30.
 """
 
 from __future__ import annotations

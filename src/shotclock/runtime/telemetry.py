@@ -4,6 +4,8 @@
 
 Nothing here delays or breaks a call. OpenTelemetry itself is imported by the thread, when the first span has ended. A
 collector that is away costs the end of the process a moment, bounded by FLUSH_LIMIT_S, and a note.
+
+docs/design.md: R44.
 """
 
 from __future__ import annotations

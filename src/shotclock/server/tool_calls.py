@@ -6,6 +6,8 @@
 
 The middleware stands before the SDK's own checks, because bad arguments are answered with an envelope like everything
 else, and behind it the SDK would read a result again that we have just made.
+
+docs/design.md: R27.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ parent ends, others clean up a log that the child still writes to, and what it c
 next used.
 
 Nobody else may open and close the file inside a process that has a connection: POSIX drops all its locks then.
+
+docs/design.md: R34.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ got: `begin` answers `Interrupted` to everyone who asks, until one of them settl
 envelope that says INTERRUPTED, side effects unknown, which then is the answer to all repeats; or `drop`, which is
 right where the operation is idempotent or changes nothing, and lets the next `begin` run it anew.
 The same key with other arguments is a `Mismatch`, whatever became of the first.
+
+docs/design.md: R37.
 """
 
 from __future__ import annotations

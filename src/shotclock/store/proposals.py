@@ -5,6 +5,8 @@ and writes it down together with its entry in the audit trail. The entry's numbe
 One that is past its end is expired in the same transaction, before anything else is done with it.
 
 What is asked for stands in a table of its own: it can be long and never changes, so lists and expiry leave it alone.
+
+docs/design.md: R41.
 """
 
 from __future__ import annotations

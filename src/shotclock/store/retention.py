@@ -3,6 +3,8 @@ proposals by age.
 
 What is under way, parked or waiting for a person is never deleted. The audit trail is kept whole: of a proposal that
 went, its entries stay, with one more that says so.
+
+docs/design.md: R51.
 """
 
 from __future__ import annotations

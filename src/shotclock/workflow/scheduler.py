@@ -3,6 +3,8 @@
 One loop owns all states, so nothing can be decided twice. What a step does is its provider's; here is only when. What
 has changed since the loop last looked goes into one transaction, the ends of steps together with the starts that they
 make possible. Nobody starts before it is written down that it does, or before the ends that it waited for are.
+
+docs/design.md: R39, R46.
 """
 
 from __future__ import annotations

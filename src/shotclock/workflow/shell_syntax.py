@@ -2,6 +2,8 @@
 
 It follows the grammar of POSIX and of bash together, whichever of them will run it: what only bash reads as arithmetic
 or as a test is told as that. It knows enough to say where a value stands, and nothing is ever run or expanded.
+
+docs/design.md: R50.
 """
 
 from __future__ import annotations

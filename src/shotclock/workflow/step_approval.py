@@ -5,6 +5,8 @@ and the directory. A secret is shown as `***` and bound by a digest of what it r
 
 The proposal is made under a key of the run and the step, so a process that goes on with the run finds it again. It is
 spent when the step begins; a run that is cut off before that has not begun the step.
+
+docs/design.md: R40.
 """
 
 from __future__ import annotations
