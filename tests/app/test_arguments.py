@@ -194,3 +194,93 @@ app()
     assert fields_of(problems) == ["checked", "ident", "pet"]
     program.envelope("manifest", code=0)
     assert program("take", "--help").code == 0
+
+
+LISTS = """
+from typing import Any
+from shotclock import App
+
+app = App("lists")
+
+@app.command(mutates=False)
+def take(
+    names: list[str] | None = None,
+    *,
+    sizes: tuple[str, int] | None = None,
+    rows: list[list[int]] | None = None,
+    any_: list[Any] | None = None,
+    pairs: dict[str, int] | None = None,
+    boxes: list[dict[str, int]] | None = None,
+) -> list[Any]:
+    return [each for each in (names, sizes, rows, any_, pairs, boxes) if each is not None]
+
+@app.command(mutates=False)
+def add(a: int, b: int = 1, *, loud: bool = False) -> int:
+    return a + b
+
+@app.command(mutates=False)
+def say(text: str, *, loud: bool = False) -> str:
+    return text
+
+app()
+"""
+
+
+def test_a_list_is_given_word_by_word_or_as_one_json_list(tool: Any):
+    expected: dict[tuple[str, ...], object] = {
+        ("--names", "a", "--names", "b"): ["a", "b"],
+        ("--names", '["a", "[b]"]'): ["a", "[b]"],
+        ('["a"]',): ["a"],
+        ("--names", "{a"): ["{a"],
+        ("--names", "[]"): [],
+        ("--sizes", '["a", 2]'): ["a", 2],
+        ("--rows", "[1]", "--rows", "[2, 3]"): [[1], [2, 3]],
+        ("--rows", "[[1], [2, 3]]"): [[1], [2, 3]],
+        ("--any", "[1]", "--any", "x"): [[1], "x"],
+        ("--pairs", '{"a": 1}'): {"a": 1},
+        ("--boxes", '{"a": 1}', "--boxes", '{"a": 2}'): [{"a": 1}, {"a": 2}],
+    }
+    runs = tool("lists.py", LISTS).each([["take", *words] for words in expected])
+    for (words, value), ran in zip(expected.items(), runs, strict=True):
+        assert ran.json().get("data") == [value], (words, ran.json())
+
+
+def test_a_list_or_object_that_is_no_json_is_refused_with_how_it_is_written(tool: Any):
+    expected = {
+        ("--names", "[1, 2]"): ("names.0", "valid string"),
+        ("--names", '["a"'): ("names", """such as '["a", "[b]"]', also where a text itself begins with ["""),
+        ("--names", "[draft] plan"): ("names", "is not JSON"),
+        ("--names", '["a", "b"]', "--names", "c"): ("names", "is not alone: write all items as one JSON list"),
+        ("--names", '["a"]', "--names", '["b"]'): ("names", "is not alone"),
+        ('["a"]', "c"): ("names", "is not alone"),
+        ("--names", "[" * 100_000): ("names", "nested too deeply"),
+        ("--sizes", "[a", "--sizes", "2"): ("sizes", "is not alone"),
+        ("--rows", "[1", "--rows", "[2]"): ("rows", "is not JSON"),
+        ("--pairs", '{"a": 1'): ("pairs", "is not JSON"),
+        ("--pairs", "[1]"): ("pairs", "valid dictionary"),
+        ("--boxes", '{"a"', "--boxes", "{}"): ("boxes", "is not JSON"),
+    }
+    runs = tool("lists.py", LISTS).each([["take", *words] for words in expected])
+    for (words, (field, message)), ran in zip(expected.items(), runs, strict=True):
+        assert ran.code == 2, (words, ran.json())
+        problem, *_ = ran.json()["error"]["errors"]
+        assert problem["field"] == field and message in problem["message"], (words, problem)
+
+
+def test_a_word_too_many_is_blamed_on_what_it_was_meant_for(tool: Any):
+    flag = "--loud takes no separate value, here 'true': write --loud or --no-loud"
+    expected = {
+        ("add", "1", "--a", "2"): {"a": "given twice, as '1' and by --a: leave one out"},
+        ("add", "1", "2", "--a", "2"): {"a": "given twice, as '1' and by --a: leave one out"},
+        ("add", "--a", "2", "1"): {"b": "'1' comes after --a: write --b '1'"},
+        ("add", "1", "--loud", "true"): {"loud": flag},
+        ("add", "--loud", "true", "1"): {"loud": flag},
+        ("say", "x", "--loud", "true"): {"loud": flag},
+        ("take", "x", "--names", "y"): {"names": "given twice, as 'x' and by --names: leave one out"},
+    }
+    program = tool("lists.py", LISTS)
+    for (words, mistakes), ran in zip(expected.items(), program.each([list(words) for words in expected]), strict=True):
+        assert ran.code == 2, (words, ran.json())
+        assert {each["field"]: each["message"] for each in ran.json()["error"]["errors"]} == mistakes, words
+    assert program.envelope("say", "--loud", "true", code=0)["data"] == {"result": "true"}
+    assert program.envelope("add", "--loud", "1", "0", code=0)["data"] == {"result": 1}

@@ -153,6 +153,12 @@ def test_a_mistake_is_named_with_what_to_do(line: str, expected: dict[str, str])
     assert mistakes(line) == expected
 
 
+def test_what_stands_behind_version_is_called_an_option_only_where_it_is_one() -> None:
+    table = CommandTable("demo", "", (), has_version=True)
+    said = {each["field"]: each["message"] for each in reading_of("--version x --jsn", table).mistakes}
+    assert said == {"arguments": "'x' is one too many", "--jsn": "unknown option; did you mean --json?"}
+
+
 def test_every_mistake_is_reported_at_once() -> None:
     line = "copy --limit x --mode quick --idle soon --deep=perhaps --nope 3 --tag"
     assert set(mistakes(line)) == {"limit", "mode", "idle", "deep", "--nope", "tag", "source"}

@@ -250,11 +250,13 @@ def _request(spec: CommandSpec, reading: Reading) -> Request:
     given, mistakes = reading.given, reading.mistakes
     definitions = spec.input_schema.get("$defs", {})
     properties = spec.input_schema.get("properties", {})
-    arguments = {
-        name: from_words(value, resolve_schema(properties[name], definitions), definitions)
-        for name, value in {**reading.guessed, **given}.items()
-        if name in properties and name != "dry_run"
-    }
+    arguments = {}
+    for name, value in {**reading.guessed, **given}.items():
+        if name in properties and name != "dry_run":
+            try:
+                arguments[name] = from_words(value, resolve_schema(properties[name], definitions), definitions)
+            except ValueError as error:
+                reading.refuse(flag_name(name), str(error))
     heartbeat = None
     if "heartbeat_ms" in given:
         heartbeat = Heartbeat(spec.name, given["heartbeat_ms"], as_json=True)
@@ -296,13 +298,16 @@ def _budget(spec: CommandSpec, asked_ms: int | None, mistakes: Mistakes) -> int 
 
 def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any]) -> object:
     """Return a word as the JSON value it stands for, where its type is not text. What does not fit stays as it is: the
-    real types say what is wrong with it."""
+    real types say what is wrong with it. Raise ValueError for a list or an object that is no JSON."""
     if isinstance(value, list):
+        if len(value) == 1 and value[0].startswith("["):
+            return _list_from_json(value[0])
         items = resolve_schema(schema.get("items", {}), definitions)
-        if len(value) == 1 and items.get("type") != "string" and value[0].startswith("["):
-            return _from_json(value[0], "array", value)  # the whole list, written as JSON
         kinds = [resolve_schema(item, definitions) for item in schema.get("prefixItems", ())]
         kinds += [items] * max(0, len(value) - len(kinds))
+        for item, kind in zip(value, kinds, strict=False):
+            if item.startswith("[") and kind.get("type", "array") != "array":
+                raise ValueError(f"{item[:40]!r} begins with [ and is not alone: {_ONE_LIST}")
         return [from_words(item, kind, definitions) for item, kind in zip(value, kinds, strict=False)]
     if not isinstance(value, str):
         return value
@@ -310,6 +315,11 @@ def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any
         if str(choice) == value:
             return choice
     kind = schema.get("type", "array or object" if value[:1] in ("{", "[") else "string")
+    if (kind, value[:1]) in (("object", "{"), ("array", "[")):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{value[:40]!r} is not JSON: {_trouble_with_json(error)}") from None
     return _from_json(value, kind, value) if kind in _JSON_TYPES else value
 
 
@@ -321,6 +331,21 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "array or object": (list, dict),
 }
+
+
+_ONE_LIST = """write all items as one JSON list, such as '["a", "[b]"]', also where a text itself begins with ["""
+
+
+def _list_from_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        trouble = _trouble_with_json(error)
+        raise ValueError(f"{text[:40]!r} begins with [ and is not JSON ({trouble}): {_ONE_LIST}") from None
+
+
+def _trouble_with_json(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _from_json(text: str, kind: str, otherwise: object) -> object:

@@ -22,6 +22,7 @@ Mistakes = list[dict[str, str]]
 HELP_WIDTH = 100
 _HELP_COLUMN = 24
 _YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
+_TRUE_OR_FALSE = ("true", "yes", "false", "no")
 
 
 @value
@@ -188,7 +189,11 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
         others = [word for word in before if word not in ("--version", "--json")]
         reading = Reading(given={"json": "--json" in before}, wants="version")
         for word in others:
-            reading.refuse(word.partition("=")[0], _unknown(word, ["--version", "--json"], f"see {table.name} --help"))
+            if is_option(word):
+                name = word.partition("=")[0]
+                reading.refuse(name, _unknown(name, ["--version", "--json"], f"see {table.name} --help"))
+            else:
+                reading.refuse("arguments", f"{word!r} is one too many")
         return reading
     reading = Reading(words=words, given={"json": "--json" in before})
     known = {each.name for command in table.commands for each in command.parameters}
@@ -212,6 +217,10 @@ class _Reader:
         self._options = {each.name: each for each in command.parameters if each.name[:2] == "--"}
         self._negated = {f"--no-{each.field}": each for each in command.parameters if each.negatable}
         self._next = 0
+        self._words_before: dict[str, int] = {}
+        """By the keys of options with a value: how many words without a name stand before the first of them."""
+        self._flag_before: dict[int, Parameter] = {}
+        """By the number of a word without a name: the flag that it stands behind."""
 
     def read(self) -> Reading:
         given: list[str] = []
@@ -222,7 +231,7 @@ class _Reader:
                 given += self._words[self._next :]
                 break
             if is_option(word):
-                self._read_option(word)
+                self._read_option(word, len(given))
             elif self._command.rest:
                 given = self._words[self._next - 1 :]
                 break
@@ -242,7 +251,7 @@ class _Reader:
         known = parameter.key in self._reading.given or parameter.key in self._reading.guessed
         return known or any(mistake["field"] == parameter.field for mistake in self._reading.mistakes)
 
-    def _read_option(self, word: str) -> None:
+    def _read_option(self, word: str, words_before: int) -> None:
         name, equals, text = word.partition("=")
         if name in ("-h", "--help"):
             self._reading.wants = "help"
@@ -252,12 +261,15 @@ class _Reader:
             self._read_unknown(name, bool(equals))
         elif not parameter.metavar:
             self._read_flag(parameter, name, text if equals else None)
+            if not equals and self._is_value(self._next) and self._words[self._next].lower() in _TRUE_OR_FALSE:
+                self._flag_before[words_before] = parameter
         elif not equals and not self._is_value(self._next):
             self._reading.refuse(parameter.field, f"{name} needs a value")
         else:
             if not equals:
                 text = self._words[self._next]
                 self._next += 1
+            self._words_before.setdefault(parameter.key, words_before)
             self._put(parameter, text)
 
     def _is_value(self, place: int) -> bool:
@@ -295,23 +307,41 @@ class _Reader:
     def _place(self, given: list[str]) -> None:
         """Hand the words without a name to the parameters that have a place, in their order."""
         named: Parameter | None = None
-        rest = list(given)
+        rest = list(enumerate(given))
         for each in self._command.parameters:
             if not each.by_place:
                 continue
             if each.key in self._reading.given:
-                named = named or each
+                if named is None and rest and rest[0][0] < self._words_before.get(each.key, 0):
+                    text = rest[0][1]
+                    self._reading.refuse(each.field, f"given twice, as {text!r} and by {each.name}: leave one out")
+                    rest = [] if each.repeats else rest[1:]
+                else:
+                    named = named or each
             elif rest and named is not None:
-                text = rest.pop(0)
+                _, text = rest.pop(0)
                 self._reading.refuse(each.field, f"{text!r} comes after {named.name}: write {each.name} {text!r}")
             elif each.repeats:
-                for text in rest:
+                for _, text in rest:
                     self._put(each, text)
                 rest = []
-            elif rest:
-                self._put(each, rest.pop(0))
-        for text in rest:
-            self._reading.refuse("arguments", f"{text!r} is one too many")
+            else:
+                while rest and each.metavar == "N" and self._refuse_value_of_flag(*rest[0]):
+                    rest.pop(0)
+                if rest:
+                    self._put(each, rest.pop(0)[1])
+        for number, text in rest:
+            if not self._refuse_value_of_flag(number, text):
+                self._reading.refuse("arguments", f"{text!r} is one too many")
+
+    def _refuse_value_of_flag(self, number: int, text: str) -> bool:
+        """Return whether a word that fits nowhere is `true` or `false` behind a flag, and so was meant for it."""
+        meant = self._flag_before.get(number)
+        if meant is None:
+            return False
+        without = f"{meant.name} or --no-{meant.field}" if meant.negatable else f"{meant.name} alone"
+        self._reading.refuse(meant.field, f"{meant.name} takes no separate value, here {text!r}: write {without}")
+        return True
 
     def _put(self, parameter: Parameter, text: str) -> None:
         given = self._reading.given
