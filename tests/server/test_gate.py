@@ -19,7 +19,7 @@ from shotclock.runtime.request import CallRequest
 from shotclock.server.progress import INTERVAL_S, ProgressReports
 from shotclock.server.request_meta import read_terms
 from shotclock.server.serve import backstop_warnings, thread_warnings
-from shotclock.server.tool_calls import ToolCallMiddleware, shown
+from shotclock.server.tool_calls import ToolCallMiddleware, render_result
 from shotclock.server.tools import tools_of
 from tests.server.client import MODERN, run, timed
 
@@ -180,7 +180,7 @@ def test_that_the_work_goes_on_or_a_person_said_no_is_no_error_of_the_tool() -> 
         (None, None, False),
     ]:
         envelope = answer(admission, Outcome(Ending.FINISHED, problem, data))
-        assert shown(envelope, None)["isError"] is is_error
+        assert render_result(envelope, None)["isError"] is is_error
 
 
 @pytest.mark.parametrize(

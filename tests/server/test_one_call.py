@@ -1,5 +1,6 @@
 """One call is one admission, whatever stands between the client and the work."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
+from shotclock import Clocks, Runtime
 from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.inbox import Inbox
@@ -112,3 +114,22 @@ def test_what_the_server_refuses_is_one_call_as_well(
         assert notes.admitted == [tool]
 
     with_server(tmp_path / "notes", scenario)
+
+
+def test_a_command_that_its_caller_cancels_says_why_it_was_stopped_and_what_it_had_said(tmp_path: Path) -> None:
+    async def scenario() -> Any:
+        async with Runtime() as runtime:
+            begun = tmp_path / "begun"
+            words = ["sh", "-c", f"echo said; touch {begun}; sleep 60"]
+            running = asyncio.ensure_future(runtime.run(words, Clocks.of("50s")))
+            while not begun.exists():
+                await asyncio.sleep(0.02)
+            running.cancel()
+            try:
+                await running
+            except asyncio.CancelledError as cancelled:
+                return cancelled.envelope  # type: ignore[attr-defined]
+
+    envelope = run(scenario())
+    assert (envelope.code, envelope.ending, envelope.data["stdout"]) == ("CANCELLED", "killed", "said\n")
+    assert envelope.error["message"] == "stopped by the caller" and envelope.data["partial"]

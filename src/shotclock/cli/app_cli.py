@@ -34,7 +34,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, pause, process_began_ns
 from ..process.foreground import fill_standard_descriptors
 from ..runtime.call import Call, Outcome, Tool, admit, answer
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.request import CallRequest
 from ..runtime.runtime import Runtime
@@ -108,7 +108,7 @@ def main(app: CommandLineApp, words: list[str]) -> int:
     except signals.Signalled as signalled:
         return _deliver_unstarted(catalogue, catalogue.name, stop_problem(signalled.name), as_json)
     except Exception as error:  # ours: whoever called still gets an envelope
-        outcome = raised(error)
+        outcome = outcome_of_error(error)
         outcome.ending = Ending.KILLED  # what had begun dies with us; how far it was nobody knows here
         return deliver(answer(_admit(catalogue, catalogue.name), outcome), as_json, _show)
 
@@ -402,7 +402,7 @@ def _call(app: CommandLineApp, catalogue: Catalogue, request: Request, stdin: St
     try:
         dispatcher = Dispatcher(catalogue, runtime, program=app.program, command=own_command())
     except Failure as failure:
-        return answer(_admit(catalogue, request.spec.name, request.clocks), raised(failure))
+        return answer(_admit(catalogue, request.spec.name, request.clocks), outcome_of_error(failure))
     return asyncio.run(_await_call(dispatcher, request, stdin))
 
 

@@ -20,7 +20,7 @@ from ..core.proposal import may_decide as must_be_decider
 from ..core.records import replace_fields
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
-from ..inbox.outcomes import refused
+from ..inbox.outcomes import refusal_outcome
 from ..process.clock import wall_time
 from ..runtime.call import Call, Outcome, answer, no_time_left
 from ..runtime.forked import carry_out
@@ -313,7 +313,7 @@ def _serve(said: dict[str, Any], as_json: bool) -> int:
     try:
         options, mistakes = read_serve_options(http=said["http"], require_token=said["require_token"])
     except Failure as failure:  # to serve others, tokens are looked for
-        return deliver(answer(admit_call("inbox serve", 0), refused(failure)), as_json)
+        return deliver(answer(admit_call("inbox serve", 0), refusal_outcome(failure)), as_json)
     if mistakes:
         return refuse("inbox serve", mistakes, as_json)
     return serve("inbox serve", None, options, as_json)
@@ -363,7 +363,7 @@ def _answer(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as_j
     except signals.Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
-        outcome = refused(failure)
+        outcome = refusal_outcome(failure)
     return answer(admission, outcome)
 
 
@@ -485,7 +485,7 @@ def _do_in_child(begin: Begin, work: Callable[[Inbox], Awaitable[Outcome]]) -> O
         try:
             return asyncio.run(perform())
         except Failure as failure:
-            return refused(failure)
+            return refusal_outcome(failure)
 
     return carry_out(begin(), body)
 
@@ -512,7 +512,7 @@ def _list(me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
                 AuditFile(store).catch_up_if_possible()
             found = store.proposals.list(status=status, limit=limit + 1)
     except Failure as failure:
-        return refused(failure)
+        return refusal_outcome(failure)
     proposals = [summary(proposal, me) for proposal in found[:limit]]
     said = None if status is None else status.value
     return Outcome(Ending.FINISHED, data={"status": said, "proposals": proposals, "more": len(found) > limit})
@@ -536,7 +536,7 @@ def _audit(id: str, said: dict[str, Any]) -> Outcome:
             if id and not entries:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
     except Failure as failure:
-        return refused(failure)
+        return refusal_outcome(failure)
     return Outcome(Ending.FINISHED, data={"entries": [_entry(entry) for entry in entries]})
 
 

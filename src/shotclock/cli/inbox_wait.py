@@ -20,11 +20,11 @@ from ..core.records import replace_fields
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox, Reminder
-from ..inbox.outcomes import outcome_of, refused
+from ..inbox.outcomes import outcome_of, refusal_outcome
 from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import Call, Outcome, answer
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..server.web.proposal_json import summary
 from ..store.store import Store
 from . import signals
@@ -96,7 +96,7 @@ async def _wait_until_decided(
             working.cancel()
             return answer(admission, _describe_leaving(known, stop.result() if stop.done() else None, wait_ms))
         except Failure as failure:
-            return answer(admission, refused(failure))
+            return answer(admission, refusal_outcome(failure))
         finally:
             await inbox.close()
 
@@ -151,7 +151,7 @@ async def _watch(store: Store, limit_s: float | None, admission: Call, as_json: 
             elif stop.done():
                 outcome = Outcome(Ending.CANCELLED, stop_problem(stop.result()))
         except Failure as failure:
-            outcome = raised(failure)
+            outcome = outcome_of_error(failure)
         finally:
             working.cancel()
             await inbox.close()

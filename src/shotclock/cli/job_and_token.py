@@ -96,7 +96,7 @@ def _job_answer(
     import asyncio
 
     from ..dispatch.job_client import JobClient
-    from ..runtime.handlers import raised
+    from ..runtime.handlers import outcome_of_error
 
     async def perform() -> Envelope:
         with Store.open() as store:
@@ -121,7 +121,7 @@ def _job_answer(
     try:
         return asyncio.run(_unless_signalled(perform, admission))
     except Failure as failure:
-        return answer(admission, raised(failure))
+        return answer(admission, outcome_of_error(failure))
 
 
 async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Call) -> Envelope:
@@ -312,7 +312,7 @@ def _check_token_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> N
 
 def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
     from ..inbox.access import Access, Principal, Role
-    from ..inbox.outcomes import refused
+    from ..inbox.outcomes import refusal_outcome
 
     now, me = wall_time(), Principal.local()
     try:
@@ -331,7 +331,7 @@ def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
             tokens = [_describe_token(token, now) for token in access.tokens() if token.id in ended]
             return Outcome(Ending.FINISHED, data={"revoked": tokens})
     except Failure as failure:
-        return refused(failure)
+        return refusal_outcome(failure)
 
 
 def _describe_token(token: Token, now: WallTime) -> dict[str, object]:

@@ -24,7 +24,7 @@ from ..core.walltime import WallTime
 from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import wall_time
 from ..runtime.call import Outcome, admit, answer
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..store.store import Store
 from ..workflow.engine import RunRequest, recorded, resume, start
 from ..workflow.lint import lint
@@ -72,11 +72,11 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
         admission = admit("run", Clocks())
         envelope = answer(admission, Outcome(Ending.NOT_STARTED, stop_problem(signalled.name)))
     except Failure as failure:
-        outcome = raised(failure)
+        outcome = outcome_of_error(failure)
         outcome.ending = Ending.NOT_STARTED
         envelope = answer(admit("run", Clocks()), outcome)
     except Exception as error:  # ours; whoever waits for an envelope gets one
-        envelope = answer(admit("run", Clocks()), raised(error))
+        envelope = answer(admit("run", Clocks()), outcome_of_error(error))
     signals.note_stops()
     return _deliver(envelope, asked, as_json or asked.output == "json")
 

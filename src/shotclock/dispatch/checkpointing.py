@@ -33,7 +33,7 @@ class Stepping(CallListener):
             self._begun.append(name)
 
     def partial(self, data: object) -> dict[str, object]:
-        """What is said about the steps of a command that did not succeed, beside what it said itself."""
+        """Say how far the steps of a command came that did not succeed, beside what it said itself."""
         completed = self._begun[:-1]
         skipped = list(self.skipped_steps)
         pending = [name for name in self._steps if name not in completed and name not in skipped]

@@ -105,7 +105,7 @@ class Dispatcher:
             self._opened.close()
 
     def store(self) -> Store:
-        """Raises StoreError, which is a Failure."""
+        """Open the store, once. Raises StoreError, which is a Failure."""
         if self._opened is None:
             from ..store.store import Store
 
@@ -113,7 +113,7 @@ class Dispatcher:
         return self._opened
 
     def inbox(self) -> Inbox:
-        """Where its commands' proposals are. Raises StoreError."""
+        """Return the inbox where its commands' proposals are. Raises StoreError."""
         if self._inbox_of is not None:
             return self._inbox_of()
         if self._inbox is None:
@@ -223,9 +223,9 @@ class Dispatcher:
             if await asyncio.to_thread(self._is_known, call, spec, request):
                 return None
         except Failure as failure:
-            from ..inbox.outcomes import refused
+            from ..inbox.outcomes import refusal_outcome
 
-            return refused(failure)
+            return refusal_outcome(failure)
         return await self._approve(call, spec, request)
 
     async def _approve(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
@@ -310,7 +310,7 @@ class Dispatcher:
                 return refusal
         if may_start:
             job = await asyncio.to_thread(client.start_or_attach, invocation, call.trace)
-        elif (attached := await asyncio.to_thread(client.attached, invocation)) is not None:
+        elif (attached := await asyncio.to_thread(client.find_attached, invocation)) is not None:
             job = attached
         else:
             return None
@@ -330,7 +330,7 @@ class Dispatcher:
         if ended.name == "SIGINT":  # a person at the keyboard means the work, not the waiting
             job = await client.cancel(job)
             if not job.is_active:
-                finished = client.delivered(job)
+                finished = client.deliver(job)
                 if finished.ok:
                     return finished
                 return Outcome(Ending.KILLED, stop_problem("SIGINT"), {"partial": True, "job_id": job.id})
@@ -341,9 +341,9 @@ class Dispatcher:
         return call.proposal_id is not None or self._approvals is None or not self._approvals.guards(call.name)
 
     def _is_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> bool:
-        """Whether the identical call was approved before, and its work is under way or its answer kept."""
+        """Return whether the identical call was approved before, and its work is under way or its answer kept."""
         if self._goes_on_as_job(spec):
-            return self.jobs().attached(self._invocation(call, spec, request)) is not None
+            return self.jobs().find_attached(self._invocation(call, spec, request)) is not None
         key = request.idempotency_key
         return key is not None and self.store().idempotency.is_known(self._scope(spec, request), key)
 

@@ -42,7 +42,8 @@ class Invocation:
     """The approval that it uses up, and that is owed its outcome."""
 
     def key(self) -> str:
-        """As JSON, which is what a job runs with: the same value may come from the library or the command line."""
+        """Return the key of the arguments as JSON, which is what a job runs with: the same value may come from the
+        library or the command line."""
         arguments = to_jsonable(dict(self.arguments))
         return invocation_key(self.catalogue, self.spec.name, arguments, self.idempotency_key, self.stdin, self.owner)
 
@@ -83,8 +84,8 @@ def invocation_key(
     stdin: Stdin | None = None,
     owner: str | None = None,
 ) -> str:
-    """The same command, arguments, directory, version, key, input and owner: the same work. What is not said and what
-    is said to be as it is by default are the same."""
+    """Return what is the same for the same work: command, arguments, directory, version, key, input and owner. What is
+    not said and what is said to be as it is by default are the same."""
     spec = catalogue.find(command)
     properties = {} if spec is None else spec.input_schema.get("properties", {})
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}

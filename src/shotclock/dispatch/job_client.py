@@ -76,13 +76,13 @@ class JobClient:
             return Outcome(Ending.FINISHED, data={"jobs": jobs})
         job = await asyncio.to_thread(self.find, job_id or "", of)
         if verb == "status":
-            return Outcome(Ending.FINISHED, data=self.shown(job))
+            return Outcome(Ending.FINISHED, data=self.describe(job))
         if verb == "cancel":
             job = await self.cancel(job)
             problem = None
             if job.is_active:
                 problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
-            return Outcome(Ending.FINISHED, problem, self.shown(job))
+            return Outcome(Ending.FINISHED, problem, self.describe(job))
         return await self.wait(job, call, budget_ms, on_progress)
 
     @staticmethod
@@ -98,7 +98,7 @@ class JobClient:
     # --- starting -----------------------------------------------------------------------------------------
 
     def start_or_attach(self, invocation: Invocation, trace: TraceContext) -> Job:
-        """The job that does this work: one that runs already, one that has ended untold, or a new one, below the
+        """Return the job that does this work: one that runs already, one that has ended untold, or a new one, below the
         caller's place in its trace."""
         self.forget_old()
         job_id = secrets.token_hex(8)
@@ -113,7 +113,7 @@ class JobClient:
             self._start_keeper(job, trace)
         return job
 
-    def attached(self, invocation: Invocation) -> Job | None:
+    def find_attached(self, invocation: Invocation) -> Job | None:
         """Return the job that does this work already, or has done it and told nobody. Nothing is started."""
         return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", wall_time()), wall_time(), is_alive)
 
@@ -165,7 +165,7 @@ class JobClient:
             if current is None:
                 return _not_found(job.id)
             if not current.is_active:
-                return await asyncio.to_thread(self.delivered, current)
+                return await asyncio.to_thread(self.deliver, current)
             if current.progress is not None and current.progress != told and on_progress is not None:
                 told = current.progress
                 on_progress(told.done, told.total, told.unit)
@@ -176,7 +176,8 @@ class JobClient:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def look(self, job_id: str) -> Job | None:
-        """The job as it is. One whose keeper is gone is lost from here on, with the end of its log as the reason."""
+        """Read the job as it is. One whose keeper is gone is lost from here on, with the end of its log as the
+        reason."""
         job = self._store.jobs.get(job_id)
         if job is None or not job.is_active:
             return job if job is None or job.envelope is not None else self._with_envelope(job)
@@ -193,8 +194,8 @@ class JobClient:
         self._store.jobs.mark_lost(job.id, lost_envelope(job), wall_time())
         return self._store.jobs.get(job.id)
 
-    def delivered(self, job: Job) -> Envelope:
-        """How it ended, and that somebody was told."""
+    def deliver(self, job: Job) -> Envelope:
+        """Return how it ended, and write down that somebody was told."""
         self._store.jobs.deliver(job.id, wall_time())
         told = job.envelope or lost_envelope(job)
         meta = {**told["meta"], "job_id": job.id}
@@ -207,7 +208,7 @@ class JobClient:
         if silent_ms > SILENT_LIMIT_MS:
             fired = Fired(ClockKind.IDLE, "keeper", SILENT_LIMIT_MS, silent_ms)
             message = f"the keeper of job {job.id} has said nothing for {format_duration(silent_ms)}"
-            return Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.shown(job))
+            return Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.describe(job))
         data: dict[str, object] = {
             "state": "running",
             "job_id": job.id,
@@ -223,7 +224,7 @@ class JobClient:
     # --- looking and cancelling ---------------------------------------------------------------------------
 
     def find(self, prefix: str, of: str | None = None) -> Job:
-        """Raises Failure where there is none, or more than one."""
+        """Find a job by the beginning of its id. Raises Failure where there is none, or more than one."""
         found = self._store.jobs.find(prefix, of)
         if isinstance(found, Ambiguous):
             message = f"more than one job begins with {prefix!r}: {', '.join(found.ids)}"
@@ -237,7 +238,7 @@ class JobClient:
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
     ) -> list[dict[str, object]]:
         found = self._store.jobs.list(app, active_only, of=of)
-        return [self.shown(job) for listed in found if (job := self.look(listed.id)) is not None]
+        return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
     async def cancel(self, job: Job) -> Job:
         """Ask its keeper to stop it, and wait, bounded, until it has."""
@@ -249,8 +250,8 @@ class JobClient:
             current = await asyncio.to_thread(self.look, job.id)
         return current or job
 
-    def shown(self, job: Job) -> dict[str, object]:
-        """A job for whoever asks after it."""
+    def describe(self, job: Job) -> dict[str, object]:
+        """Describe a job to whoever asks after it."""
         shown: dict[str, object] = {
             "job_id": job.id,
             "app": job.app,
@@ -296,7 +297,7 @@ def _status(job: Job) -> str:
 
 
 def lost_envelope(job: Job) -> dict[str, Any]:
-    """What is said of a job that nobody keeps any more."""
+    """Answer for a job that nobody keeps any more."""
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
     message = f"the keeper of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}

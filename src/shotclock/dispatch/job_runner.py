@@ -28,7 +28,7 @@ from ..process.clock import monotonic_ns, wall_time
 from ..process.identity import this_process
 from ..runtime import telemetry
 from ..runtime.call import Outcome, Tool
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.jobs import Job
@@ -47,7 +47,7 @@ LOG_LIMIT = 1_000_000
 
 
 def main(home: str, job_id: str) -> None:
-    """From start to end. What goes wrong before the job is ours is on stderr, which is the job's log."""
+    """Run a job from start to end. What goes wrong before the job is ours is on stderr, which is the job's log."""
     log, log_in = os.pipe()
     with Store.open(Path(home)) as store:
         job = store.jobs.take_charge(job_id, this_process(), wall_time())
@@ -66,7 +66,7 @@ def main(home: str, job_id: str) -> None:
         try:
             envelope = asyncio.run(_keep(store, job, log, log_file))
         except Exception as error:
-            outcome = raised(error)
+            outcome = outcome_of_error(error)
             outcome.ending = Ending.NOT_STARTED
             envelope = answer_for_job(job, outcome)
         store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
@@ -128,7 +128,8 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
 
 
 def _still_wanted(store: Store, job: Job) -> bool:
-    """Says that we live, on the way. A store that is busy for a moment is no reason to stop."""
+    """Return whether the job is still wanted, and say that we live. A store that is busy for a moment is no reason to
+    stop."""
     with contextlib.suppress(Exception):
         store.jobs.beat(job.id, wall_time(), attempt=job.attempt)
         current = store.jobs.get(job.id)
@@ -161,7 +162,7 @@ class Keeping(Checkpointing):
 
 
 def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tuple[int, int | None, str | None]:
-    """A job's progress is counted: of a part of something it is the percentage."""
+    """Count a job's progress: of a part of something it is the percentage."""
     if total is not None and (int(done) != done or int(total) != total):
         return (int(100 * done / total), 100, "%") if total > 0 else (int(done), None, unit)
     return int(done), None if total is None else int(total), unit

@@ -45,7 +45,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """`package.module:app` or `path/to/file.py:app`. Raises Failure if it cannot be either."""
+    """Read `package.module:app` or `path/to/file.py:app`. Raises Failure if it cannot be either."""
     place, _, attribute = text.partition(":")
     attribute = attribute or DEFAULT_ATTRIBUTE
     if not all(part.isidentifier() for part in attribute.split(".")):
@@ -61,7 +61,7 @@ def parse_target(text: str) -> Target:
 
 
 async def learn(runtime: Runtime, target: Target) -> Catalogue:
-    """What the App offers, told by a worker that has imported it. Raises Failure with the reason why not."""
+    """Ask what the App offers, told by a worker that has imported it. Raises Failure with the reason why not."""
     runtime.tool = Tool(debug=True)  # whoever points at a program may see where it fails to import
     module = MAIN_ALIAS if target.file else target.module
     describe = _asking("describe", "shotclock.app", "describe")
@@ -77,7 +77,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
 
 
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:
-    """It did not work. Once more, by itself, for the reason with its traceback."""
+    """Import it once more, by itself, for the reason why it did not work, with its traceback."""
     if target.file:
         again = _asking("import", "runpy", "run_path")
         imported = await runtime.call(again, {"path_name": target.file, "run_name": MAIN_ALIAS})

@@ -35,7 +35,7 @@ from ..runtime.call import Call, Outcome, invalid
 from ..runtime.request import CallRequest
 from .access import Principal
 from .inbox import Inbox
-from .outcomes import CALL_AGAIN, action_changed, outcome_of, refused, told_of, undecided
+from .outcomes import CALL_AGAIN, action_changed, describe_proposal, outcome_of, refusal_outcome, undecided_outcome
 from .wait_budget import read_response_budget_ms
 
 TITLE_LENGTH = 200
@@ -100,7 +100,7 @@ class Approvals:
         except NotSerializable as reason:  # nobody could be shown it
             return invalid([{"field": "arguments", "message": str(reason)}])
         except Failure as failure:  # the store cannot be used, or what would be done has changed meanwhile
-            return refused(failure)
+            return refusal_outcome(failure)
 
     async def _ask(self, call: Call, spec: CommandSpec, request: CallRequest, look: Look | None) -> Outcome | None:
         """Propose the call, wait for a decision and use the approval up."""
@@ -142,7 +142,7 @@ class Approvals:
                     message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
                     raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
             if not goes_on and proposal.is_open and around is not None:
-                return undecided(proposal.id, told_of(proposal), around)
+                return undecided_outcome(proposal.id, describe_proposal(proposal), around)
             if not goes_on and not proposal.status.allows:
                 again = request.repeat_hint or f"call {spec.name} again with the same arguments"
                 return outcome_of(proposal, waited_ms, wait_ms, again)
@@ -215,7 +215,8 @@ class Approvals:
         )
 
     async def _type_shown(self, value: Typed) -> Any:
-        """By a keyed digest: the state of an object may hold what is not for everybody to see."""
+        """Describe the type of a value, and its state by a keyed digest: the state of an object may hold what is not
+        for everybody to see."""
         if value.state is None:
             return value.type
         return {"type": value.type, "state": await self._inbox().digest_of_hidden(value.state)}
@@ -228,7 +229,7 @@ class Approvals:
         justification: str,
         added: Mapping[str, Any],
     ) -> ProposalRequest:
-        """Reads the file, for the comparison."""
+        """Write out a change of a file. Reads the file, for the comparison."""
         assert spec.approval is not None
         return ProposalRequest(
             Kind.FILE,
@@ -245,7 +246,7 @@ class Approvals:
         )
 
     def _surroundings(self, spec: CommandSpec, filling: _Filling | None = None) -> dict[str, Any]:
-        """Where it runs, and which arguments nobody can be shown because only the program knows them."""
+        """Say where it runs, and which arguments nobody can be shown because only the program knows them."""
         try:
             found: dict[str, Any] = {"directory": os.getcwd()}
         except OSError:  # it was removed under us
@@ -265,7 +266,7 @@ class Approvals:
 
 
 def _conversions(look: Look | None) -> dict[str, Any]:
-    """What the command gets where it is something else than was given."""
+    """Return what the command gets where it is something else than was given."""
     found: dict[str, Any] = {}
     if look is not None and look.runs_as:
         found["runs as"] = look.runs_as
@@ -275,7 +276,7 @@ def _conversions(look: Look | None) -> dict[str, Any]:
 
 
 def _defaults(spec: CommandSpec) -> dict[str, Any]:
-    """What the command is run with where the caller says nothing."""
+    """Return what the command is run with where the caller says nothing."""
     properties = spec.input_schema.get("properties", {})
     return {name: said["default"] for name, said in properties.items() if "default" in said}
 
@@ -322,7 +323,7 @@ class _Filling:
         return found
 
     def _fitting(self, value: dict[str, Any] | list[Any], schema: Any) -> list[dict[str, Any]]:
-        """Those of the shapes it may have that this value may have been meant as."""
+        """Return those of the shapes it may have that this value may have been meant as."""
         if not isinstance(schema, dict):
             return []
         if "$ref" in schema:
@@ -354,13 +355,14 @@ async def _proposed_for_run(inbox: Inbox, ask: ProposalRequest, by: Principal, r
 
 
 def _is_asked_alike(there: ProposalRequest, ask: ProposalRequest) -> bool:
-    """Whoever may propose may have proposed the same action before, under rules of its own: for anybody to decide,
-    without the typed confirmation, against a current text that it made up."""
+    """Return whether it is the same question. Whoever may propose may have proposed the same action before, under rules
+    of its own: for anybody to decide, without the typed confirmation, against a current text that it made up."""
     return (there.title, there.policy, there.file, there.text) == (ask.title, ask.policy, ask.file, ask.text)
 
 
 def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal) -> Mapping[str, object]:
-    """What the command is run with. As it was given, where nobody changed it: it may be more than JSON can say."""
+    """Return what the command is run with: as it was given, where nobody changed it: it may be more than JSON can
+    say."""
     file = spec.approved_file
     if file is None:
         if proposal.status is not ProposalStatus.MODIFIED:
@@ -388,7 +390,8 @@ def _shortened(title: str) -> str:
 
 
 def text_at(path: str) -> str | None:
-    """None where there is no such file. Raises Failure where nobody could be shown what would change."""
+    """Read a text file; None where there is no such file. Raises Failure where nobody could be shown what would
+    change."""
     try:
         # A pipe that nobody writes to must not keep us waiting.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

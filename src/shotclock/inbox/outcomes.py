@@ -24,7 +24,8 @@ CALL_AGAIN = "make the call that was approved again, with the same arguments: it
 
 
 def run_of(proposal: Proposal | Summary, dispatched: bool) -> dict[str, object] | None:
-    """What became of what was approved: not_started, running, succeeded, failed, or unknown where its process is gone.
+    """Say what became of what was approved: not_started, running, succeeded, failed, or unknown where its process is
+    gone.
 
     None where nobody allowed anything, or whoever asked does it without us."""
     is_unanswered = proposal.status is ProposalStatus.EXPIRED and proposal.runner is not None
@@ -46,16 +47,16 @@ def run_of(proposal: Proposal | Summary, dispatched: bool) -> dict[str, object] 
     return {"state": state, "at": None if proposal.used_at is None else proposal.used_at.iso(), **job}
 
 
-def told_of(proposal: Proposal) -> dict[str, object]:
-    """The one shape of an answer, with what became of what was allowed."""
+def describe_proposal(proposal: Proposal) -> dict[str, object]:
+    """Return the one shape of an answer, with what became of what was allowed."""
     run = run_of(proposal, proposal.ask.dispatched)
     return {**result_of(proposal), **({} if run is None else {"run": run})}
 
 
 def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int, again: str | None = None) -> Outcome:
-    """What is said about a proposal to whoever asked for it, or asks how it stands. `again` is how to go on with a call
+    """Answer whoever asked for a proposal, or asks how it stands. `again` is how to go on with a call
     that waits for it: the call itself."""
-    data = told_of(proposal)
+    data = describe_proposal(proposal)
     status = proposal.status
     if status.allows:
         run = data.get("run")
@@ -90,21 +91,21 @@ def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int, again: str | 
     return Outcome(Ending.NOT_STARTED, Problem(code, message), data)
 
 
-def undecided(proposal_id: str, data: dict[str, object], around: Call) -> Outcome:
-    """What is said of a step whose run had no more time to wait for it. `around` is what bounded the waiting."""
+def undecided_outcome(proposal_id: str, data: dict[str, object], around: Call) -> Outcome:
+    """Answer for a step whose run had no more time to wait for it. `around` is what bounded the waiting."""
     fired = around.fired(ClockKind.TIMEOUT, monotonic_ns() - around.started_ns)
     message = f"nobody decided {proposal_id} before the run's time was over"
     return Outcome(Ending.NOT_STARTED, Problem("NO_TIME_LEFT", message, fired=fired), data)
 
 
 def action_changed(proposal_id: object, context: Mapping[str, object]) -> Failure:
-    """What a step raises that would do something else now than what was proposed for it."""
+    """Make what a step raises that would do something else now than what was proposed for it."""
     message = f"what this step would do now is not what {proposal_id} asks for: it has changed since it was proposed"
     return Failure("ACTION_CHANGED", message, context=context, suggestion="run the workflow again, which asks anew")
 
 
-def refused(failure: Failure) -> Outcome:
-    """What the inbox, or its door, would not do."""
+def refusal_outcome(failure: Failure) -> Outcome:
+    """Say that the inbox, or whoever guards it, would not do something: nothing has changed."""
     outcome = failure_outcome(failure)
     outcome.ending = Ending.NOT_STARTED
     return outcome

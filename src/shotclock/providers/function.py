@@ -114,11 +114,11 @@ class FunctionProvider:
             try:
                 dispatcher = served.opening.result()
             except Exception as error:
-                from ..runtime.handlers import raised
+                from ..runtime.handlers import outcome_of_error
 
                 if served in self._served:
                     self._served.remove(served)  # whoever tries again may have mended it
-                outcome = raised(error)
+                outcome = outcome_of_error(error)
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(outcome, None, "function/import_error")
             try:

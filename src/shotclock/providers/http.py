@@ -23,7 +23,7 @@ from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome
 from ..runtime.command_runner import run_shielded
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
@@ -330,7 +330,7 @@ class Exchange:
             return Outcome(Ending.FINISHED, problem, data)
         if isinstance(error, asyncio.CancelledError):
             return self.cancelled()
-        return raised(error)
+        return outcome_of_error(error)
 
     def _with_effects(self, problem: Problem) -> Problem:
         """A server that never heard of the request has done nothing."""

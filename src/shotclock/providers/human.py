@@ -28,7 +28,7 @@ from ..inbox.inbox import Inbox
 from ..inbox.outcomes import outcome_of
 from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import Call, Outcome, no_time_left
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from .provider import Aside, StepCall, StepResult, bounded_by_run, restart_clocks
@@ -146,7 +146,7 @@ class HumanProvider:
             with step.waits(step.key, proposal):
                 proposal = await inbox.wait_until(proposal, around.bound.bell)
         except Failure as failure:
-            return StepResult(raised(failure), None, "human-input/required")
+            return StepResult(outcome_of_error(failure), None, "human-input/required")
         default = step.settings.get("default")
         match proposal.status:
             case ProposalStatus.APPROVED | ProposalStatus.MODIFIED:

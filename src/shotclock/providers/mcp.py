@@ -25,12 +25,12 @@ from ..core.shapes import field
 from ..core.trace import TRACEPARENT
 from ..core.values import as_plain, warn_of_kept
 from ..inbox.inbox import Inbox
-from ..inbox.outcomes import undecided
+from ..inbox.outcomes import undecided_outcome
 from ..process.clock import monotonic_ns
 from ..runtime import commands
 from ..runtime.call import Call, Outcome
 from ..runtime.command_runner import run_shielded
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.interactive_process import InteractiveProcess
 from ..runtime.runtime import Runtime
 from .provider import (
@@ -127,7 +127,7 @@ class McpProvider:
             with step.waits(step.key, asked):
                 await self._wait(asked, step, bell)
             if bell is not None and bell.has_passed(monotonic_ns()):
-                return StepResult(undecided(asked.id, dict(asked.shown), around), None, "approval/pending")
+                return StepResult(undecided_outcome(asked.id, dict(asked.shown), around), None, "approval/pending")
             restart_clocks(call, runtime)
 
     async def _wait(self, asked: ForeignProposal, step: StepCall, bell: Deadline | None) -> None:
@@ -205,7 +205,7 @@ class _ToolCall:
         try:
             outcome, output = await (self._by_command() if self._step.settings.get("command") else self._by_url())
         except Failure as failure:
-            outcome, output = raised(failure), None
+            outcome, output = outcome_of_error(failure), None
             outcome.ending, self._rule = Ending.NOT_STARTED, "mcp/connect_error"
         if outcome.problem is not None or not _is_envelope(output):
             return StepResult(outcome, output, self._rule)

@@ -107,7 +107,7 @@ class Call:
 
     @property
     def trace(self) -> TraceContext:
-        """This call as the parent of what it starts. Derived when asked for: most calls are never asked."""
+        """Return this call as the parent of what it starts. Derived when asked for: most calls are never asked."""
         return self.caller.below(span_id_of(self.request_id))
 
     @property
@@ -115,7 +115,7 @@ class Call:
         return self.bound.bell is not None and self.bound.bell.has_passed(self.started_ns)
 
     def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
-        """The record of the clock that fired, with its owner and limit."""
+        """Record which clock fired, with its owner and limit."""
         elapsed_ms = elapsed_ns // NS_PER_MS
         match kind:
             case ClockKind.TIMEOUT:
@@ -160,7 +160,7 @@ class Inherited:
 
 
 def inherited_deadline(environment: Mapping[str, str], now_ns: int) -> Inherited:
-    """The caller's deadline: exact where it was read on this boot's clock, else what remained at the start."""
+    """Read the caller's deadline: exact where it was read on this boot's clock, else what remained at the start."""
     unreadable: list[str] = []
     values: dict[str, int] = {}
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE):
@@ -187,7 +187,7 @@ _calls = 0
 
 
 def _forget_process() -> None:
-    """A forked process is another one."""
+    """Forget whose calls are counted: a forked process is another one."""
     global _process_token
     _process_token = ""
 
@@ -196,7 +196,8 @@ os.register_at_fork(after_in_child=_forget_process)
 
 
 def new_request_id() -> str:
-    """Unique per call; the first part is the process's, so that calls of one process sort together."""
+    """Return an id that is unique per call; the first part is the process's, so that calls of one process sort
+    together."""
     global _process_token, _process_trace, _calls
     if not _process_token:
         _process_token, _calls = os.urandom(6).hex(), 0
@@ -206,17 +207,17 @@ def new_request_id() -> str:
 
 
 def new_span_id() -> str:
-    """For what is no call, but has calls below it."""
+    """Return an id for what is no call, but has calls below it."""
     return span_id_of(new_request_id())
 
 
 def new_trace() -> TraceContext:
-    """One that begins here. Sampled: nobody above has said otherwise, and somebody below may record."""
+    """Return a trace that begins here. Sampled: nobody above has said otherwise, and somebody below may record."""
     return TraceContext(os.urandom(16).hex())
 
 
 def inherited_trace() -> TraceContext:
-    """Where whoever started this process stands in its trace; else a trace that begins with this process."""
+    """Return where whoever started this process stands in its trace; else a trace that begins with this process."""
     inherited = trace_from_variables(os.environ)
     if inherited is not None:
         return inherited
@@ -297,7 +298,7 @@ def no_time_left(admission: Call) -> Outcome:
 
 
 def invalid(problems: list[dict[str, str]]) -> Outcome:
-    """What was asked for cannot be understood or allowed: every problem at once, and nothing began."""
+    """Refuse what cannot be understood or allowed: every problem at once, and nothing began."""
     message = join_problems(problems)
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 

@@ -19,7 +19,7 @@ from .outcomes import failure_outcome, handler_failure, raised_outcome, returned
 def bind(
     operation: Operation, arguments: Mapping[str, object], context: Callable[[], Context]
 ) -> dict[str, object] | Outcome:
-    """The handler's arguments, or the refusal that lists everything wrong with them."""
+    """Return the handler's arguments, or the refusal that lists everything wrong with them."""
     signature = signature_of(operation.handler)
     bound, problems = signature.check(arguments)
     if problems:
@@ -29,15 +29,15 @@ def bind(
     return bound
 
 
-def returned(value: object) -> Outcome:
+def outcome_of_value(value: object) -> Outcome:
     try:
         return returned_outcome(value, *to_valid_json(value))
     except NotSerializable as error:
         return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", str(error)), value=value)
 
 
-def raised(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
-    """What went wrong where no handler runs: a failure, or a bug."""
+def outcome_of_error(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
+    """Say what went wrong where no handler runs: a failure, or a bug."""
     if isinstance(error, Failure):
         return failure_outcome(error)
     outcome = raised_outcome(*describe_exception(error), code)
@@ -45,9 +45,9 @@ def raised(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
     return outcome
 
 
-def raised_by_handler(error: BaseException) -> Outcome:
-    """What a handler let pass: a failure, an exception that the table of codes knows, or a bug."""
-    return handler_failure(error) if isinstance(error, Failure) else raised(error, code_of(error))
+def outcome_of_handler_error(error: BaseException) -> Outcome:
+    """Say what a handler let pass: a failure, an exception that the table of codes knows, or a bug."""
+    return handler_failure(error) if isinstance(error, Failure) else outcome_of_error(error, code_of(error))
 
 
 async def run_guards(guards: tuple[Any, ...], operation: Operation, arguments: Mapping[str, object]) -> Outcome | None:

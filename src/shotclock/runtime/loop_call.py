@@ -29,7 +29,7 @@ from ..process.context import current_scope as current_scope
 from ..process.kill import VERIFY_LIMIT_MS
 from .call import Call, Outcome
 from .command_runner import run_shielded
-from .handlers import bind, raised_by_handler, returned, run_guards
+from .handlers import bind, outcome_of_handler_error, outcome_of_value, run_guards
 from .loop_threads import CrossLoopQueue, Delivery, LoopTask, LoopThread, LoopThreads, Waiter, start_at_once
 from .outcomes import TimedOut, stalled_problem
 from .soft_and_idle import LONGEST_DELAY_S, Alarms
@@ -355,7 +355,7 @@ class LoopCall(LoopTask):
                 else:
                     assert callable(operation.handler)  # a reference runs in another process
                     value = operation.handler(**bound)
-                    result = returned(await value if operation.is_async else value)
+                    result = outcome_of_value(await value if operation.is_async else value)
         except asyncio.CancelledError:
             result = _CANCELLED
         except BaseException as error:
@@ -506,7 +506,7 @@ class LoopCall(LoopTask):
             outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
         else:
             assert isinstance(result, BaseException)
-            outcome = raised_by_handler(result)
+            outcome = outcome_of_handler_error(result)
         if self._alarms is not None and self._alarms.soft_rang:
             outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms),)
         return outcome

@@ -19,8 +19,8 @@ from .call import Call, Outcome, admit, answer, invalid
 from .commands import count_processes, signal_name
 
 
-def left_behind(processes: list[dict[str, object]]) -> Warning_:
-    """That a function returned, what it had started lived on, and was stopped."""
+def warn_left_behind(processes: list[dict[str, object]]) -> Warning_:
+    """Warn that a function returned, what it had started lived on, and was stopped."""
     names = ", ".join(f"{left['command']} ({left['pid']})" for left in processes[:5])
     message = f"{count_processes(processes)} outlived the function, stopped now: {names}"
     return warning("DESCENDANTS_STOPPED", message, processes=processes)
@@ -30,7 +30,7 @@ NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 
 
 def worker_outcome(kind: str, payload: Any) -> Outcome:
-    """What the worker said, as an outcome. The table of everything a function can do to its caller."""
+    """Turn what the worker said into an outcome. The table of everything a function can do to its caller."""
     match kind:
         case "returned":
             pickled, data, changes = payload
@@ -68,16 +68,17 @@ def returned_outcome(value: object, plain: Any, changes: list[str]) -> Outcome:
     return Outcome(Ending.FINISHED, value=value, data=as_data(plain), warnings=warnings)
 
 
-def unopenable(name: str, error: Exception) -> Envelope:
-    """The answer to a call of a call, if its arguments are objects of a program that is not imported here."""
+def answer_unopenable(name: str, error: Exception) -> Envelope:
+    """Answer a call of a call whose arguments are objects of a program that is not imported here."""
     message = f"pass plain data, not objects: {error}"
     problem = Problem("ARG_ERROR", message, "validation", errors=[{"field": "arguments", "message": message}])
     return answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem))
 
 
 def failure_outcome(failure: Failure) -> Outcome:
-    """An expected failure where no handler runs, with the code that was chosen for it. Of one whose exit code promises
-    that nothing ran, the list of all that is wrong (`errors` in its context) is the answer's `error.errors`."""
+    """Turn an expected failure where no handler runs into an outcome, with the code that was chosen for it. Of one
+    whose exit code promises that nothing ran, the list of all that is wrong (`errors` in its context) is the answer's
+    `error.errors`."""
     outcome = _told(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
@@ -102,7 +103,7 @@ def _told(failure: Failure) -> Outcome:
 
 
 def handler_failure(failure: Failure) -> Outcome:
-    """As `failure_outcome`, of a handler that has begun: exit code 2 promises that nothing ran, which is over."""
+    """Do as `failure_outcome`, for a handler that has begun: exit code 2 promises that nothing ran, which is over."""
     outcome = _told(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
@@ -115,7 +116,7 @@ def handler_failure(failure: Failure) -> Outcome:
 
 
 def _as_plain(said: Any) -> Any:
-    """An envelope that cannot be written would be no answer."""
+    """Make plain data of anything: an envelope that cannot be written would be no answer."""
     try:
         return to_valid_json(said)[0]
     except NotSerializable:
@@ -128,7 +129,7 @@ def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR
 
 
 def crash_outcome(admission: Call, report: CommandReport) -> Outcome:
-    """The worker ended without answering: by a clock, by our order, or by itself."""
+    """Say how a worker ended that did not answer: by a clock, by our order, or by itself."""
     survivors = report.survivors
     bell = admission.bound.bell
     if report.lost and (bell is None or monotonic_ns() < bell.at_ns):

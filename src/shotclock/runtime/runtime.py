@@ -40,7 +40,7 @@ from .call import (
     no_time_left,
 )
 from .children import ChildProcesses
-from .handlers import raised
+from .handlers import outcome_of_error
 from .host_call import HostCall
 from .interactive_process import InteractiveProcess, open_command
 from .loop_call import DeadlineTimers, LoopCall, LoopCarrier, SharedLoopCarrier, ThreadCarrier, current_scope
@@ -153,7 +153,7 @@ class Runtime:
         self.limits: CallLimits | None = None
         self.approvals: CallApprovals | None = None
         self.tool = OURSELVES
-        """Who answers. An app's desk puts the app here."""
+        """Who answers. An app's dispatcher puts the app here."""
         self.counts = Counts()
         self._fit_until_ns = 0
         self.last_observer_error: BaseException | None = None
@@ -177,7 +177,7 @@ class Runtime:
         return operation
 
     def _found(self, name: str) -> Operation | None:
-        """By its name, or by another spelling of it, with hyphens for underscores."""
+        """Find an operation by its name, or by another spelling of it, with hyphens for underscores."""
         known = self._operations.get(name)
         if known is None and self._operations:
             meant = hyphenate(name)
@@ -186,12 +186,12 @@ class Runtime:
 
     @property
     def orphans(self) -> list[dict[str, object]]:
-        """Abandoned work that still runs: its name and for how long."""
+        """List abandoned work that still runs: its name and for how long."""
         return self._orphan_list(len(self._orphans))
 
     @property
     def worker_count(self) -> int:
-        """Worker processes that are up or on their way."""
+        """Count worker processes that are up or on their way."""
         return self._children.worker_count
 
     def _orphan_list(self, most: int) -> list[dict[str, object]]:
@@ -291,7 +291,8 @@ class Runtime:
         except asyncio.CancelledError as cancelled:
             # What became of the work goes along with the cancellation, where it is known.
             left: Outcome = getattr(cancelled, "outcome", None) or Outcome(_ending_if_cancelled(call))
-            left.problem = call.stopped_for or Problem("CANCELLED", "cancelled by the caller")
+            said: Problem | None = call.stopped_for or getattr(cancelled, "problem", None)
+            left.problem = said or Problem("CANCELLED", "cancelled by the caller")
             envelope = answer(call, left)
             if call.keep_answer is not None:
                 with contextlib.suppress(Failure):  # the cancellation goes first
@@ -302,13 +303,13 @@ class Runtime:
             cancelled.envelope = envelope  # type: ignore[attr-defined]
             raise
         except Exception as error:  # a Failure, or ours: the surface still gets its envelope
-            ended = raised(error)
+            ended = outcome_of_error(error)
         envelope = answer(call, ended)
         if call.keep_answer is not None:
             try:
                 await asyncio.to_thread(call.keep_answer, envelope)
             except Failure as failure:  # it may not be given out as an answer that is kept
-                envelope = answer(call, raised(failure))
+                envelope = answer(call, outcome_of_error(failure))
         if self._audiences or call.proposal_id is not None:
             self._tell(call, envelope)
         return envelope
@@ -397,7 +398,7 @@ class Runtime:
             report = getattr(cancelled, "report", None)
             if isinstance(report, CommandReport) and report.stopped is not None:
                 outcome = commands.judge(call, task, report)  # what it had said until then is kept
-            cancelled.outcome = outcome  # type: ignore[attr-defined]
+            cancelled.outcome, cancelled.problem = outcome, outcome.problem  # type: ignore[attr-defined]
             raise
         except (OSError, ipc.Broken) as error:
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no supervisor could be started: {error}"))
@@ -412,7 +413,7 @@ class Runtime:
         base_env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
     ) -> AsyncIterator[InteractiveProcess]:
-        """A command to talk with, for work that the caller has admitted itself: stopped at that deadline, gone with
+        """Start a command to talk with, for work that the caller has begun itself: stopped at that deadline, gone with
         all it started when this is left. Raises Failure if it cannot be begun; that it is not there is in its report.
 
         Silence and the soft clock are the caller's to notice, who reads what it says.
@@ -584,7 +585,7 @@ class Runtime:
     async def _call_inside(
         self, admission: Call, depth: int, name: str, arguments: Mapping[str, object], clocks: Clocks
     ) -> Envelope:
-        """A call made inside of another that did not come with its context: it came from another process or thread."""
+        """Make a call inside of another that came without its context, from another process or thread."""
         token = current_scope.set(Scope(admission.bound.bell, depth, admission.name, admission))
         try:
             return await self.call(name, arguments, clocks)
@@ -603,7 +604,7 @@ class Runtime:
         return await self._children.async_pool(operation).run(host_call)
 
     async def _at_home(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Workers and commands are begun and waited for on the loop that entered the runtime."""
+        """Begin and wait for workers and commands on the loop that entered the runtime."""
         assert self._home is not None
         if asyncio.get_running_loop() is self._home:
             return await begin()
@@ -630,12 +631,12 @@ class Runtime:
         self._orphans[call] = monotonic_ns()
 
     def note_late_end(self, call: LoopCall | HostCall) -> None:
-        """Abandoned work ended after all. Nobody waits for its result any more; it only stops counting."""
+        """Note that abandoned work ended after all. Nobody waits for its result; it only stops counting."""
         self.counts.late += 1
         self._orphans.pop(call, None)
 
     def note_killed(self, call: HostCall) -> None:
-        """Abandoned work is gone with its process."""
+        """Note that abandoned work is gone with its process."""
         self._orphans.pop(call, None)
 
     def _watch_pickups(self) -> None:

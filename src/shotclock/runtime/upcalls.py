@@ -12,7 +12,7 @@ from ..core.errors import Failure
 from ..process import safe_unpickle
 from ..process.context import CallListener
 from .call import Call
-from .outcomes import unopenable
+from .outcomes import answer_unopenable
 
 FurtherCall = Callable[[Call, int, str, Mapping[str, object], Clocks], Awaitable[Envelope]]
 """A call made by the call that was admitted like this, at this depth."""
@@ -46,7 +46,7 @@ async def dispatch_call(inside: Calling, name: str, arguments: bytes, limits: di
     try:
         opened = safe_unpickle.unpickle(arguments)
     except Exception as error:
-        envelope = unopenable(name, error)
+        envelope = answer_unopenable(name, error)
     else:
         envelope = await inside.on_call(inside.admission, inside.depth, name, opened, Clocks(**limits))
     try:

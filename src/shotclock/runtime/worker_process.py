@@ -35,7 +35,7 @@ from ..process.zygote import WORKER, kill_what_lost_its_supervisor
 from .call import Call, Outcome
 from .command_runner import Patience
 from .loop_threads import Waiter
-from .outcomes import crash_outcome, left_behind, worker_outcome
+from .outcomes import crash_outcome, warn_left_behind, worker_outcome
 from .preloaded_zygote import Preloaded, address_of
 from .soft_and_idle import Alarms
 from .upcalls import FurtherCall, answer_question, dispatch_call
@@ -383,7 +383,7 @@ class Worker:
                 further.cancel()  # nobody waits for it any more
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
-            outcome.warnings += (left_behind(leaked),)
+            outcome.warnings += (warn_left_behind(leaked),)
             self.gone.add_done_callback(lambda _: task.resolve(outcome))
             self.kill("leaked processes")
             return

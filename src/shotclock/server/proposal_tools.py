@@ -19,7 +19,7 @@ from ..core.envelope import Problem
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposedFile
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.outcomes import outcome_of, refused
+from ..inbox.outcomes import outcome_of, refusal_outcome
 from ..inbox.wait_budget import read_response_budget_ms
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
@@ -81,7 +81,7 @@ def proposal_tools(names: list[str], output_schema: dict[str, Any]) -> dict[str,
 
 
 def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """All of them at once. What the texts say is looked at where the proposal is made."""
+    """List all mistakes at once. What the texts say is looked at where the proposal is made."""
     properties = _PROPERTIES[name]
     mistakes = [{"field": each, "message": "is needed"} for each in _REQUIRED[name] if each not in arguments]
     for field, value in arguments.items():
@@ -129,7 +129,7 @@ class Proposing:
         try:
             proposal = await self._find_or_propose(call.name, request, wait_ms)
         except Failure as failure:
-            return refused(failure)
+            return refusal_outcome(failure)
         outcome = outcome_of(proposal, (monotonic_ns() - call.started_ns) // NS_PER_MS, wait_ms)
         if call.name == WITHDRAW and _has_code(outcome, "PROPOSAL_WITHDRAWN"):
             return Outcome(Ending.FINISHED, data=outcome.data)

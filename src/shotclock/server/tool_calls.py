@@ -37,7 +37,7 @@ from ..inbox.access import Principal
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome, answer, invalid, new_trace
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from ..runtime.request import CallRequest
 from .elicitation import ask_while_waiting, decider_at, input_required, may_answer, take_answers
@@ -166,14 +166,14 @@ class ToolCallMiddleware:
             envelope.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
         server_info = self._server_info if ctx.protocol_version in MODERN else None
         try:
-            return shown(envelope, server_info)
+            return render_result(envelope, server_info)
         except (TypeError, ValueError, RecursionError) as error:
             envelope.warnings = []
             message = f"the answer cannot be put into JSON: {error}"
-            return shown(_replaced(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
+            return render_result(_replaced(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
     def _may_ask(self, name: str) -> bool:
-        """Whether a person may have to decide something about this call."""
+        """Return whether a person may have to decide something about this call."""
         spec = self._specs.get(name)
         return spec.approval is not None if spec is not None else name == PROPOSE and name in self._ours
 
@@ -196,7 +196,7 @@ class ToolCallMiddleware:
             data = envelope.data if isinstance(envelope.data, dict) else {}
             proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
         except Failure as failure:  # the store cannot be used
-            return await self._carry_out(asked, raised(failure))
+            return await self._carry_out(asked, outcome_of_error(failure))
         if proposal is None or proposal.id in answered or not may_answer(proposal, decider):
             return await self._carry_out(asked)
         if is_modern:
@@ -208,7 +208,8 @@ class ToolCallMiddleware:
             asking.cancel()
 
     def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
-        """Where the request says its sender stands in a trace, else the server's own starter, else the beginning."""
+        """Return where the request says its sender stands in a trace, else the server's own starter, else the
+        beginning."""
         for carrier in (meta, getattr(request, "headers", None)):
             if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
                 return trace
@@ -367,7 +368,7 @@ def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
     elif task.cancelled():
         outcome = Outcome(Ending.CANCELLED, Problem("SHUTTING_DOWN", "the server is stopping"))
     elif (error := task.exception()) is not None:
-        outcome = raised(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        outcome = outcome_of_error(error if isinstance(error, Exception) else RuntimeError(repr(error)))
     else:
         return task.result()
     return answer(call, outcome)
@@ -401,8 +402,8 @@ def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
 # --- showing ----------------------------------------------------------------------------------------------
 
 
-def shown(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
-    """The envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
+def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
+    """Write the envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
     text, plain = envelope.to_json(), envelope.to_dict()
     if len(text) > LONGEST_RESULT:
         before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
@@ -448,7 +449,7 @@ def _is_too_deep(text: str) -> bool:
 
 
 def _replaced(envelope: Envelope, code: str, message: str) -> Envelope:
-    """The same call, with an error in the place of what cannot be shown."""
+    """Put an error in the place of what cannot be shown of a call."""
     error: dict[str, object] = {
         "code": code,
         "message": message,

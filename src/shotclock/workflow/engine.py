@@ -32,7 +32,7 @@ from ..providers.provider import Aside, ForeignProposal, Providers, RunServices
 from ..providers.step_type import STEP_TYPES, StepPart
 from ..providers.workflow import NestedRun
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, inherited_trace
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -613,7 +613,7 @@ def _outcome(
     if isinstance(ended_by, str):
         return Outcome(Ending.KILLED, stop_problem(ended_by), {**data, "partial": True})
     if ended_by is not None:
-        return Outcome(Ending.KILLED, raised(ended_by).problem, {**data, "partial": True})
+        return Outcome(Ending.KILLED, outcome_of_error(ended_by).problem, {**data, "partial": True})
     if not bad:
         return Outcome(Ending.FINISHED, data=data)
     if any(states[name].is_cut_short for name in bad):

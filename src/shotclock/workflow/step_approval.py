@@ -29,13 +29,13 @@ from ..core.shapes import ValidationError
 from ..core.walltime import WallTime
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
-from ..inbox.outcomes import action_changed, outcome_of, told_of, undecided
+from ..inbox.outcomes import action_changed, describe_proposal, outcome_of, undecided_outcome
 from ..providers.command import CommandStep, ToolStep
 from ..providers.provider import ForeignProposal, Waits
 from ..providers.step_type import STEP_TYPES, Approval, StepPart, duration_ms
 from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
 from .state import StepState
@@ -101,7 +101,7 @@ class StepGate:
                 # Open still: the run's time is over.
                 outcome = outcome_of(proposal, 0, 0)
                 if proposal.is_open:
-                    outcome = undecided(proposal.id, told_of(proposal), admission)
+                    outcome = undecided_outcome(proposal.id, describe_proposal(proposal), admission)
                 return Refused(answer(admission, outcome), f"approval/{proposal.status}")
             changed = _changes(ask, proposal, rendered.settings)
             if (wrong := _wrong(step, changed)) is not None:
@@ -115,7 +115,7 @@ class StepGate:
             self.used = proposal.id
             self._bind_files()
         except Failure as failure:
-            return Refused(answer(admission, raised(failure)), "approval/failed")
+            return Refused(answer(admission, outcome_of_error(failure)), "approval/failed")
         return rendered._replace(settings={**rendered.settings, **changed})
 
     def _bind_files(self) -> None:

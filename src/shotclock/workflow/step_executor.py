@@ -31,7 +31,7 @@ from ..providers.provider import Provider, Providers, StepCall, StepResult, resu
 from ..providers.step_type import STEP_TYPES, StepPart, duration_ms
 from ..providers.workflow import RunFile
 from ..runtime.call import Call, answer, new_span_id, no_time_left
-from ..runtime.handlers import raised
+from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from . import templates
@@ -434,7 +434,7 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime) -> Answ
     try:
         result = StepResult(no_time_left(call)) if call.no_time_left else await provider.run(step, call, runtime)
     except Failure as failure:
-        outcome = raised(failure)
+        outcome = outcome_of_error(failure)
         outcome.ending = Ending.NOT_STARTED
         result = StepResult(outcome)
     except asyncio.CancelledError as cancelled:

@@ -14,10 +14,10 @@ from ...core.clocks import Clocks
 from ...core.effects import Ending
 from ...core.envelope import Envelope
 from ...core.errors import Failure, error_entry
-from ...inbox.outcomes import refused
+from ...inbox.outcomes import refusal_outcome
 from ...process.clock import monotonic_ns
 from ...runtime.call import Call, Outcome, admit, answer
-from ...runtime.handlers import raised
+from ...runtime.handlers import outcome_of_error
 from ...runtime.outcomes import timeout_problem
 
 # What one request to the inbox may take, beside the time that its caller asked to wait for a person. The store's own
@@ -66,7 +66,7 @@ async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outco
             return Outcome(Ending.ABANDONED, timeout_problem(admission, monotonic_ns() - admission.started_ns))
         return _unexpected(error)
     except Failure as failure:
-        return refused(failure)
+        return refusal_outcome(failure)
     except ClientDisconnect:
         raise
     except Exception as error:
@@ -75,12 +75,12 @@ async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outco
 
 def _unexpected(error: Exception) -> Outcome:
     """A bug of ours: its traceback is for whoever runs the server, not for whoever asks."""
-    return raised(error)
+    return outcome_of_error(error)
 
 
 def refusal(name: str, failure: Failure) -> Response:
     """Before anything was done."""
-    return shown(answer(admit(name, Clocks()), refused(failure)), _headers_of(failure))
+    return shown(answer(admit(name, Clocks()), refusal_outcome(failure)), _headers_of(failure))
 
 
 def _headers_of(failure: object) -> Mapping[str, str] | None:

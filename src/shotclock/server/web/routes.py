@@ -25,7 +25,7 @@ from ...core.errors import Failure
 from ...core.proposal import Decision, Proposal, ProposalStatus, problems_with_decision
 from ...inbox.access import Principal, Role
 from ...inbox.inbox import Inbox
-from ...inbox.outcomes import told_of
+from ...inbox.outcomes import describe_proposal
 from ...inbox.wait_budget import read_response_budget_ms
 from ...process.clock import wall_time
 from .auth import AuthMiddleware, principal_of
@@ -240,7 +240,7 @@ class Operators:
 
         async def work() -> dict[str, Any]:
             proposal = await self._seen(request)
-            return told_of(await self._decided(proposal, wait_ms))
+            return describe_proposal(await self._decided(proposal, wait_ms))
 
         return await enveloped("inbox check", work(), wait_ms=wait_ms)
 
@@ -275,7 +275,7 @@ class Operators:
 
         async def work() -> dict[str, Any]:
             proposal = await self._inbox().propose(ask_of(said), principal, key=key)
-            return told_of(await self._decided(proposal, wait_ms))
+            return describe_proposal(await self._decided(proposal, wait_ms))
 
         return await enveloped("inbox propose", work(), mutates=True, idempotent=True, wait_ms=wait_ms)
 
@@ -338,7 +338,7 @@ class Operators:
         async def work() -> dict[str, Any]:
             await _body(request)
             proposal = await self._seen(request)
-            return told_of(await self._inbox().withdraw(proposal.id, principal))
+            return describe_proposal(await self._inbox().withdraw(proposal.id, principal))
 
         return await enveloped("inbox withdraw", work(), mutates=True)
 
