@@ -65,7 +65,7 @@ def test_deciding_what_runs_next_does_not_grow_with_the_run(shape: str) -> None:
 
     async def record(states: Sequence[StepState]) -> None:
         for state in states:
-            state.recorded()
+            state.to_record()
 
     def seconds_per_step(count: int) -> float:
         running = Scheduler(workflow(shape, count), execute=execute, record=record, scope={})

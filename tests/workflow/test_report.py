@@ -75,7 +75,7 @@ def report(
         ended_at=None if took is None else BEGAN + took,
         envelope=None if took is None else {"ok": error is None, "data": {}, "error": error},
     )
-    records = {state.id: StepRecord(state.id, state.status.value, state.recorded()) for state in states}
+    records = {state.id: StepRecord(state.id, state.status.value, state.to_record()) for state in states}
     return report_of(run, records, now=BEGAN + now, is_alive=alive)
 
 

@@ -26,7 +26,7 @@ from ..process.clock import wall_time
 from ..runtime.call import Outcome, admit, answer
 from ..runtime.handlers import outcome_of_error
 from ..store.store import Store
-from ..workflow.engine import RunRequest, recorded, resume, start
+from ..workflow.engine import RunRequest, read_record, resume, start
 from ..workflow.lint import lint
 from ..workflow.report import MARKS, brief, unstarted, why_failed
 from ..workflow.schema import WorkflowFile
@@ -154,7 +154,7 @@ async def _start(request: RunRequest, store: Store, events: _Events, alone: bool
 async def _resume(run_id: str, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = run_id
     run = store.runs.get(run_id)
-    workflow = None if run is None or run.ended_at is not None else recorded(run, store)[0]
+    workflow = None if run is None or run.ended_at is not None else read_record(run, store)[0]
     name = "" if run is None else run.name
     with signals.StopSignal() as stop:
         async with _show_changes(store, run_id, name, workflow, events, alone) as watch:
@@ -235,7 +235,7 @@ class _Events:
 
     def write(self, state: StepState) -> None:
         if self._outlet is not None:
-            self._say("step", {"id": state.id, **state.shown()})
+            self._say("step", {"id": state.id, **state.to_answer()})
 
     def ended(self, envelope: Envelope) -> Envelope:
         """Write the last line. That not all of them were taken is told by the envelope."""

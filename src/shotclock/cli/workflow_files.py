@@ -68,7 +68,7 @@ def judge(
     data = {"file": loaded.source.name, **data}
     if not wrong:
         return Outcome(Ending.FINISHED, data=data)
-    errors = [{"field": finding.field, "message": loaded.told(finding)} for finding in wrong]
+    errors = [{"field": finding.field, "message": loaded.format_finding(finding)} for finding in wrong]
     count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
     problem = Problem("WORKFLOW_INVALID", f"{loaded.source.name}: {count}, nothing ran", "validation", errors=errors)
     return Outcome(Ending.FINISHED, problem, data)

@@ -91,7 +91,7 @@ class CommandProvider:
         # Our own environment needs no looking through for each step, and gives way to what keeps a child quiet.
         around, asked = ({}, step.env) if step.asked is None else (step.env, step.asked)
         env = {**asked, **step.values}
-        with _spooled(step.settings.get("stdin")) as stdin:
+        with _spool(step.settings.get("stdin")) as stdin:
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
                 script = f'exec <"${STDIN_VARIABLE}"; {script}'
@@ -101,23 +101,23 @@ class CommandProvider:
             else:
                 argv = [*shell, "-c", PIPEFAIL + script]
             try:
-                return _result(await runtime.run(argv, env=env, base_env=around, cwd=step.folder, call=call))
+                return _make_result(await runtime.run(argv, env=env, base_env=around, cwd=step.folder, call=call))
             except CancelledError as cancelled:
                 if (left := envelope_left_by(cancelled)) is not None:
-                    hand_over(cancelled, _result(left))
+                    hand_over(cancelled, _make_result(left))
                 raise
 
     async def close(self) -> None:
         pass
 
 
-def _result(envelope: Envelope) -> StepResult:
+def _make_result(envelope: Envelope) -> StepResult:
     data = envelope.data if isinstance(envelope.data, dict) else {}
     return StepResult(envelope, data.get("stdout", ""))
 
 
 @contextlib.contextmanager
-def _spooled(text: Any) -> Iterator[str | None]:
+def _spool(text: Any) -> Iterator[str | None]:
     """Keep the text in a file while the command runs. Yields its path, None where there is no text."""
     if text is None:
         yield None

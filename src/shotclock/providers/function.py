@@ -104,11 +104,11 @@ class FunctionProvider:
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         from asyncio import CancelledError
 
-        served = self._found(step)
+        served = self._find_app(step)
         served.calls += 1
         try:
             if not served.opening.done():
-                refused = await self._opened(served, step, call)
+                refused = await self._wait_for_import(served, step, call)
                 if refused is not None:
                     return refused
             try:
@@ -122,29 +122,29 @@ class FunctionProvider:
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(outcome, None, "function/import_error")
             try:
-                envelope = await _called(dispatcher, step, call, runtime)
+                envelope = await _call_command(dispatcher, step, call, runtime)
             except CancelledError as cancelled:
                 left = envelope_left_by(cancelled)
-                killed = StepResult(cancelled_outcome(Ending.KILLED)) if left is None else _result(step, left)
+                killed = StepResult(cancelled_outcome(Ending.KILLED)) if left is None else _make_result(step, left)
                 hand_over(cancelled, killed)
                 raise
         finally:
             served.calls -= 1
             if len(self._served) > KEPT:
                 await self._close_idle()
-        return _result(step, envelope)
+        return _make_result(step, envelope)
 
     async def close(self) -> None:
         """Stop every App, and all that it started."""
         import asyncio
 
         served, self._served = self._served, []
-        await asyncio.gather(*map(_closed, served))
+        await asyncio.gather(*map(_close_app, served))
         self._kept_out.close()
 
     # --- Apps ---------------------------------------------------------------------------------------------
 
-    def _found(self, step: StepCall) -> _Served:
+    def _find_app(self, step: StepCall) -> _Served:
         import asyncio
 
         from ..process.safe_unpickle import keep_users_code_out
@@ -159,11 +159,11 @@ class FunctionProvider:
         if not apps:  # results are opened here, and must not import what they are made of
             self._kept_out.enter_context(keep_users_code_out())
         target = str(step.settings["target"])
-        opening = asyncio.ensure_future(_dispatcher(target, step.folder, dict(step.env), self._inbox))
+        opening = asyncio.ensure_future(_open_app(target, step.folder, dict(step.env), self._inbox))
         apps.append(_Served(target, step.folder, step.env, opening))
         return apps[-1]
 
-    async def _opened(self, served: _Served, step: StepCall, call: Call) -> StepResult | None:
+    async def _wait_for_import(self, served: _Served, step: StepCall, call: Call) -> StepResult | None:
         """Wait for the import inside the step's own clocks. It goes on for those who have more time."""
         import asyncio
 
@@ -181,17 +181,18 @@ class FunctionProvider:
         return StepResult(outcome)
 
     async def _close_idle(self) -> None:
-        """The longest unused of those that nobody calls, until there are no more than are kept. Bounded as the closing
-        of a runtime is."""
+        """Close the longest unused of those that nobody calls, until there are no more than are kept. Bounded as the
+        closing of a runtime is."""
         idle = [served for served in self._served if not served.calls and served.opening.done()]
         surplus = idle[: max(0, len(self._served) - KEPT)]
         self._served = [served for served in self._served if served not in surplus]
         for served in surplus:
-            await _closed(served)
+            await _close_app(served)
 
 
-async def _called(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: Runtime) -> Envelope:
-    """While a person is asked, only the time of the run goes on; the work has the step's clocks after that."""
+async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: Runtime) -> Envelope:
+    """Call a command of an App. While a person is asked, only the time of the run goes on; the work has the step's
+    clocks after that."""
     from ..inbox.approval import RunWait
     from ..runtime.request import CallRequest
 
@@ -201,11 +202,11 @@ async def _called(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: R
         run_wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call, runtime))
         if "justification" not in arguments:  # a command that takes one of its own is shown with that
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
-    request = CallRequest(command, arguments, _left(call), run_wait=run_wait, justification=justification)
+    request = CallRequest(command, arguments, _remaining_clocks(call), run_wait=run_wait, justification=justification)
     return await dispatcher.call(request)
 
 
-async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:
+async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:
     """Raises Failure if there is no such App, or it cannot be imported."""
     import asyncio
 
@@ -230,8 +231,8 @@ async def _dispatcher(written: str, folder: Path, env: dict[str, str], inbox: Ca
         raise
 
 
-def _left(call: Call) -> Clocks:
-    """What is left of a step's own clocks for the call."""
+def _remaining_clocks(call: Call) -> Clocks:
+    """Return what is left of a step's own clocks for the call."""
     clocks, spent_ms = call.clocks, (monotonic_ns() - call.started_ns) // NS_PER_MS
     # No time at all would mean no limit.
     return replace_fields(
@@ -242,7 +243,7 @@ def _left(call: Call) -> Clocks:
 
 
 def _target(written: str, folder: Path) -> Target:
-    """A file relative to the folder; a module is looked for there first."""
+    """Return the target: a file relative to the folder; a module is looked for there first."""
     from ..dispatch.targets import parse_target
 
     place, colon, attribute = written.partition(":")
@@ -251,7 +252,7 @@ def _target(written: str, folder: Path) -> Target:
     return parse_target(f"{place}{colon}{attribute}")
 
 
-async def _closed(served: _Served) -> None:
+async def _close_app(served: _Served) -> None:
     import asyncio
 
     if not served.opening.done():
@@ -264,7 +265,7 @@ async def _closed(served: _Served) -> None:
 # --- results ----------------------------------------------------------------------------------------------
 
 
-def _result(step: StepCall, envelope: Envelope) -> StepResult:
+def _make_result(step: StepCall, envelope: Envelope) -> StepResult:
     data: Any = envelope.data
     if envelope.ok:
         # The contract names a bare value; the output of the step is the value.
@@ -279,7 +280,7 @@ def _result(step: StepCall, envelope: Envelope) -> StepResult:
         limit_ms = {ClockKind.TIMEOUT: step.clocks.timeout_ms, ClockKind.SOFT: step.clocks.soft_ms}.get(fired.kind)
         if limit_ms and limit_ms != fired.limit_ms:  # what the import took of it was the step's as well
             clock["limit_ms"], clock["elapsed_ms"] = limit_ms, fired.elapsed_ms + limit_ms - fired.limit_ms
-            said, now = format_duration(fired.limit_ms), format_duration(limit_ms)
-            error["message"] = str(error["message"]).replace(f"after {said}", f"after {now}")
+            was, now = format_duration(fired.limit_ms), format_duration(limit_ms)
+            error["message"] = str(error["message"]).replace(f"after {was}", f"after {now}")
     is_undecided = isinstance(data, dict) and envelope.code == "NO_TIME_LEFT" and data.get("status") == "pending"
     return StepResult(envelope, data, "approval/pending" if is_undecided else None)

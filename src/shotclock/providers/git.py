@@ -111,7 +111,7 @@ class GitProvider:
         around = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
         token = current_scope.set(replace(around, span=call))
         try:
-            outcome = await _carried_out(git, asked, call)
+            outcome = await _check_out(git, asked, call)
         except asyncio.CancelledError as cancelled:
             hand_over(cancelled, StepResult(cancelled_outcome(Ending.KILLED)))
             raise
@@ -173,7 +173,7 @@ class Git:
         self.warnings: list[Warning_] = []
 
     async def __call__(self, folder: Path, verb: str, *words: str, may_fail: bool = False) -> str | None:
-        """What it printed; None if it failed and may. Raises GitFailed."""
+        """Run git and return what it printed; None if it failed and may. Raises GitFailed."""
         settings = [word for setting in SETTINGS for word in ("-c", setting)]
         # A folder without a .git of its own must not be taken for a part of the repository around it.
         env = {**self._env, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
@@ -194,7 +194,7 @@ class Git:
         raise GitFailed(verb, envelope)
 
     def _clocks(self) -> Clocks:
-        """What is left of each clock for the next process."""
+        """Return what is left of each clock for the next process."""
         clocks, bell = self._admission.clocks, self._admission.bound.bell
         now_ns = monotonic_ns()
         elapsed_ms = (now_ns - self._admission.started_ns) // 1_000_000
@@ -235,13 +235,13 @@ class Checkout:
         self._ref = asked.ref
         self._depth = asked.depth
 
-    async def made(self, folder: Path) -> dict[str, object]:
-        """In an empty folder."""
+    async def create(self, folder: Path) -> dict[str, object]:
+        """Make the checkout in an empty folder, and return its commit and ref."""
         await self._git(folder, "init", "--quiet", "--template=")
         await self._git(folder, "config", "remote.origin.url", self._repository.stored)
         await self._git(folder, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*")
-        meaning = await self._meaning(folder)
-        commit = await self._fetched(folder, meaning)
+        meaning = await self._resolve_ref(folder)
+        commit = await self._fetch_ref(folder, meaning)
         if meaning.branch is not None:
             await self._git(folder, "checkout", "--quiet", "-B", meaning.branch, commit, "--")
             await self._track(folder, meaning.branch)
@@ -249,19 +249,19 @@ class Checkout:
             await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
         return {"commit": commit, "ref": meaning.shown}
 
-    async def brought_up(self, folder: Path) -> dict[str, object]:
-        """In a checkout of the same repository. Raises Refused where somebody's work would be lost."""
+    async def update(self, folder: Path) -> dict[str, object]:
+        """Bring a checkout of the same repository up to date. Raises Refused where somebody's work would be lost."""
         url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
         if url is None or not self._repository.is_at(url.strip()):
             raise Refused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
-        meaning = await self._meaning(folder)
+        meaning = await self._resolve_ref(folder)
         if meaning.branch is None:
-            commit = await self._fetched(folder, meaning)
+            commit = await self._fetch_ref(folder, meaning)
             await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
             return {"commit": commit, "ref": meaning.shown}
-        before = await self._commit(folder, f"refs/heads/{meaning.branch}")
-        known = await self._commit(folder, f"refs/remotes/origin/{meaning.branch}")
-        commit = await self._fetched(folder, meaning)
+        before = await self._find_commit(folder, f"refs/heads/{meaning.branch}")
+        known = await self._find_commit(folder, f"refs/remotes/origin/{meaning.branch}")
+        commit = await self._fetch_ref(folder, meaning)
         if before not in (None, known, commit):
             words = ("--is-ancestor", str(before), commit)
             if await self._git(folder, "merge-base", *words, may_fail=True) is None:
@@ -270,22 +270,23 @@ class Checkout:
         await self._track(folder, meaning.branch)
         return {"commit": commit, "ref": meaning.shown}
 
-    async def _meaning(self, folder: Path) -> Meaning:
-        """A branch before a tag before any other name; else a commit, if it looks like one."""
+    async def _resolve_ref(self, folder: Path) -> Meaning:
+        """Return what the ref means to the remote: a branch before a tag before any other name; else a commit, if it
+        looks like one."""
         ref = self._ref
         patterns = ["HEAD"] if ref is None else [f"refs/heads/{ref}", f"refs/tags/{ref}", ref]
         listed = await self._git(folder, "ls-remote", "--symref", "--", self._repository.url, *patterns)
         lines = [line.split("\t") for line in (listed or "").splitlines() if line.count("\t") == 1]
         if ref is None:
-            for said, name in lines:
-                if name == "HEAD" and said.startswith("ref: refs/heads/"):
-                    branch = said.removeprefix("ref: refs/heads/")
+            for value, name in lines:
+                if name == "HEAD" and value.startswith("ref: refs/heads/"):
+                    branch = value.removeprefix("ref: refs/heads/")
                     if ref_problem(branch) is not None:  # a name of the remote's choosing is no better than a step's
                         raise Refused(f"the default branch of {self._repository.shown} has a name that is not used")
                     return Meaning(branch, f"refs/heads/{branch}")
-            for said, name in lines:
+            for value, name in lines:
                 if name == "HEAD":
-                    return Meaning(said)
+                    return Meaning(value)
             raise Refused(f"{self._repository.shown} has no default branch; it may be empty")
         names = {name for _, name in lines}
         for name in patterns:
@@ -295,31 +296,31 @@ class Checkout:
             return Meaning(ref)
         raise Refused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
 
-    async def _fetched(self, folder: Path, meaning: Meaning) -> str:
-        """The commit, once it is there."""
+    async def _fetch_ref(self, folder: Path, meaning: Meaning) -> str:
+        """Fetch what a ref means, and return its commit."""
         if meaning.full_name is None:
-            return await self._fetched_commit(folder, meaning.shown.lower())
+            return await self._fetch_commit(folder, meaning.shown.lower())
         name = meaning.full_name
         kept = f"refs/remotes/origin/{meaning.branch}" if meaning.branch is not None else name
         if self._depth:
             await self._fetch(folder, f"+{name}:{kept}")
         else:
             await self._fetch_all(folder, f"+{name}:{kept}")
-        commit = await self._commit(folder, kept)
+        commit = await self._find_commit(folder, kept)
         if commit is None:
             raise Refused(f"{meaning.shown!r} of {self._repository.shown} is not a commit")
         return commit
 
-    async def _fetched_commit(self, folder: Path, commit: str) -> str:
+    async def _fetch_commit(self, folder: Path, commit: str) -> str:
         # A server need not give out what it was not asked for by name; then all the rest is fetched to find it.
         if self._depth and _FULL_COMMIT.fullmatch(commit):
             await self._fetch(folder, commit, may_fail=True)
-        if (found := await self._commit(folder, commit)) is None:
+        if (found := await self._find_commit(folder, commit)) is None:
             await self._fetch_all(folder)
-            found = await self._commit(folder, commit)
+            found = await self._find_commit(folder, commit)
         if found is None and _FULL_COMMIT.fullmatch(commit):
             await self._fetch(folder, commit, may_fail=True)
-            found = await self._commit(folder, commit)
+            found = await self._find_commit(folder, commit)
         if found is None:
             raise Refused(f"{self._repository.shown} has no branch, tag or commit {commit!r}")
         return found
@@ -335,7 +336,7 @@ class Checkout:
         words = [*self._git.progress, "--tags", "--force", *whole, "--", self._repository.url]
         await self._git(folder, "fetch", *words, "+refs/heads/*:refs/remotes/origin/*", *also)
 
-    async def _commit(self, folder: Path, name: str) -> str | None:
+    async def _find_commit(self, folder: Path, name: str) -> str | None:
         words = ("--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         found = await self._git(folder, "rev-parse", *words, may_fail=True)
         return None if found is None else found.strip()
@@ -345,17 +346,17 @@ class Checkout:
         await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
 
 
-async def _carried_out(git: Git, asked: Asked, admission: Call) -> Outcome:
+async def _check_out(git: Git, asked: Asked, admission: Call) -> Outcome:
     checkout, place, repository = Checkout(git, asked), CheckoutFolder(asked.target), asked.repository
     effects: SideEffects | None = None
     try:
         try:
             await place.sweep()
             if place.is_free():
-                found = await checkout.made(place.prepare())
+                found = await checkout.create(place.prepare())
                 place.take()
             else:
-                found = await checkout.brought_up(place.target)
+                found = await checkout.update(place.target)
             return Outcome(Ending.FINISHED, data={"path": str(place.target), **found})
         finally:
             effects = await place.clean_up()
@@ -373,7 +374,7 @@ async def _carried_out(git: Git, asked: Asked, admission: Call) -> Outcome:
 
 
 def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tuple[Problem, Ending]:
-    """In the step's own words and by the step's own clocks, where they are what stopped it."""
+    """Return the problem in the step's own words and by the step's own clocks, where they are what stopped it."""
     envelope = failed.envelope
     error: Any = envelope.error
     ending = Ending(envelope.ending)
@@ -386,8 +387,8 @@ def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tupl
         case "STALLED":
             return stalled_problem(admission), ending
         case "COMMAND_FAILED":
-            said = _said(_stderr(envelope)) or str(error["message"])
-            return Problem("GIT_FAILED", f"git {failed.verb}: {repository.without_secrets(said)}"), ending
+            reason = _extract_reason(_stderr(envelope)) or str(error["message"])
+            return Problem("GIT_FAILED", f"git {failed.verb}: {repository.without_secrets(reason)}"), ending
         case _:
             message = repository.without_secrets(str(error["message"]))
             return Problem(str(envelope.code), message, str(error["phase"])), ending
@@ -397,8 +398,8 @@ def _stderr(envelope: Envelope) -> str:
     return str(envelope.data.get("stderr", "")) if isinstance(envelope.data, dict) else ""
 
 
-def _said(stderr: str) -> str:
-    """The lines that say what is wrong, without the advice around them."""
+def _extract_reason(stderr: str) -> str:
+    """Return the lines that say what is wrong, without the advice around them."""
     lines = [line.strip() for line in stderr.replace("\r", "\n").splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-2:]
     return "; ".join(wrong)[:MESSAGE_LENGTH]

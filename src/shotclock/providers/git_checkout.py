@@ -248,15 +248,15 @@ class Repository:
 
     def is_at(self, url: str) -> bool:
         """Whether a checkout with this remote is one of ours."""
-        return _plain(url) == _plain(self.stored)
+        return _normalize(url) == _normalize(self.stored)
 
     def without_secrets(self, text: str) -> str:
         """Return the text without what of the address is secret."""
         return hide_credentials(hide_values(text, self._hidden, SHORTEST_SECRET), names_too=False)
 
 
-def _plain(url: str) -> str:
-    """The same for all ways to write it."""
+def _normalize(url: str) -> str:
+    """Return an address as it is the same for all ways to write it."""
     found = _URL.fullmatch(url)
     if found is not None and found["scheme"].lower() == "file":
         url = found["rest"]

@@ -35,7 +35,7 @@ from .http_message import (
     Response,
     Unwritable,
     retry_after_ms,
-    shown,
+    show_url,
     unfetchable,
 )
 from .name_lookup import Names
@@ -110,9 +110,9 @@ class HttpProvider:
         inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call)
         fetching = self._fetch(exchange, step, inner, self._names_of(runtime))
         try:
-            outcome = await self._bounded(exchange, fetching)
+            outcome = await self._run_bounded(exchange, fetching)
         except asyncio.CancelledError as cancelled:
-            hand_over(cancelled, StepResult(exchange.cancelled(), exchange.response.output))
+            hand_over(cancelled, StepResult(exchange.cancelled_outcome(), exchange.response.output))
             raise
         is_timeout = isinstance(outcome.problem, Problem) and outcome.problem.code == "TIMEOUT"
         is_download = is_timeout and request.output_file is not None
@@ -125,7 +125,7 @@ class HttpProvider:
 
     # --- the clock ----------------------------------------------------------------------------------------
 
-    async def _bounded(self, exchange: Exchange, fetching: Any) -> Outcome:
+    async def _run_bounded(self, exchange: Exchange, fetching: Any) -> Outcome:
         loop = asyncio.get_running_loop()
         admission = exchange.admission
         work: asyncio.Task[None] = loop.create_task(fetching)
@@ -151,13 +151,13 @@ class HttpProvider:
         finally:
             alarms.cancel()
         if fired is None:
-            outcome = exchange.ended(work)
+            outcome = exchange.final_outcome(work)
         else:
             kill_ns = admission.bound.kill_ns
             left_s = STOP_LIMIT_S if kill_ns is None else (kill_ns - monotonic_ns()) / 1e9
             await self._stop(work, max(SHORTEST_STOP_S, min(STOP_LIMIT_S, left_s)))
             ending = Ending.CANCELLED if work.done() else Ending.ABANDONED
-            outcome = exchange.rang(fired, ending)
+            outcome = exchange.timeout_outcome(fired, ending)
         if alarms.soft_rang and outcome.problem is None:
             outcome.warnings += (warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms),)
         return outcome
@@ -209,7 +209,7 @@ class HttpProvider:
                             return
                     finally:
                         await response.aclose()  # the body of a redirect is not read: it may have no end
-                    request = _redirected(request, response.next_request, asked.content, step.holds_secret)
+                    request = _prepare_redirect(request, response.next_request, asked.content, step.holds_secret)
             raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects")
         finally:
             await transport.aclose()
@@ -242,7 +242,7 @@ class Exchange:
         self._is_sent = False
 
     def begin(self, request: httpx2.Request) -> None:
-        self._at = f"{request.method} {shown(request.url)}"
+        self._at = f"{request.method} {show_url(request.url)}"
         if (bell := self.admission.bound.bell) is not None:
             request.headers[REMAINING_HEADER] = str(bell.remaining_ms(monotonic_ns()))
         if TRACEPARENT not in request.headers:  # unless the step says its own
@@ -269,7 +269,7 @@ class Exchange:
 
     # --- what is said -------------------------------------------------------------------------------------
 
-    def rang(self, kind: ClockKind, ending: Ending) -> Outcome:
+    def timeout_outcome(self, kind: ClockKind, ending: Ending) -> Outcome:
         data = self.response.data()
         if kind is ClockKind.IDLE:
             stalled = stalled_problem(self.admission)
@@ -279,11 +279,11 @@ class Exchange:
         problem = Problem("TIMEOUT", f"{what} timed out after {fired.limit_ms}ms", fired=fired)
         return Outcome(ending, self._with_effects(problem), data)
 
-    def ended(self, work: asyncio.Task[None]) -> Outcome:
+    def final_outcome(self, work: asyncio.Task[None]) -> Outcome:
         error: BaseException | None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is not None:
-            return self._failed(error)
+            return self._failure_outcome(error)
         response = self.response
         data = response.data()
         if (status := response.status) < 400:
@@ -305,17 +305,17 @@ class Exchange:
         )
         return Outcome(Ending.FINISHED, problem, data)
 
-    def cancelled(self) -> Outcome:
+    def cancelled_outcome(self) -> Outcome:
         return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the request was cancelled"), self.response.data())
 
-    def _failed(self, error: BaseException) -> Outcome:
+    def _failure_outcome(self, error: BaseException) -> Outcome:
         import h11
         import httpcore2
         import httpx2
 
         data = self.response.data()
         if isinstance(error, httpcore2.TimeoutException):  # we give it none: it is the lookup's, at our own bell
-            return self.rang(ClockKind.TIMEOUT, Ending.CANCELLED)
+            return self.timeout_outcome(ClockKind.TIMEOUT, Ending.CANCELLED)
         if isinstance(error, BodyTooLarge):
             problem = Problem("BODY_TOO_LARGE", f"{self._at}: {error}", context={"limit": error.limit})
             return Outcome(Ending.FINISHED, problem, data)
@@ -329,7 +329,7 @@ class Exchange:
             problem = self._with_effects(Problem("FETCH_FAILED", message))
             return Outcome(Ending.FINISHED, problem, data)
         if isinstance(error, asyncio.CancelledError):
-            return self.cancelled()
+            return self.cancelled_outcome()
         return outcome_of_error(error)
 
     def _with_effects(self, problem: Problem) -> Problem:
@@ -339,12 +339,12 @@ class Exchange:
         return Problem(problem.code, problem.message, fired=problem.fired, side_effects=SideEffects.NONE)
 
 
-def _redirected(
+def _prepare_redirect(
     request: httpx2.Request, following: httpx2.Request, content: bytes | None, holds_secret: Callable[[str], bool]
 ) -> httpx2.Request:
-    """What the client made of a redirect, with no secret for a server that was not asked for by name: headers that are
-    called like one or hold one are left out. Raises HTTPError where the body holds one: without it, it would be another
-    request."""
+    """Return what the client made of a redirect, with no secret for a server that was not asked for by name: headers
+    that are called like one or hold one are left out. Raises HTTPError where the body holds one: without it, it would
+    be another request."""
     import httpx2
 
     if (why := unfetchable(following.url)) is not None:
@@ -356,14 +356,14 @@ def _redirected(
         # Sent again where the method stays, as for 307 and 308.
         if content and following.method == request.method and holds_secret(content.decode("utf-8", "surrogateescape")):
             raise httpx2.UnsupportedProtocol(
-                f"it redirects to {shown(following.url)}, another server, and the body holds a secret: "
+                f"it redirects to {show_url(following.url)}, another server, and the body holds a secret: "
                 "ask that server by its own address if it may have it"
             )
     return following
 
 
 def _reason(error: BaseException) -> str:
-    """What the operating system or TLS said, if one of them is behind it."""
+    """Return what the operating system or TLS said, if one of them is behind it."""
     at: BaseException | None = error
     for _ in range(8):  # a chain of causes has two or three links; one that is a circle has no end
         if isinstance(at, ssl.SSLCertVerificationError):

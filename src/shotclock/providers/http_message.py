@@ -76,8 +76,8 @@ class HttpRequest:
         method = str(settings.get("method") or "GET").upper()
         if not _TOKEN.fullmatch(method) or method == "CONNECT":
             raise InvalidRequest(f"method: {method[:20]!r} cannot be sent")
-        url = _checked_url(settings["url"])
-        headers = _headers(settings.get("headers") or {})
+        url = _check_url(settings["url"])
+        headers = _read_headers(settings.get("headers") or {})
         content = None
         if (body := settings.get("body")) is not None:
             content = _text(body).encode()
@@ -112,13 +112,13 @@ class HttpRequest:
         return hide_credentials(hide_values(text, secrets, SHORTEST_SECRET))
 
 
-def shown(url: httpx2.URL) -> str:
-    """Without what is likely to be a secret in it: credentials and the query."""
+def show_url(url: httpx2.URL) -> str:
+    """Return an address without its credentials and query, which are likely to be secret."""
     return str(url.copy_with(username=None, password=None, query=None, fragment=None))
 
 
 def unfetchable(url: httpx2.URL) -> str | None:
-    """Why there is no use in trying."""
+    """Return why an address cannot be fetched, or None."""
     if url.scheme not in ("http", "https"):
         kind = f"{url.scheme}:" if url.scheme else "an address without http:// or https://"
         return f"{kind} cannot be fetched; only http and https can"
@@ -129,7 +129,7 @@ def unfetchable(url: httpx2.URL) -> str | None:
     return None
 
 
-def _checked_url(written: Any) -> str:
+def _check_url(written: Any) -> str:
     import httpx2
 
     text = _text(written).strip()
@@ -142,7 +142,7 @@ def _checked_url(written: Any) -> str:
     return text
 
 
-def _headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+def _read_headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     headers = []
     for name, value in written.items():
         if not _TOKEN.fullmatch(name):
@@ -158,7 +158,7 @@ def _headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def _text(value: Any) -> str:
-    """As it is written: JSON where it is more than text."""
+    """Return a value as text: JSON where it is more than that."""
     if isinstance(value, str):
         return value
     return "" if value is None else write_json(value)

@@ -86,17 +86,17 @@ class HumanProvider:
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         call.mutates = False
-        terminal = _opened_terminal(self._stdin)
+        terminal = _open_terminal(self._stdin)
         if terminal is None:
-            return await self._asked_in_the_inbox(step, call, runtime)
+            return await self._ask_in_inbox(step, call, runtime)
         try:
-            if not await self._turn_came():
+            if not await self._wait_for_turn():
                 restart_clocks(call, runtime)
                 return StepResult(no_time_left(call))
             try:
                 with self._aside():
                     restart_clocks(call, runtime)
-                    return await self._asked(step, call, terminal)
+                    return await self._ask_at_terminal(step, call, terminal)
             finally:
                 self._turn.release()
         finally:
@@ -105,7 +105,7 @@ class HumanProvider:
     async def close(self) -> None:
         pass
 
-    async def _turn_came(self) -> bool:
+    async def _wait_for_turn(self) -> bool:
         """The clock of a question starts when it is asked; until then only the run's own deadline bounds it."""
         scope = current_scope.get()
         deadline = None if scope is None else scope.deadline
@@ -115,30 +115,30 @@ class HumanProvider:
         except TimeoutError:
             return False
 
-    async def _asked(self, step: StepCall, call: Call, terminal: int) -> StepResult:
+    async def _ask_at_terminal(self, step: StepCall, call: Call, terminal: int) -> StepResult:
         if call.no_time_left:
             return StepResult(no_time_left(call))
         default, bell = step.settings.get("default"), call.bound.bell
         question = Question(terminal, step.settings)
         try:
             async with asyncio.timeout(None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9):
-                said = await question.answered()
+                answer = await question.ask()
         except TimeoutError:
             with contextlib.suppress(termios.error):
                 termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would be the beginning of the next answer
             await question.say("\n")
-            return _unanswered(call, default)
+            return _result_without_answer(call, default)
         except Gone as gone:
             if default is not None:
-                return _answered(str(default), [_defaulted(str(gone), default)])
-            return _failed(Problem("INPUT_REQUIRED", str(gone)), "required")
-        return _answered(said)
+                return _result_with_answer(str(default), [_default_warning(str(gone), default)])
+            return _failed_result(Problem("INPUT_REQUIRED", str(gone)), "required")
+        return _result_with_answer(answer)
 
-    async def _asked_in_the_inbox(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+    async def _ask_in_inbox(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         try:
             inbox = self._inbox()
             proposal = await inbox.propose(
-                _ask(step, call), Principal.local(), key=step.key or None, since=step.run_began_at
+                _make_request(step, call), Principal.local(), key=step.key or None, since=step.run_began_at
             )
             # How long it is open is the question's own clock, which went on while nobody had the run. What ends here is
             # the time of the run.
@@ -150,25 +150,27 @@ class HumanProvider:
         default = step.settings.get("default")
         match proposal.status:
             case ProposalStatus.APPROVED | ProposalStatus.MODIFIED:
-                said = None if proposal.decision is None else proposal.decision.answer
-                return _answered(said if isinstance(said, str) else json.dumps(said))
+                answer = None if proposal.decision is None else proposal.decision.answer
+                return _result_with_answer(answer if isinstance(answer, str) else json.dumps(answer))
             case ProposalStatus.EXPIRED if _had_all_its_time(proposal, step):
                 elapsed_ms = wall_time().since_ms(proposal.created_at)
                 limit_ms = step.clocks.timeout_ms or 0
-                return _unanswered(call, default, Fired(ClockKind.TIMEOUT, call.name, limit_ms, elapsed_ms))
+                return _result_without_answer(call, default, Fired(ClockKind.TIMEOUT, call.name, limit_ms, elapsed_ms))
             case ProposalStatus.PENDING | ProposalStatus.EXPIRED:
-                return _unanswered(call, None, around.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns))
+                return _result_without_answer(
+                    call, None, around.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+                )
         return StepResult(outcome_of(proposal, 0, 0), None, f"human-input/{proposal.status}")
 
 
-def _ask(step: StepCall, call: Call) -> ProposalRequest:
+def _make_request(step: StepCall, call: Call) -> ProposalRequest:
     prompt = " ".join(str(step.settings["prompt"]).split())
     title = prompt if len(prompt) <= TITLE_LIMIT else prompt[: TITLE_LIMIT - 1] + "…"
-    said = [] if title == prompt else [str(step.settings["prompt"])]
-    said.append(f"{step.name} of run {step.key.partition('/')[0]} waits for this answer.")
+    notes = [] if title == prompt else [str(step.settings["prompt"])]
+    notes.append(f"{step.name} of run {step.key.partition('/')[0]} waits for this answer.")
     default = step.settings.get("default")
     if default is not None:
-        said.append(f"Without one it is {str(default)!r}.")
+        notes.append(f"Without one it is {str(default)!r}.")
     # Nobody is asked for what the run could not use any more.
     ttl_ms = max(1, call.bound.bell.remaining_ms(monotonic_ns())) if call.bound.bell else 0
     if ttl_ms and call.bound.source is call.bound.bell:
@@ -176,7 +178,7 @@ def _ask(step: StepCall, call: Call) -> ProposalRequest:
     return ProposalRequest(
         Kind.QUESTION,
         title or "(no question)",
-        "\n\n".join(said)[:TEXT_LIMIT],
+        "\n\n".join(notes)[:TEXT_LIMIT],
         choices=tuple(str(choice) for choice in step.settings.get("choices") or ()),
         default=default,
         policy=Policy(ttl_ms=ttl_ms, when_expired="expire" if default is None else "default"),
@@ -184,7 +186,7 @@ def _ask(step: StepCall, call: Call) -> ProposalRequest:
 
 
 def _had_all_its_time(proposal: Proposal, step: StepCall) -> bool:
-    """Whether it was open for as long as the step says, and not only until the run's time was over."""
+    """Return whether it was open for as long as the step says, and not only until the run's time was over."""
     own_ms = step.clocks.timeout_ms or 0
     return bool(own_ms) and proposal.expires_at.since_ms(proposal.created_at) >= own_ms
 
@@ -202,25 +204,25 @@ class Question:
         self._choices = [str(choice) for choice in settings.get("choices") or ()]
         self._typed = b""
 
-    async def answered(self) -> str:
-        """Raises Gone. Asks again where nothing was said and nothing will not do."""
-        await self.say(self._shown())
+    async def ask(self) -> str:
+        """Ask until there is an answer that will do, and return it. Raises Gone."""
+        await self.say(self._format_prompt())
         while True:
-            said, is_end = await (self._lines() if self._is_multiline else self._line())
-            if said and self._choices and said not in self._choices:
+            answer, is_end = await (self._lines() if self._is_multiline else self._line())
+            if answer and self._choices and answer not in self._choices:
                 if is_end:
                     raise Gone("the input ended with an answer that is not one of the choices")
                 await self.say(f"one of {', '.join(map(_printable, self._choices))} is needed\n> ")
                 continue
-            if said or self._may_be_empty:
-                return said
+            if answer or self._may_be_empty:
+                return answer
             if self._default is not None:
                 return str(self._default)
             if is_end:
                 raise Gone("the input ended without an answer")
             await self.say("an answer is needed\n> ")
 
-    def _shown(self) -> str:
+    def _format_prompt(self) -> str:
         parts = [self._prompt]
         if self._choices:
             parts.append(f"({' | '.join(map(_printable, self._choices))})")
@@ -261,13 +263,13 @@ class Question:
             try:
                 return os.read(self._terminal, 65536)
             except BlockingIOError:
-                await _ready(loop.add_reader, loop.remove_reader, self._terminal)
+                await _wait_until_ready(loop.add_reader, loop.remove_reader, self._terminal)
             except OSError as error:
                 raise Gone(f"the terminal is gone: {error.strerror}") from None
 
     async def say(self, text: str) -> None:
         """A terminal that was stopped by Ctrl-S takes nothing: the wait is inside the question's clock, and what is
-        said after that is not waited for."""
+        written after that is not waited for."""
         loop = asyncio.get_running_loop()
         left = text.encode("utf-8", "replace")
         while left:
@@ -276,13 +278,13 @@ class Question:
             except BlockingIOError:
                 if text == "\n":
                     return
-                await _ready(loop.add_writer, loop.remove_writer, self._terminal)
+                await _wait_until_ready(loop.add_writer, loop.remove_writer, self._terminal)
             except OSError as error:
                 raise Gone(f"the terminal is gone: {error.strerror}") from None
 
 
-def _opened_terminal(stdin: int) -> int | None:
-    """A descriptor of our own on the terminal that stdin is: ours can be made non-blocking, which on a shared one
+def _open_terminal(stdin: int) -> int | None:
+    """Open a descriptor of our own on the terminal that stdin is: ours can be made non-blocking, which on a shared one
     would surprise the shell. None if there is none, or if we are in its background: reading would stop us."""
     try:
         if not os.isatty(stdin):
@@ -297,7 +299,7 @@ def _opened_terminal(stdin: int) -> int | None:
     return terminal
 
 
-async def _ready(add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
+async def _wait_until_ready(add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     add(fd, _set, ready)
     try:
@@ -312,28 +314,29 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 def _printable(text: str) -> str:
-    """Prompts are made of what other steps said; a terminal would obey what is in there."""
+    """Prompts are made of what other steps printed; a terminal would obey what is in there."""
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
-def _unanswered(call: Call, default: object, fired: Fired | None = None) -> StepResult:
-    """Nobody answered in time. `fired` is the clock, where it was started before this process."""
+def _result_without_answer(call: Call, default: object, fired: Fired | None = None) -> StepResult:
+    """Return the result where nobody answered in time. `fired` is the clock, where it was started before this
+    process."""
     fired = fired or call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
     seconds = in_seconds(fired.limit_ms)
     if default is not None and fired.owner == call.name:  # the run's end is no reason to go on
-        return _answered(str(default), [_defaulted(f"no answer within {seconds}", default)])
+        return _result_with_answer(str(default), [_default_warning(f"no answer within {seconds}", default)])
     problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
-    return _failed(problem, "timeout", Ending.CANCELLED)
+    return _failed_result(problem, "timeout", Ending.CANCELLED)
 
 
-def _defaulted(why: str, default: object) -> Warning_:
+def _default_warning(why: str, default: object) -> Warning_:
     return warning("HUMAN_DEFAULTED", f"{why}; the answer is the default", default=str(default))
 
 
-def _answered(said: str, warnings: list[Warning_] | None = None) -> StepResult:
-    outcome = Outcome(Ending.FINISHED, data={"answer": said}, warnings=tuple(warnings or ()))
-    return StepResult(outcome, said)
+def _result_with_answer(answer: str, warnings: list[Warning_] | None = None) -> StepResult:
+    outcome = Outcome(Ending.FINISHED, data={"answer": answer}, warnings=tuple(warnings or ()))
+    return StepResult(outcome, answer)
 
 
-def _failed(problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
+def _failed_result(problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
     return StepResult(Outcome(ending, problem), None, f"human-input/{rule}")

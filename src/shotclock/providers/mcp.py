@@ -118,7 +118,7 @@ class McpProvider:
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         """A tool that needs an approval has not begun while nobody has decided: the identical call picks it up."""
         while True:
-            result, asked = await self._called(step, call, runtime)
+            result, asked = await self._call_tool(step, call, runtime)
             if asked is None or not step.key:
                 return result
             around = bounded_by_run(call, runtime)
@@ -143,7 +143,9 @@ class McpProvider:
         left_s = pause_s if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
         await asyncio.sleep(min(pause_s, left_s))
 
-    async def _called(self, step: StepCall, call: Call, runtime: Runtime) -> tuple[StepResult, ForeignProposal | None]:
+    async def _call_tool(
+        self, step: StepCall, call: Call, runtime: Runtime
+    ) -> tuple[StepResult, ForeignProposal | None]:
         """Return what came of one call of the tool, and what a person has to decide before it can begin."""
         await self._load(call)
         if not self._is_loaded and call.bound.bell is not None:
@@ -215,7 +217,7 @@ class _ToolCall:
         rule = None if code is None else "mcp/timeout" if is_over else "mcp/tool_error"
 
         def rewrite(ours: Envelope) -> Envelope:
-            passed_on = _passed_on(ours, output)
+            passed_on = _pass_on(ours, output)
             return self._by_our_clock(passed_on) if is_over else passed_on
 
         data = output["data"]
@@ -230,7 +232,7 @@ class _ToolCall:
         return monotonic_ns() >= called_ns + (given_ms - reserve_ms_for(given_ms)) * NS_PER_MS
 
     def _by_our_clock(self, theirs: Envelope) -> Envelope:
-        """The same end, by the clock that it was: ours, whatever the server calls its caller's."""
+        """Return the same end by the clock that it was: ours, whatever the server calls its caller's."""
         fired = self._admission.fired(ClockKind.TIMEOUT, monotonic_ns() - self._admission.started_ns)
         message = f"MCP tool call timed out after {in_seconds(fired.limit_ms)}"
         error: dict[str, object] = {
@@ -245,8 +247,8 @@ class _ToolCall:
         headers = {name: str(value) for name, value in settings.get("headers", {}).items() if value is not None}
         if TRACEPARENT not in map(str.lower, headers):
             headers |= self._admission.trace.as_headers()
-        problem = await self._held(self._talk.over_http(settings["url"], headers))
-        return self._judged(problem, Ending.CANCELLED)
+        problem = await self._hold(self._talk.over_http(settings["url"], headers))
+        return self._judge(problem, Ending.CANCELLED)
 
     async def _by_command(self) -> tuple[Outcome, Any]:
         step, settings = self._step, self._step.settings
@@ -255,7 +257,7 @@ class _ToolCall:
         server: InteractiveProcess | None = None
         try:
             async with opening as server:
-                problem = await self._held(self._talk.over_pipes(server))
+                problem = await self._hold(self._talk.over_pipes(server))
                 if problem is not None:
                     await server.close(politely=False)
         except asyncio.CancelledError as cancelled:
@@ -263,12 +265,12 @@ class _ToolCall:
                 left = self._with_report(cancelled_outcome(Ending.KILLED), server)
                 hand_over(cancelled, StepResult(left))
             raise
-        outcome, output = self._judged(problem, Ending.KILLED)
+        outcome, output = self._judge(problem, Ending.KILLED)
         return self._with_report(outcome, server), output
 
     # --- the clocks ---------------------------------------------------------------------------------------
 
-    async def _held(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
+    async def _hold(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
         """The conversation, until it is settled or a clock has run out: then why."""
         talk = self._talk
         talking = asyncio.ensure_future(talk.hold(transport))
@@ -277,7 +279,7 @@ class _ToolCall:
                 now = monotonic_ns()
                 at_ns, kind, limit_ms = min(self._alarms(), default=(None, ClockKind.TIMEOUT, 0))
                 if at_ns is not None and now >= at_ns:
-                    return self._rang(talk, kind, limit_ms)
+                    return self._timeout_problem(talk, kind, limit_ms)
                 await asyncio.wait([talk.settled], timeout=None if at_ns is None else (at_ns - now) / 1e9)
             # The deadline may be near, but an answer that is there is not thrown away for a good-bye.
             await asyncio.wait([talking], timeout=FAREWELL_S)
@@ -289,7 +291,7 @@ class _ToolCall:
                 talking.cancel()
 
     def _alarms(self) -> list[tuple[int, ClockKind, int]]:
-        """When the next clocks ring, which they are, and how long they are."""
+        """Return when the next clocks ring, which they are, and how long they are."""
         from .mcp_client import Stage
 
         talk, bound, idle_ms = self._talk, self._admission.bound, self._admission.clocks.idle_ms
@@ -301,7 +303,7 @@ class _ToolCall:
             alarms.append((talk.heard_ns + idle_ms * NS_PER_MS, ClockKind.IDLE, idle_ms))
         return alarms
 
-    def _rang(self, talk: Conversation, kind: ClockKind, limit_ms: int) -> Problem:
+    def _timeout_problem(self, talk: Conversation, kind: ClockKind, limit_ms: int) -> Problem:
         from .mcp_client import Stage
 
         elapsed_ns = monotonic_ns() - self._admission.started_ns
@@ -320,16 +322,16 @@ class _ToolCall:
                 what = "MCP list of tools timed out"
             case _:
                 self._rule, what = "mcp/timeout", "MCP tool call timed out"
-        return Problem("TIMEOUT", f"{what} after {in_seconds(limit_ms)}{self._said()}", fired=fired)
+        return Problem("TIMEOUT", f"{what} after {in_seconds(limit_ms)}{self._describe_stray()}", fired=fired)
 
-    def _said(self) -> str:
-        """What the server said instead of an answer, if it did."""
+    def _describe_stray(self) -> str:
+        """Return what the server said instead of an answer, if it did."""
         stray = self._talk.stray.decode("utf-8", "replace").strip()
         return f"; what it prints is not MCP: {stray!r}" if stray else ""
 
-    # --- what is said about it ----------------------------------------------------------------------------
+    # --- what is said about it ---------------------------------------------------------------------------------------
 
-    def _judged(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
+    def _judge(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
         from .mcp_client import Stage, content_of, output_of, text_of
 
         talk = self._talk
@@ -339,8 +341,8 @@ class _ToolCall:
         if isinstance(settled, Problem):
             self._rule = _RULES[settled.code]
             ending = Ending.FINISHED if talk.stage is Stage.CALLING else Ending.NOT_STARTED
-            if self._said() and settled.code in _LOST:
-                settled = Problem(settled.code, settled.message + self._said(), context=settled.context)
+            if self._describe_stray() and settled.code in _LOST:
+                settled = Problem(settled.code, settled.message + self._describe_stray(), context=settled.context)
             return Outcome(ending, settled), None
         data: dict[str, object] = {"content": list(content_of(settled))}
         output = output_of(settled)
@@ -352,7 +354,7 @@ class _ToolCall:
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
 
     def _with_report(self, outcome: Outcome, server: InteractiveProcess) -> Outcome:
-        """What its supervisor says about the server's own process."""
+        """Add what the supervisor says about the server's own process."""
         report = server.report
         assert report is not None
         judged = commands.judge(self._admission, server.task, report)
@@ -363,15 +365,15 @@ class _ToolCall:
             return outcome
         if report.unstartable is not None:
             return Outcome(Ending.NOT_STARTED, judged.problem)
-        said: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
+        process: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
         data = outcome.data if isinstance(outcome.data, dict) else {}
         # Whole: the engine cuts it, after secrets are taken out; half of one would not be known for one.
-        outcome.data = {**data, "stderr": str(said.get("stderr", ""))}
+        outcome.data = {**data, "stderr": str(process.get("stderr", ""))}
         if problem.code in _LOST and self._talk.lost:
-            how = f" with exit code {said['exit_code']}" if report.stopped is None and "exit_code" in said else ""
-            stderr = str(said.get("stderr", "")).strip()
+            how = f" with exit code {process['exit_code']}" if report.stopped is None and "exit_code" in process else ""
+            stderr = str(process.get("stderr", "")).strip()
             last = f": {stderr.splitlines()[-1][:300]}" if stderr else ""
-            message = f"the MCP server left{how} before it had answered{last}{self._said()}"
+            message = f"the MCP server left{how} before it had answered{last}{self._describe_stray()}"
             outcome.problem = Problem(problem.code, message, context=problem.context)
         return outcome
 
@@ -387,7 +389,7 @@ _RULES = {
 
 
 def _asked_of_a_person(theirs: Mapping[str, Any]) -> ForeignProposal | None:
-    """What a Shotclock server's tool waits for, where the call has not begun for that."""
+    """Return what a Shotclock server's tool waits for, where the call has not begun for that."""
     error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
     if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
         return None
@@ -410,14 +412,14 @@ def _is_envelope(output: Any) -> bool:
         return False
     data, error, warnings, meta = (output[key] for key in ("data", "error", "warnings", "meta"))
     return (
-        (error is None or _is_told(error))
+        (error is None or _has_code_and_message(error))
         and isinstance(warnings, list)
         and isinstance(meta, dict)
         and (data is None or isinstance(data, dict | list))
     )
 
 
-def _is_told(detail: Any) -> bool:
+def _has_code_and_message(detail: Any) -> bool:
     """Whether it has a code and a message, as errors and warnings do."""
     if not isinstance(detail, dict):
         return False
@@ -425,7 +427,7 @@ def _is_told(detail: Any) -> bool:
     return isinstance(code, str) and isinstance(message, str) and _CODE.fullmatch(code) is not None
 
 
-def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
+def _pass_on(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
     """The server speaks our language: its data is the output, its error the step's. The clocks are our own, and
     nothing is taken over that is not of the type it should be."""
     meta, told, data = dict(ours.meta), theirs["meta"], theirs["data"]
@@ -437,13 +439,13 @@ def _passed_on(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
     if theirs["error"] is not None:
         exit_code = told.get("exit_code")
         meta["exit_code"] = exit_code if type(exit_code) is int and 0 < exit_code < 256 else 1
-        error = {"retryable": False, "phase": "execution", **_typed(theirs["error"])}
-    warnings = [*ours.warnings, *(_typed(each) for each in theirs["warnings"] if _is_told(each))]
+        error = {"retryable": False, "phase": "execution", **_keep_typed(theirs["error"])}
+    warnings = [*ours.warnings, *(_keep_typed(each) for each in theirs["warnings"] if _has_code_and_message(each))]
     return Envelope(data, error, warnings, meta)
 
 
-def _typed(detail: Mapping[str, Any]) -> dict[str, object]:
-    """Of what a server says about a failure, what is of the right type and can be written down."""
+def _keep_typed(detail: Mapping[str, Any]) -> dict[str, object]:
+    """Return of what a server says about a failure what is of the right type and can be written down."""
     typed = {name: detail[name] for name, kind in _DETAILS.items() if type(detail.get(name)) is kind}
     if "retry_after_ms" in typed:
         typed["retry_after_ms"] = min(max(0, typed["retry_after_ms"]), LONGEST_RETRY_AFTER_MS)

@@ -83,7 +83,7 @@ class Conversation:
         self.stage, self.stage_began_ns = stage, monotonic_ns()
         self.heard_ns = self.stage_began_ns
 
-    def heard(self) -> None:
+    def note_sign_of_life(self) -> None:
         self.heard_ns = monotonic_ns()
 
     async def hold(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
@@ -150,10 +150,10 @@ class Conversation:
         )
 
     async def _message(self, message: object) -> None:
-        self.heard()
+        self.note_sign_of_life()
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
-        self.heard()
+        self.note_sign_of_life()
 
     def _problem(self, error: BaseException) -> Problem:
         is_called = self.stage is Stage.CALLING
@@ -202,7 +202,7 @@ class Conversation:
         unread, strays = bytearray(), 0
         with coming_in, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while chunk := await server.read():
-                self.heard()
+                self.note_sign_of_life()
                 unread += chunk
                 if b"\n" not in chunk and len(unread) <= MESSAGE_LIMIT:
                     continue

@@ -48,7 +48,7 @@ from .schema import WorkflowFile, check_inputs
 from .secrets import is_same, literal_secrets, unset_message, unset_names, visible, without_secrets
 from .state import Reason, Status, StepState, effects_of, lists_of
 from .step_approval import PersonWait, key_of
-from .step_executor import Steps, tell_of_skipped, traced
+from .step_executor import Steps, tell_of_skipped, trace_steps
 from .step_renderer import StepFailed, StepRenderer
 from .template_references import env_texts
 
@@ -103,19 +103,19 @@ class RunContext:
             run_id = f"{self.run_id}.{inner.step_id}" + (f".{number}" if number > 1 else "")
             request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
             known = await asyncio.to_thread(self.store.runs.get, run_id)
-            told = self._told(run_id.removeprefix(f"{self.run_id}."))
-            company = _RunPeople(inner.stop, told, environment, contextlib.nullcontext, self, None)
+            on_change = self._report_as(run_id.removeprefix(f"{self.run_id}."))
+            company = _RunPeople(inner.stop, on_change, environment, contextlib.nullcontext, self, None)
             try:
                 if known is None:
-                    return await _started(request, self.store, company)
+                    return await _start_run(request, self.store, company)
                 if known.ended_at is None and known.file == request.file and not is_alive(known.holder):
-                    return await _resumed(run_id, self.store, company)
+                    return await _resume_run(run_id, self.store, company)
             except Failure as failure:
                 if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
                     raise
 
-    def _told(self, name: str) -> OnChange | None:
-        """Who watches this run is told of those inside it, by names that begin with the step's."""
+    def _report_as(self, name: str) -> OnChange | None:
+        """Return what tells whoever watches this run of one inside it, by names that begin with the step's."""
         on_change = self.on_change
         return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
 
@@ -147,10 +147,10 @@ async def start(
     `aside` is entered while a person is asked something at the terminal, for whoever draws on it. `budget_ms` is how
     long the caller waits once there is nothing left to do without a person; None is for as long as it takes.
     """
-    return await _started(request, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
+    return await _start_run(request, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
 
 
-async def _started(request: RunRequest, store: Store, company: _RunPeople) -> Envelope:
+async def _start_run(request: RunRequest, store: Store, company: _RunPeople) -> Envelope:
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     admission = _admit(request, min(limits) if limits else 0)
     inputs = check_inputs(request.workflow, request.inputs)
@@ -162,7 +162,7 @@ async def _started(request: RunRequest, store: Store, company: _RunPeople) -> En
         request.run_id,
         request.name,
         request.file,
-        _kept(request.workflow, environment),
+        _without_secrets(request.workflow, environment),
         inputs,
         admission.trace_id,
         None if admission.bound.bell is None else began_at + admission.bound.limit_ms,
@@ -186,24 +186,24 @@ async def resume(
 ) -> Envelope:
     """Go on with a run that is parked or whose process died, with the deadline it had. One that has ended answers as it
     did."""
-    return await _resumed(run_id, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
+    return await _resume_run(run_id, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
 
 
-async def _resumed(run_id: str, store: Store, company: _RunPeople) -> Envelope:
-    run = await asyncio.to_thread(_taken_up, run_id, store)
+async def _resume_run(run_id: str, store: Store, company: _RunPeople) -> Envelope:
+    run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
-        return _told(run)
-    workflow, states = await asyncio.to_thread(recorded, run, store)
-    workflow = await asyncio.to_thread(_with_secrets, run, workflow)
+        return _recorded_answer(run)
+    workflow, states = await asyncio.to_thread(read_record, run, store)
+    workflow = await asyncio.to_thread(_restore_secrets, run, workflow)
     _refuse_unset(workflow, os.environ if company.environment is None else company.environment)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     admission = _admit(request, left_ms, TraceContext(run.trace_id))
-    known = await asyncio.to_thread(lambda: _cut_off(workflow, states, store, run))
+    known = await asyncio.to_thread(lambda: _find_known_states(workflow, states, store, run))
     return await _carry_out(request, run.inputs, admission, store, known, company, _Begun.by(run))
 
 
-def _taken_up(run_id: str, store: Store) -> Run:
+def _take_up(run_id: str, store: Store) -> Run:
     try:
         run = store.runs.take_up(run_id, this_process(), is_alive)
     except RunTaken as taken:
@@ -214,8 +214,8 @@ def _taken_up(run_id: str, store: Store) -> Run:
     return run
 
 
-def _told(run: Run) -> Envelope:
-    """How it ended, as it was answered then."""
+def _recorded_answer(run: Run) -> Envelope:
+    """Return the envelope of a run that has ended, as it was answered then."""
     told = run.envelope
     assert told is not None
     return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
@@ -236,8 +236,8 @@ class _Begun:
         return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
 
 
-def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
-    """A run as it was written down. Raises Failure if another version did, in a way that is not known here."""
+def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
+    """Return a run as it was written down. Raises Failure if another version did, in a way that is not known here."""
     try:
         states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
         written = {key: value for key, value in run.workflow.items() if key != HIDES}
@@ -247,16 +247,16 @@ def recorded(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]
         raise Failure("STORE_UNUSABLE", message, suggestion="continue it with the version that began it") from None
 
 
-def _kept(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The workflow as it is written down: without secrets, and saying so where there were some."""
+def _without_secrets(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the workflow as it is written down: without secrets, and saying so where there were some."""
     written = workflow.model_dump(exclude_unset=True)
     redaction = Redaction({**environment, **literal_secrets(written)})
     kept = without_secrets(written, redaction)
     return kept if kept == written else {**kept, HIDES: True}
 
 
-def _with_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
-    """What was hidden, read again from the file. Raises Failure if that is gone, or says something else by now."""
+def _restore_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
+    """Return the workflow with what was hidden, read again from its file. Raises Failure if that is gone or changed."""
     if HIDES not in run.workflow:
         return kept
     why = f"run {run.id!r} was recorded without the secrets in {run.file}"
@@ -274,7 +274,7 @@ def _with_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
 
 
 def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
-    """Raises Failure that names every variable which `env` needs and nobody has set."""
+    """Raise Failure that names every variable which `env` needs and nobody has set."""
     errors = [
         {"field": ".".join(path), "message": unset_message(name)}
         for path, text in env_texts(workflow)
@@ -285,8 +285,10 @@ def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> Non
         raise Failure("ARG_ERROR", message, context={"errors": errors})
 
 
-def _cut_off(workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run) -> dict[str, StepState]:
-    """What is known of each step. One that was in the middle is done again only where that does no harm."""
+def _find_known_states(
+    workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run
+) -> dict[str, StepState]:
+    """Return what is known of each step. One that was in the middle is done again only where that does no harm."""
     known = {}
     for step_id, state in states.items():
         if state.status is Status.RUNNING:
@@ -317,7 +319,7 @@ def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bo
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
-    """Inside the run that it is a step of, or else inside the time that came with the environment."""
+    """Begin the call of a run: inside the run that it is a step of, else inside the time of the environment."""
     scope = current_scope.get()
     return admit(
         f"run {request.name}",
@@ -347,7 +349,7 @@ async def _carry_out(
     scope = {"inputs": dict(inputs), "env": base_env, "run": {"id": request.run_id, "name": request.name}}
 
     async def record(states: Iterable[StepState]) -> None:
-        records = [StepRecord(state.id, state.status.value, state.recorded()) for state in states]
+        records = [StepRecord(state.id, state.status.value, state.to_record()) for state in states]
         try:
             # A tenth of a millisecond; handing it to a thread would take twice that.
             store.runs.record(request.run_id, records, wall_time(), may_wait=False)
@@ -402,7 +404,7 @@ async def _carry_out(
             )
             running = Scheduler(
                 request.workflow,
-                execute=traced(steps.execute, deadlines.of),
+                execute=trace_steps(steps.execute, deadlines.of),
                 record=record,
                 scope=scope,
                 on_change=company.on_change,
@@ -417,7 +419,7 @@ async def _carry_out(
             try:
                 ended_by = await _until_done(running, company.stop, attention, is_outermost=around is None)
                 if ended_by is None and not running.is_parked:
-                    outputs = await _outputs(request.workflow, renderer, running)
+                    outputs = await _render_outputs(request.workflow, renderer, running)
             except Exception as error:  # the store could not be used any more, or a bug
                 ended_by = error
             if around is None and not running.is_parked and attention.left:
@@ -425,13 +427,13 @@ async def _carry_out(
     finally:
         current_scope.reset(token)
     if running.is_parked:
-        envelope = answer(admission, _parked(request, running, attention, redaction))
+        envelope = answer(admission, _parked_outcome(request, running, attention, redaction))
         try:
             await asyncio.to_thread(store.runs.park, request.run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
         return envelope
-    outcome = _outcome(request, admission, running, outputs, ended_by, begun)
+    outcome = _judge_run(request, admission, running, outputs, ended_by, begun)
     outcome.warnings = tuple(redaction.value(note) for note in running.notes)
     outcome.side_effects = effects_of(running.states.values())
     envelope = answer(admission, outcome)
@@ -449,7 +451,7 @@ async def _carry_out(
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:
-    """The envelope as it is kept where it is too long: what each step said is kept with the step."""
+    """Return the envelope without outputs, for where it is too long: they are kept with the steps."""
     data: Any = envelope.data
     kept = {
         name: {key: value for key, value in step.items() if key != "output"} for name, step in data["steps"].items()
@@ -499,7 +501,7 @@ async def _until_done(
 
 
 async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
-    """Nobody waits for these answers any more, so nobody should be asked for them."""
+    """Withdraw what nobody waits for any more."""
     for proposal in asked:
         try:
             await inbox.withdraw(proposal.id, Principal.local())
@@ -508,20 +510,20 @@ async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
                 return  # what could not be written now could not be for the next one; the others were decided
 
 
-def _shown(asked: Proposal | ForeignProposal) -> dict[str, Any]:
+def _describe_proposal(asked: Proposal | ForeignProposal) -> dict[str, Any]:
     return dict(asked.shown) if isinstance(asked, ForeignProposal) else result_of(asked)
 
 
-def _parked(request: RunRequest, running: Scheduler, attention: PersonWait, redaction: Redaction) -> Outcome:
-    """Not over: it lies in the store, and its questions in the inbox."""
+def _parked_outcome(request: RunRequest, running: Scheduler, attention: PersonWait, redaction: Redaction) -> Outcome:
+    """Return the outcome of a run that is not over: it lies in the store, and its questions in the inbox."""
     states, budget_ms = running.states, attention.budget_ms or 0
     asked = list(attention.asked.values())
     ids = ", ".join(proposal.id for proposal in asked)
     data: dict[str, object] = {
         "run_id": request.run_id,
         "name": request.name,
-        **_lists(states),
-        "waiting": redaction.value([_shown(proposal) for proposal in asked]),
+        **_list_steps(states),
+        "waiting": redaction.value([_describe_proposal(proposal) for proposal in asked]),
         "status": "parked",
         "state": "paused",
         "job_id": request.run_id,
@@ -545,19 +547,19 @@ async def cancel(run_id: str, store: Store) -> Envelope:
 
     Raises Failure if there is none, or a process has it (RUN_TAKEN). One that has ended stays as it is.
     """
-    return await asyncio.to_thread(_cancelled, run_id, store)
+    return await asyncio.to_thread(_cancel_run, run_id, store)
 
 
-def _cancelled(run_id: str, store: Store) -> Envelope:
-    run = _taken_up(run_id, store)
+def _cancel_run(run_id: str, store: Store) -> Envelope:
+    run = _take_up(run_id, store)
     if run.envelope is not None:
-        return _told(run)
-    workflow, states = recorded(run, store)
-    known = _cut_off(workflow, states, store, run)
+        return _recorded_answer(run)
+    workflow, states = read_record(run, store)
+    known = _find_known_states(workflow, states, store, run)
     for step_id, step in workflow.steps.items():
         if step.type == "workflow":
             for inner in store.runs.list_inside(run_id, step_id):
-                _cancelled(inner, store)
+                _cancel_run(inner, store)
         state = known.setdefault(step_id, StepState(step_id, step.type))
         if not state.status.is_final:
             state.status, state.reason = Status.SKIPPED, Reason.RUN_ENDED
@@ -565,23 +567,23 @@ def _cancelled(run_id: str, store: Store) -> Envelope:
     for proposal_id in store.proposals.open_of_run(asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
             store.proposals.withdraw(proposal_id, asker, wall_time())
-    records = [StepRecord(state.id, state.status.value, state.recorded()) for state in known.values()]
+    records = [StepRecord(state.id, state.status.value, state.to_record()) for state in known.values()]
     store.runs.record(run_id, records, wall_time())
     admission = admit(f"run {run.name}", Clocks(timeout_ms=0), caller=TraceContext(run.trace_id))
-    data = {"run_id": run_id, "name": run.name, **_lists(known), "partial": True}
+    data = {"run_id": run_id, "name": run.name, **_list_steps(known), "partial": True}
     problem = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
     outcome = Outcome(Ending.CANCELLED, problem, data, side_effects=effects_of(known.values()))
     store.runs.end(run_id, answer(admission, outcome).to_dict(), wall_time())
     ended = store.runs.get(run_id)
     assert ended is not None
-    return _told(ended)
+    return _recorded_answer(ended)
 
 
-def _lists(states: Mapping[str, StepState]) -> dict[str, object]:
-    return {"steps": {name: state.shown() for name, state in states.items()}, **lists_of(states)}
+def _list_steps(states: Mapping[str, StepState]) -> dict[str, object]:
+    return {"steps": {name: state.to_answer() for name, state in states.items()}, **lists_of(states)}
 
 
-async def _outputs(workflow: WorkflowFile, renderer: StepRenderer, running: Scheduler) -> dict[str, Any]:
+async def _render_outputs(workflow: WorkflowFile, renderer: StepRenderer, running: Scheduler) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, template in workflow.outputs.items():
         try:
@@ -592,7 +594,7 @@ async def _outputs(workflow: WorkflowFile, renderer: StepRenderer, running: Sche
     return made
 
 
-def _outcome(
+def _judge_run(
     request: RunRequest,
     admission: Call,
     running: Scheduler,
@@ -606,7 +608,7 @@ def _outcome(
     data: dict[str, object] = {
         "run_id": request.run_id,
         "name": request.name,
-        **_lists(states),
+        **_list_steps(states),
     }
     if outputs:
         data["outputs"] = outputs
@@ -618,7 +620,7 @@ def _outcome(
         return Outcome(Ending.FINISHED, data=data)
     if any(states[name].is_cut_short for name in bad):
         fired = _run_fired(admission, begun)
-        whose = "" if fired.owner == admission.name else f" that {_named(fired.owner)} left it"
+        whose = "" if fired.owner == admission.name else f" that {_name_owner(fired.owner)} left it"
         message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
         return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
     names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
@@ -639,5 +641,5 @@ def _run_fired(admission: Call, begun: _Begun) -> Fired:
     return replace_fields(fired, limit_ms=set_ms or source.remaining_ms(admission.started_ns))
 
 
-def _named(owner: str) -> str:
+def _name_owner(owner: str) -> str:
     return "its caller" if owner == "caller" else owner

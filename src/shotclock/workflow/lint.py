@@ -98,15 +98,15 @@ class _Nesting:
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
         workflow = loaded.workflow
         if workflow is None:
-            return _in_order([*loaded.findings, *(_placed(loaded, found) for found in _beside(loaded))])
-        own = list(_own(workflow, timeout_ms, self.unattended))
+            return _sort([*loaded.findings, *(_locate(loaded, found) for found in _check_salvaged(loaded))])
+        own = list(_check_file(workflow, timeout_ms, self.unattended))
         below: list[Finding] = []
         for step_id, step in workflow.steps.items():
             if isinstance(step, WorkflowStep) and "{{" not in step.workflow:
                 here, inside = self._child(loaded, step_id, step, timeout_ms, above)
                 own += here
                 below += inside
-        return _in_order([_placed(loaded, found) for found in own]) + below
+        return _sort([_locate(loaded, found) for found in own]) + below
 
     def _child(
         self, parent: Loaded, step_id: str, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
@@ -129,7 +129,7 @@ class _Nesting:
         if len(above) >= NESTING_LIMIT:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
         limit_ms = _limit_ms(workflow, step, timeout_ms)
-        here = list(_fit(child, step_id, step, limit_ms))
+        here = list(_check_fit(child, step_id, step, limit_ms))
         if (identity, limit_ms) in self.seen:
             return here, []
         self.seen.add((identity, limit_ms))
@@ -176,7 +176,7 @@ def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) ->
     return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
 
 
-def _fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) -> Iterator[Finding]:
+def _check_fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) -> Iterator[Finding]:
     workflow = child.workflow
     if workflow is None:
         return
@@ -195,39 +195,39 @@ def _fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) 
             yield Finding("nested/input", f"{name} has no input {given!r}", (*path, given), suggestion=hint)
 
 
-def _placed(loaded: Loaded, found: Finding) -> Finding:
+def _locate(loaded: Loaded, found: Finding) -> Finding:
     return replace(found, place=loaded.source.place_of(found.path))
 
 
-def _in_order(findings: list[Finding]) -> list[Finding]:
+def _sort(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (not finding.is_error, finding.place.line, finding.place.column))
 
 
 # --- one file ---------------------------------------------------------------------------------------------
 
 
-def _own(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> Iterator[Finding]:
-    graph = list(islice(_graph(workflow), FINDINGS_LIMIT))
+def _check_file(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> Iterator[Finding]:
+    graph = list(islice(_check_graph(workflow), FINDINGS_LIMIT))
     yield from graph
-    yield from _clocks(workflow)
-    yield from islice(_tools(workflow), FINDINGS_LIMIT)
-    yield from islice(_scripts(workflow), FINDINGS_LIMIT)
-    yield from _people(workflow, unattended)
+    yield from _check_clocks(workflow)
+    yield from islice(_check_tools(workflow), FINDINGS_LIMIT)
+    yield from islice(_check_scripts(workflow), FINDINGS_LIMIT)
+    yield from _check_questions(workflow, unattended)
     if not any(finding.rule == "graph/cycle" for finding in graph):
         yield from islice(template_references.findings(workflow), FINDINGS_LIMIT)
-        yield from _budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
+        yield from _check_budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
 
 
-def _beside(loaded: Loaded) -> Iterator[Finding]:
+def _check_salvaged(loaded: Loaded) -> Iterator[Finding]:
     """What else is certainly wrong with a file of the wrong shape: nobody should have to mend it twice."""
     workflow = loaded.salvaged
     if workflow is None:
         return
     broken = {str(finding.path[0]) for finding in loaded.findings if finding.path}
-    graph = list(islice(_graph(workflow), FINDINGS_LIMIT))
-    found = [*graph, *islice(_people(workflow, unattended=False), FINDINGS_LIMIT)]
+    graph = list(islice(_check_graph(workflow), FINDINGS_LIMIT))
+    found = [*graph, *islice(_check_questions(workflow, unattended=False), FINDINGS_LIMIT)]
     if "tools" not in broken:
-        found += islice(_tools(workflow), FINDINGS_LIMIT)
+        found += islice(_check_tools(workflow), FINDINGS_LIMIT)
     if not any(finding.rule == "graph/cycle" for finding in graph):
         skip = ("template/unknown-input",) if "inputs" in broken else ()
         found += islice(template_references.findings(workflow, skip=skip), FINDINGS_LIMIT)
@@ -242,7 +242,7 @@ def _steps_key(path: tuple[str, ...]) -> Path_:
 # --- the graph --------------------------------------------------------------------------------------------
 
 
-def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
+def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
     graph = graph_of(workflow)
     if (circle := find_cycle(graph)) is not None:
         shown = circle if len(circle) <= 20 else [*circle[:10], f"({len(circle) - 20} more)", *circle[-10:]]
@@ -253,10 +253,10 @@ def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
             if name not in graph:
                 yield _unknown(_steps_key((step_id, "depends_on")), name, graph, "graph/missing-dependency")
         for key, reaction in _reactions(workflow.steps[step_id]):
-            yield from _targets(_steps_key((step_id, key)), reaction, graph)
+            yield from _check_targets(_steps_key((step_id, key)), reaction, graph)
     if workflow.defaults.on_fail is not None:
-        yield from _targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
-    yield from _uncalled(workflow)
+        yield from _check_targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
+    yield from _find_uncalled(workflow)
     if circle is not None:
         return
     never = {step_id for step_id, step in workflow.steps.items() if str(step.if_).strip().lower() == "false"}
@@ -275,7 +275,7 @@ def _graph(workflow: WorkflowFile) -> Iterator[Finding]:
         yield Finding("graph/unreachable", message, _steps_key((step_id,)), is_error=False)
 
 
-def _uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
+def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
     """Steps that wait to be called for by others which wait for the same."""
     calls: dict[str, list[str]] = {}
     callers: dict[str, list[str]] = {}
@@ -305,7 +305,7 @@ def _reactions(step: StepPart) -> Iterator[tuple[str, Reaction]]:
             yield key, reaction
 
 
-def _targets(path: Path_, reaction: Reaction, known: Collection[str]) -> Iterator[Finding]:
+def _check_targets(path: Path_, reaction: Reaction, known: Collection[str]) -> Iterator[Finding]:
     for name in reaction.run:
         if name not in known:
             yield _unknown((*path, "run"), name, known, "graph/unknown-target")
@@ -320,14 +320,14 @@ def _unknown(path: Path_, name: str, known: Collection[str], rule: str) -> Findi
 # --- single clocks ----------------------------------------------------------------------------------------
 
 
-def _clocks(workflow: WorkflowFile) -> Iterator[Finding]:
-    yield from _unit(("timeout",), workflow.timeout, "s", "a run")
+def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
+    yield from _check_unit(("timeout",), workflow.timeout, "s", "a run")
     for name, tool in workflow.tools.items():
-        yield from _unit(("tools", name, "timeout"), tool.timeout, "ms", "a tool")
+        yield from _check_unit(("tools", name, "timeout"), tool.timeout, "ms", "a tool")
     for step_id, step in workflow.steps.items():
         unit, whose = STEP_TYPES[step.type].unit, f"a {step.type}"
         key = timeout_key(step)
-        yield from _unit(_steps_key((step_id, key)), written_timeout(step), unit, whose)
+        yield from _check_unit(_steps_key((step_id, key)), written_timeout(step), unit, whose)
         if key != "timeout" and step.timeout is not None:
             message = f"is not used: `{key}` is there as well"
             yield Finding("clock/not-used", message, _steps_key((step_id, "timeout")), is_error=False)
@@ -342,10 +342,10 @@ def _clocks(workflow: WorkflowFile) -> Iterator[Finding]:
                 message = f"has no effect: it is {rings}, and the timeout is {format_duration(timeout_ms)}"
                 yield Finding("clock/never-rings", message, _steps_key((step_id, name)), is_error=False)
             else:
-                yield from _unit(_steps_key((step_id, name)), limit, unit, whose)
+                yield from _check_unit(_steps_key((step_id, name)), limit, unit, whose)
 
 
-def _unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterator[Finding]:
+def _check_unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterator[Finding]:
     """A bare number that would make more sense in the other unit."""
     if isinstance(written, str) and not written.strip().isdecimal():
         return
@@ -374,7 +374,7 @@ def _looks_like_ms(seconds: int) -> bool:
 # --- budgets ----------------------------------------------------------------------------------------------
 
 
-def _budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
+def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     run_ms = plan.run_timeout_ms
     if run_ms is None:
         return
@@ -444,7 +444,7 @@ def _step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has: str)
 # --- the rest ---------------------------------------------------------------------------------------------
 
 
-def _tools(workflow: WorkflowFile) -> Iterator[Finding]:
+def _check_tools(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         if isinstance(step, ToolStep) and step.tool not in workflow.tools:
             hint = suggest(step.tool, workflow.tools, otherwise="there are ")
@@ -452,7 +452,7 @@ def _tools(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("tool/unknown", message, _steps_key((step_id, "tool")), suggestion=hint)
 
 
-def _scripts(workflow: WorkflowFile) -> Iterator[Finding]:
+def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
     """A value is data to the shell that runs the step. Where it would be run, or could not be handed over, the step
     refuses it; here that is told before anything runs."""
     parts: list[tuple[Path_, CommandStep | ToolPart]] = [
@@ -474,7 +474,7 @@ def _scripts(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("shell/pipe", message, path, suggestion=hint, is_error=False)
 
 
-def _people(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
+def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         if step.type != "human-input":
             continue
@@ -563,7 +563,7 @@ def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> W
     # Clocks that cannot fit were told when the outer file was looked at, and may have been wanted so.
     wrong = [found for found in findings if found.is_error and not found.rule.startswith("budget/")]
     if wrong or loaded.workflow is None:
-        errors = [{"field": found.field, "message": loaded.told(found)} for found in wrong]
+        errors = [{"field": found.field, "message": loaded.format_finding(found)} for found in wrong]
         count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
         message = f"{loaded.source.name}: {count}, nothing ran: {errors[0]['message']}"
         raise Failure("WORKFLOW_INVALID", message, context={"errors": errors})

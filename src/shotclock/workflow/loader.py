@@ -63,7 +63,7 @@ class Source:
     sha256: str = ""
 
     def place_of(self, path: Sequence[str | int]) -> SourcePosition:
-        """Of the key, or of the nearest thing around it that is there."""
+        """Return the position of a key, or of the nearest thing around it that is there."""
         spot = self.spots
         for part in path:
             names = [part, *_other_names(part)] if isinstance(part, str) else [part]
@@ -82,14 +82,15 @@ class Loaded:
     salvaged: WorkflowFile | None = None
     """Where its shape is wrong: the file without what is wrong, to find what else is. Never run."""
 
-    def told(self, found: Finding) -> str:
-        """In one line, as compilers do."""
+    def format_finding(self, found: Finding) -> str:
+        """Return a finding in one line, as compilers do."""
         hint = f"; {found.suggestion}" if found.suggestion else ""
         return f"{found.file or self.source.name}:{found.place.line}:{found.place.column}: {found.message}{hint}"
 
 
 def load_file(path: Path) -> Loaded:
-    """Raises OSError if it cannot be read at all. A pipe or a device may never end, so only files are read."""
+    """Read a workflow file. Raises OSError if it cannot be read at all. A pipe or a device may never end, so only files
+    are read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -124,10 +125,10 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
     plain = _with_types(tree.value)
     try:
         workflow = WorkflowFile.model_validate(plain)
-        return Loaded(source, None if flaws else workflow, _sorted(flaws))
+        return Loaded(source, None if flaws else workflow, _sort(flaws))
     except ValidationError as error:
         salvaged, more = _salvage(source, plain, error)
-        return Loaded(source, None, _sorted([*flaws, *_findings(source, plain, error), *more]), salvaged)
+        return Loaded(source, None, _sort([*flaws, *_findings(source, plain, error), *more]), salvaged)
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
@@ -319,12 +320,12 @@ _KINDS_ELSEWHERE = {
 
 
 def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
-    """What may have been meant by a word that is not known, or what there is."""
+    """Return what may have been meant by a word that is not known, or what there is."""
     if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
-        plain = {_squeezed(name): name for name in reversed(list(known))}  # of two spellings the first
+        plain = {_squeeze(name): name for name in reversed(list(known))}  # of two spellings the first
         import difflib
 
-        close = difflib.get_close_matches(_squeezed(word), plain, n=1)
+        close = difflib.get_close_matches(_squeeze(word), plain, n=1)
         if close:
             return f"did you mean {plain[close[0]]!r}?"
         if _ELSEWHERE.get(word) in known:
@@ -336,12 +337,12 @@ def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> 
     return otherwise + (", ".join(names[:LISTED_LIMIT] if more else names) or "none") + more
 
 
-def _squeezed(word: str) -> str:
+def _squeeze(word: str) -> str:
     return word.lower().replace("_", "").replace("-", "")
 
 
 def _file_path(loc: Sequence[Any], plain: Any, kind: str) -> Path_:
-    """Only what is in the file: pydantic adds the tag of the chosen type, the branch of a union, `[key]`."""
+    """Return the path in the file: the schema adds the tag of the chosen type, the branch of a union, `[key]`."""
     path: list[str | int] = []
     node = plain
     for position, part in enumerate(loc):
@@ -389,7 +390,7 @@ def _other_names(key: str) -> set[str]:
     return {other for model in models if key in model.model_fields for other in model.keys_of(key)[1:]}
 
 
-def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:
+def _sort(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: _order(finding.place)))
 
 

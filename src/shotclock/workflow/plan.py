@@ -63,7 +63,7 @@ def graph_of(workflow: WorkflowFile) -> dict[str, Groups]:
 
 
 def on_demand(workflow: WorkflowFile) -> set[str]:
-    """Steps that only others call for: named by some `run`, and nobody waits for them."""
+    """Return the steps that only others call for: named by some `run`, and nobody waits for them."""
     waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
     reactions = [reaction for step in workflow.steps.values() for reaction in (step.on_fail, step.on_success)]
     named = {name for reaction in (*reactions, workflow.defaults.on_fail) if reaction for name in reaction.run}
@@ -71,7 +71,7 @@ def on_demand(workflow: WorkflowFile) -> set[str]:
 
 
 def run_timeout_ms(workflow: WorkflowFile) -> int | None:
-    """Of the whole run. A bare number is seconds; none or 0 is no limit."""
+    """Return the limit of the whole run, where a bare number is seconds; None is no limit."""
     return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
 
 
@@ -86,7 +86,7 @@ def written_timeout(step: StepPart) -> object:
 
 
 def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
-    """0 is none; None is as long as the run."""
+    """Return the timeout of one try: 0 is none, None is as long as the run."""
     kind, written = STEP_TYPES[step.type], written_timeout(step)
     if written is None and isinstance(step, ToolStep) and step.tool in workflow.tools:
         written = workflow.tools[step.tool].timeout
@@ -96,7 +96,7 @@ def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
 
 
 def grace_ms(workflow: WorkflowFile, step: StepPart) -> int:
-    """0 is none: the kill follows the bell at once."""
+    """Return the time from the polite stop to the kill; 0 is none."""
     if step.grace is not None:
         return duration_ms(step.grace, STEP_TYPES[step.type].unit)
     written = workflow.defaults.grace
@@ -109,7 +109,7 @@ UNDECLARED_SHARE = 10
 
 
 def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
-    """The steps that some `on_fail` runs."""
+    """Return the steps that some `on_fail` runs."""
     reactions = [step.on_fail for step in workflow.steps.values()] + [workflow.defaults.on_fail]
     return frozenset(name for reaction in reactions if reaction is not None for name in reaction.run)
 
@@ -122,7 +122,7 @@ def clean_up_wants_ms(step: StepPart, own_ms: int | None) -> int | None:
 
 
 def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
-    """So much earlier than the run's own bell rings that of every step but those of clean-up."""
+    """Return how much earlier than the run's own deadline that of every step ends, but for those of clean-up."""
     kept = 0
     for name in clean_up_steps(workflow) & workflow.steps.keys():
         wants = clean_up_wants_ms(workflow.steps[name], step_timeout_ms(workflow, workflow.steps[name]))
@@ -136,7 +136,7 @@ def retry_of(workflow: WorkflowFile, step: StepPart) -> Retry | None:
 
 
 def delay_ms(retry: Retry, number: int) -> int:
-    """The pause before try `number` + 1, without jitter, which only shortens it."""
+    """Return the pause before try `number` + 1, without jitter, which only shortens it."""
     backoff = retry.backoff
     delay = backoff.delay_ms
     if backoff.mode == "linear":
@@ -160,7 +160,8 @@ def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
 
 
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
-    """Of a workflow without circles. `timeout_ms` is the caller's limit on the run, where it is shorter."""
+    """Return the plan of a workflow without circles. `timeout_ms` is the caller's limit on the run, where it is
+    shorter."""
     limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
     run_ms = min(limits) if limits else None
     kept_ms = 0 if run_ms is None else kept_for_clean_up_ms(workflow, run_ms)
@@ -204,7 +205,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
 
 
 def _by_end(step: PlannedStep) -> tuple[bool, int]:
-    """No end in sight is the latest of all."""
+    """Sort key: a step without an end comes last."""
     return step.ends_ms is None, step.ends_ms or 0
 
 

@@ -332,7 +332,7 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         return "it ran when its process died"
     if step.status is Status.PENDING:
         waits = [
-            group for group in step.depends_on if not any(name in steps and _passed(steps[name]) for name in group)
+            group for group in step.depends_on if not any(name in steps and _has_passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
     return shortened(noteworthy(step.warnings), MESSAGE_SHOWN)
@@ -355,7 +355,7 @@ def stderr_of(error: Mapping[str, Any] | None) -> str:
     return str(context.get("stderr") or "") if isinstance(context, Mapping) else ""
 
 
-def _passed(step: ReportedStep) -> bool:
+def _has_passed(step: ReportedStep) -> bool:
     return step.status is Status.SUCCEEDED or (step.continues and step.status.is_bad)
 
 

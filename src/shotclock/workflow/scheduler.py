@@ -404,7 +404,7 @@ class Scheduler:
             await self._execute(name, self._workflow.steps[name], state, self.scope_for(name))
         except asyncio.CancelledError:
             if self.is_parked:
-                self.states[name] = state.parked()
+                self.states[name] = state.to_parked()
                 self._unwritten.append(self.states[name])
                 del self._tasks[name]
                 return

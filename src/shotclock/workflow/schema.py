@@ -109,7 +109,7 @@ def check_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, 
     """Return what was given, with defaults, as the types of the inputs want it. Raises Failure that lists everything
     wrong."""
     errors = [
-        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_listed(workflow)}"}
+        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_list_inputs(workflow)}"}
         for name in given
         if name not in workflow.inputs
     ]
@@ -139,17 +139,17 @@ def _as_declared(value: Any, kind: str) -> Any:
     if not read.kept:
         read = as_plain(read.value)
     if read.kept:
-        raise ValueError(f"{_cut(read.kept[0])} cannot be kept exactly as a number; give it as text")
+        raise ValueError(f"{_shorten(read.kept[0])} cannot be kept exactly as a number; give it as text")
     if not _fits(read.value, kind):
-        raise ValueError(f"{_cut(repr(read.value))} is not of type {kind}")
+        raise ValueError(f"{_shorten(repr(read.value))} is not of type {kind}")
     return read.value
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
 
 
-def _listed(workflow: WorkflowFile) -> str:
+def _list_inputs(workflow: WorkflowFile) -> str:
     return f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
 
 

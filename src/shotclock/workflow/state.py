@@ -97,7 +97,7 @@ class StepState:
         return SideEffects.NONE if is_untouched else SideEffects.UNKNOWN
 
     def fresh(self) -> StepState:
-        """The same step before it has run. How often it sent the run back is not forgotten."""
+        """Return the same step before it has run. How often it sent the run back is not forgotten."""
         return StepState(
             self.id,
             self.type,
@@ -110,15 +110,15 @@ class StepState:
         )
 
     def put_off(self) -> StepState:
-        """The same step for when the run goes on: what was done of its items stays done."""
+        """Return the same step for when the run goes on: what was done of its items stays done."""
         later = self.fresh()
         later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
         later.parts = self.parts
         later.attempts = self.attempts
         return later
 
-    def parked(self) -> StepState:
-        """The same where its last try only waited for a person: it will be made when the run goes on."""
+    def to_parked(self) -> StepState:
+        """Return the same step where its last try only waited for a person: it will be made when the run goes on."""
         later = self.put_off()
         made = [part.get("attempts", 0) for part in self.parts] or [self.attempts - 1]
         later.attempts = max(0, sum(made))
@@ -126,12 +126,12 @@ class StepState:
             later.side_effects = SideEffects.UNKNOWN
         return later
 
-    def shown(self) -> dict[str, Any]:
-        """For the envelope: what is there to say, and no more."""
+    def to_answer(self) -> dict[str, Any]:
+        """Return what the envelope shows of it."""
         return {name: value for name in _SHOWN if (value := getattr(self, name)) or name in _ALWAYS_SHOWN}
 
-    def recorded(self) -> dict[str, Any]:
-        """For the store: what differs from a step that nobody has touched, because every step is written twice."""
+    def to_record(self) -> dict[str, Any]:
+        """Return what the store keeps of it: what differs from a fresh step, because every step is written twice."""
         return {name: value for name in _FIELDS if (value := getattr(self, name)) or name in _ALWAYS_RECORDED}
 
     @classmethod
@@ -154,7 +154,8 @@ _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}
 
 
 def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:
-    """Every step in exactly one list. `pending` is only there where the run is not over."""
+    """Return the steps by what became of them, each in exactly one list. `pending` is only there where the run is not
+    over."""
     lists: dict[str, list[str]] = {"completed": [], "failed": [], "skipped": [], "pending": []}
     for name, state in states.items():
         if state.status.is_bad:
@@ -170,7 +171,7 @@ _LISTS = {Status.SUCCEEDED: "completed", Status.SKIPPED: "skipped"}
 
 
 def effects_of(states: Iterable[StepState]) -> SideEffects:
-    """Of all these steps together."""
+    """Return the side effects of all these steps together."""
     states = list(states)
     is_well = all(state.status in (Status.SUCCEEDED, Status.SKIPPED) for state in states)
     return effects_of_all((state.effects for state in states), ended_well=is_well)

@@ -75,7 +75,7 @@ class StepGate:
         self._files: Mapping[str, str] = {}
         self._bound: Token[Mapping[str, str]] | None = None
 
-    async def passed(
+    async def ask(
         self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, deadline: Deadline | None
     ) -> RenderedStep | Refused:
         """Return what to run, which the operator may have changed, or how it ended before it began."""
@@ -104,7 +104,7 @@ class StepGate:
                     outcome = undecided_outcome(proposal.id, describe_proposal(proposal), admission)
                 return Refused(answer(admission, outcome), f"approval/{proposal.status}")
             changed = _changes(ask, proposal, rendered.settings)
-            if (wrong := _wrong(step, changed)) is not None:
+            if (wrong := _find_wrong(step, changed)) is not None:
                 problem = Problem("ARG_ERROR", f"what the operator changed it to does not fit: {wrong}", "validation")
                 return Refused(answer(admission, Outcome(Ending.NOT_STARTED, problem)), "approval/modified")
             if (await self._ask(step_id, step, rendered, tries)).action_hash != ask.action_hash:
@@ -145,20 +145,20 @@ class StepGate:
         title = f"{step_id}: {step.description}" if step.description else f"Run step {step_id}"
         settings = {name: value for name, value in rendered.settings.items() if value is not None}
         hidden: list[str] = []
-        arguments = await self._shown(settings, "with", hidden)
+        arguments = await self._hide_secrets(settings, "with", hidden)
         surroundings: dict[str, Any] = {
             "step type": step.type,
-            "directory": await self._shown(str(rendered.folder), "directory", hidden),
-            "environment": await self._shown(rendered.env, "environment", hidden),
+            "directory": await self._hide_secrets(str(rendered.folder), "directory", hidden),
+            "environment": await self._hide_secrets(rendered.env, "environment", hidden),
         }
         if rendered.values:
-            surroundings["values"] = await self._shown(rendered.values, "values", hidden)
+            surroundings["values"] = await self._hide_secrets(rendered.values, "values", hidden)
         if tries > 1:
             surroundings["tries"] = f"up to {tries}: one approval covers all of them"
         if isinstance(step, WorkflowStep):
             file = rendered.folder / str(rendered.settings["workflow"])
             self._files = await asyncio.to_thread(digests_of, file)
-            surroundings["files"] = await self._shown(self._files, "files", hidden)
+            surroundings["files"] = await self._hide_secrets(self._files, "files", hidden)
         if hidden:
             surroundings["hidden values, by digest"] = hidden
         return ProposalRequest(
@@ -178,22 +178,22 @@ class StepGate:
             dispatched=True,
         )
 
-    async def _shown(self, value: Any, place: str, hidden: list[str]) -> Any:
+    async def _hide_secrets(self, value: Any, place: str, hidden: list[str]) -> Any:
         """Return it without its secrets. Each text that had one is told in `hidden`, by a digest of all of it."""
         if isinstance(value, Mapping):
             shown: dict[str, Any] = {}
             for name, each in value.items():
-                label = await self._shown(str(name), f"a name in {place}", hidden)
+                label = await self._hide_secrets(str(name), f"a name in {place}", hidden)
                 if label in shown:  # two that differ in what is hidden
                     label = f"{label} ({len(shown)})"
                 if place == "environment" and looks_secret(name):  # however short it is
                     shown[label] = HIDDEN
                     hidden.append(f"{place}.{label}: {await self._inbox.digest_of_hidden(each)}")
                 else:
-                    shown[label] = await self._shown(each, f"{place}.{label}", hidden)
+                    shown[label] = await self._hide_secrets(each, f"{place}.{label}", hidden)
             return shown
         if isinstance(value, list):
-            return [await self._shown(each, f"{place}[{number}]", hidden) for number, each in enumerate(value)]
+            return [await self._hide_secrets(each, f"{place}[{number}]", hidden) for number, each in enumerate(value)]
         if isinstance(value, str) and (redacted := self._redaction.text(value)) != value:
             hidden.append(f"{place}: {await self._inbox.digest_of_hidden(value)}")
             return redacted
@@ -206,22 +206,22 @@ def _changes(ask: ProposalRequest, proposal: Proposal, settings: Mapping[str, An
         return {}
     asked, decided = dict(ask.arguments or {}), dict(proposal.arguments or {})
     return {
-        name: _restored(value, asked.get(name), settings.get(name))
+        name: _restore(value, asked.get(name), settings.get(name))
         for name, value in decided.items()
         if name not in asked or canonical(asked[name]) != canonical(value)
     }
 
 
-def _restored(decided: Any, shown: Any, real: Any) -> Any:
+def _restore(decided: Any, shown: Any, real: Any) -> Any:
     if isinstance(decided, dict) and isinstance(shown, dict) and isinstance(real, dict):
-        return {name: _restored(each, shown.get(name), real.get(name)) for name, each in decided.items()}
+        return {name: _restore(each, shown.get(name), real.get(name)) for name, each in decided.items()}
     if isinstance(decided, list) and isinstance(shown, list) and isinstance(real, list):
         known = list(zip(shown, real, strict=True))
-        return [_restored(each, *(known[at] if at < len(known) else (None, None))) for at, each in enumerate(decided)]
+        return [_restore(each, *(known[at] if at < len(known) else (None, None))) for at, each in enumerate(decided)]
     return real if type(decided) is type(shown) and decided == shown else decided
 
 
-def _wrong(step: StepPart, changed: Mapping[str, Any]) -> str | None:
+def _find_wrong(step: StepPart, changed: Mapping[str, Any]) -> str | None:
     if not changed:
         return None
     if masked := [name for name, value in changed.items() if HIDDEN in canonical(value)]:

@@ -104,7 +104,7 @@ class Steps:
         self._clocks_of: dict[tuple[int | None, ...], Clocks] = {}
 
     async def execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
-        """Leaves the state final. A cancellation is passed on."""
+        """Execute one step and leave its state final. A cancellation is passed on."""
         with self._attention.at_work():
             await self._execute(name, step, state, scope)
 
@@ -114,12 +114,12 @@ class Steps:
             if step.if_ is not None and not await self._renderer.evaluate(step.if_, seen):
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
                 return
-            items, source = await self._items(step, scope)
+            items, source = await self._find_items(step, scope)
             # Its status is final only when nothing more can change it: others look at it meanwhile.
             if items is None:
-                verdict = await self._tries(name, step, state, scope)
+                verdict = await self._approve_and_try(name, step, state, scope)
             else:
-                verdict = await self._each(name, step, state, scope, items, source)
+                verdict = await self._try_items(name, step, state, scope, items, source)
             if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
             state.status = verdict
@@ -133,29 +133,29 @@ class Steps:
 
     # --- items --------------------------------------------------------------------------------------------
 
-    async def _items(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
-        """None is no items but one go; and the step whose output they are, if they are not the step's own."""
+    async def _find_items(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+        """Return the items (None where there are none) and the step whose output they are, if it is another."""
         items: Any = step.for_each
         if items is None or isinstance(items, bool):
-            return self._items_of_others(step, scope)
+            return self._find_items_of_others(step, scope)
         items = await self._renderer.render(items, scope)
         if isinstance(items, str):
             items = read_printed(items).value
         if not isinstance(items, list):
             raise StepFailed("STEP_INVALID", f"for_each is {_kind_of(items)}, not a list", "step/for_each")
-        return _few_enough(items), None
+        return _limit_items(items), None
 
-    def _items_of_others(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+    def _find_items_of_others(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
         sources = items_come_from(self._workflow, step)
         for group in groups_of(step.depends_on) if sources else ():
             # Of several that would do it is the one that did; none did where their failure is nobody's matter.
             for name in sorted(group, key=lambda name: name not in scope["outputs"]):
                 if name in sources:
-                    return _few_enough(scope["outputs"].get(name, [])), name
+                    return _limit_items(scope["outputs"].get(name, [])), name
                 break
         return None, None
 
-    async def _each(
+    async def _try_items(
         self,
         name: str,
         step: StepPart,
@@ -181,7 +181,7 @@ class Steps:
                 with self._attention.at_work():
                     try:
                         item = (number, len(items))
-                        parts[number].status = await self._tries(name, step, parts[number], here, item)
+                        parts[number].status = await self._approve_and_try(name, step, parts[number], here, item)
                     except StepFailed as failed:
                         parts[number].status = Status.FAILED
                         parts[number].error = failed.error_after(parts[number].attempts)
@@ -194,12 +194,12 @@ class Steps:
         except asyncio.CancelledError:  # what they had said until then is kept, as that of one would be
             stopped = next((part for part in parts if part.ending and not part.status.is_final), None)
             with contextlib.suppress(ValueError):
-                state.output = self._handed_on([part.output for part in parts])
+                state.output = self._check_size([part.output for part in parts])
             state.attempts = sum(part.attempts for part in parts)
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if self._attention.parked.done():
-                records = [(part if part.status.is_final else part.parked()).recorded() for part in parts]
+                records = [(part if part.status.is_final else part.to_parked()).to_record() for part in parts]
                 state.parts = [] if _is_too_large(records) else records
             raise
         outputs = [part.output for part in parts]
@@ -209,7 +209,7 @@ class Steps:
         state.side_effects = effects_of(parts)
         bad = [number for number, part in enumerate(parts) if part.status.is_bad]
         try:
-            state.output = self._handed_on(outputs)
+            state.output = self._check_size(outputs)
         except ValueError as unfit:
             raise StepFailed("OUTPUT_INVALID", f"the outputs of all items together: {unfit}", "step/output") from None
         if not bad:
@@ -227,7 +227,7 @@ class Steps:
 
     # --- tries --------------------------------------------------------------------------------------------
 
-    async def _tries(
+    async def _approve_and_try(
         self, name: str, step: StepPart, state: StepState, scope: dict[str, Any], item: tuple[int, int] = (0, 1)
     ) -> Status:
         retry = retry_of(self._workflow, step)
@@ -243,13 +243,13 @@ class Steps:
                 used=state.proposal_id,
             )
             rendered = await self._renderer.render_step(step, scope)
-            passed = await gate.passed(state.id, step, rendered, most, deadline)
-            if isinstance(passed, Refused):
-                return self._noted(step, state, AnsweredTry(passed.envelope, None, passed.rule))
+            approved = await gate.ask(state.id, step, rendered, most, deadline)
+            if isinstance(approved, Refused):
+                return self._record_try(step, state, AnsweredTry(approved.envelope, None, approved.rule))
             state.proposal_id = gate.used
             ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
             try:
-                verdict = await self._retried(name, step, state, scope, item, passed)
+                verdict = await self._try_repeatedly(name, step, state, scope, item, approved)
                 ended = (state.error or {}) if verdict.is_bad else None
             except StepFailed as failed:
                 ended = failed.error
@@ -261,9 +261,9 @@ class Steps:
             finally:
                 gate.record(ended)
             return verdict
-        return await self._retried(name, step, state, scope, item, None)
+        return await self._try_repeatedly(name, step, state, scope, item, None)
 
-    async def _retried(
+    async def _try_repeatedly(
         self,
         name: str,
         step: StepPart,
@@ -283,8 +283,8 @@ class Steps:
             except StepFailed:  # what it is to be tried with could not be made, so it was not
                 state.attempts -= 1
                 raise
-            verdict = self._noted(step, state, result)
-            if verdict is Status.SUCCEEDED and await self._fails(step, {**scope, "output": state.output}):
+            verdict = self._record_try(step, state, result)
+            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, {**scope, "output": state.output}):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
             if not verdict.is_bad or state.attempts >= most or retry is None:
@@ -298,20 +298,20 @@ class Steps:
                 return verdict  # the next try would have no time left
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fails(self, step: StepPart, scope: dict[str, Any]) -> bool:
+    async def _fail_if_holds(self, step: StepPart, scope: dict[str, Any]) -> bool:
         if step.fail_if is None:
             return False
         return await self._renderer.evaluate(
             step.fail_if, await self._renderer.with_variables(step, step.fail_if, scope)
         )
 
-    def _noted(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
+    def _record_try(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
         envelope = result.envelope
         trouble: str | None = None
         kept: tuple[str, ...] = ()
         try:
-            output, kept = _read(step, result.output)
-            state.output = self._handed_on(output)
+            output, kept = _read_output(step, result.output)
+            state.output = self._check_size(output)
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
             if isinstance(result.output, str) and not _is_too_large(result.output):
@@ -342,8 +342,8 @@ class Steps:
         state.is_cut_short = envelope.fired is not None and self._deadlines.owns(envelope.fired.source)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
-    def _handed_on(self, output: Any) -> Any:
-        """What the steps behind it get of an output. Raise ValueError where it is too large."""
+    def _check_size(self, output: Any) -> Any:
+        """Return what the steps behind it get of an output. Raise ValueError where it is too large."""
         if _is_too_large(output):
             raise ValueError(f"it is more than {OUTPUT_LIMIT} characters of JSON")
         return self._redaction.value(output)
@@ -363,7 +363,7 @@ class Steps:
         call = StepCall(
             name,
             settings,
-            self._clocks(step),
+            self._make_clocks(step),
             env,
             folder,
             key,
@@ -384,10 +384,10 @@ class Steps:
         except asyncio.CancelledError as cancelled:
             state.ending, state.error = Ending.CANCELLED.value, None
             if (kept := answered_before(cancelled)) is not None:
-                self._noted(step, state, kept)
+                self._record_try(step, state, kept)
             raise
 
-    def _clocks(self, step: StepPart) -> Clocks:
+    def _make_clocks(self, step: StepPart) -> Clocks:
         unit, defaults = STEP_TYPES[step.type].unit, self._workflow.defaults
 
         def limit(own: object, default: object) -> int | None:
@@ -413,7 +413,7 @@ class Steps:
             if isinstance(made, str) and templates.sole_expression(step.transform) is None:
                 made = read_printed(made).value
             try:
-                state.output = self._handed_on(made)
+                state.output = self._check_size(made)
             except ValueError as error:
                 raise StepFailed("OUTPUT_INVALID", f"what transform made: {error}", "step/output") from None
         if step.output_schema is not None:
@@ -439,9 +439,9 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime) -> Answ
         result = StepResult(outcome)
     except asyncio.CancelledError as cancelled:
         if (left := result_left_by(cancelled)) is not None:
-            cancelled.answered_try = _answered(provider, call, left)  # type: ignore[attr-defined]
+            cancelled.answered_try = _answer_try(provider, call, left)  # type: ignore[attr-defined]
         raise
-    return _answered(provider, call, result)
+    return _answer_try(provider, call, result)
 
 
 def answered_before(cancelled: asyncio.CancelledError) -> AnsweredTry | None:
@@ -450,14 +450,14 @@ def answered_before(cancelled: asyncio.CancelledError) -> AnsweredTry | None:
     return tried if isinstance(tried, AnsweredTry) else None
 
 
-def _answered(provider: Provider, call: Call, result: StepResult) -> AnsweredTry:
+def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredTry:
     envelope = result.outcome if isinstance(result.outcome, Envelope) else answer(call, result.outcome)
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
     return AnsweredTry(envelope, result.output, result.rule or provider.step_type.rule_for(envelope.code))
 
 
-def _read(step: StepPart, output: Any) -> Read:
+def _read_output(step: StepPart, output: Any) -> Read:
     if not isinstance(output, str) or STEP_TYPES[step.type].has_typed_output:
         return as_plain(output)
     match step.output_format if isinstance(step, CommandStep) else "auto":
@@ -472,19 +472,19 @@ def _read(step: StepPart, output: Any) -> Read:
 
 
 def _is_too_large(value: Any) -> bool:
-    """Too large for the store, which escapes what is not ASCII with six characters."""
+    """Return whether a value is too large for the store, which escapes what is not ASCII with six characters."""
     if isinstance(value, str) and len(value) * 6 <= OUTPUT_LIMIT:
         return False
     return len(json.dumps(value)) > OUTPUT_LIMIT
 
 
 def _kind_of(value: Any) -> str:
-    """In the words of JSON."""
+    """Return the type of a value in the words of JSON."""
     kinds = {dict: "an object", str: "text", bool: "true or false", type(None): "nothing"}
     return kinds.get(type(value), "a number")
 
 
-def _few_enough(items: list[Any]) -> list[Any]:
+def _limit_items(items: list[Any]) -> list[Any]:
     if len(items) > MOST_ITEMS:
         raise StepFailed("STEP_INVALID", f"for_each has {len(items)} items; {MOST_ITEMS} at most", "step/for_each")
     return items
@@ -509,8 +509,9 @@ def _is_timeout(envelope: Envelope) -> bool:
 # Its ids are made in any case, because the calls below it tell theirs to what they start.
 
 
-def traced(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
-    """The same, with everything that it calls below a span of the step's own, and inside the step's deadline."""
+def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
+    """Return the same function with everything that it calls below a span of the step's own, and inside the step's
+    deadline."""
 
     async def execute_traced(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         around = current_scope.get()
@@ -531,7 +532,7 @@ def traced(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> E
 
 
 def tell_of_skipped(state: StepState) -> None:
-    """A step that was never executed is a moment of its run."""
+    """Record the span of a step that was never executed."""
     around = current_scope.get()
     if spans.recorder is not None and around is not None:
         run, now_ns = around.span.trace, wall_ns()

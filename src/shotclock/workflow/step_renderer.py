@@ -95,7 +95,7 @@ class StepRenderer:
         return RenderedStep(settings, values, asked, folder)
 
     async def _render_settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
+        """Return its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
         step_type = STEP_TYPES[step.type]
         written = {key: getattr(step, key) for key in step_type.own_keys}
         values: dict[str, str] = {}
@@ -123,7 +123,7 @@ class StepRenderer:
         return {key: await self._render_key(key, value, scope, key in keys) for key, value in written.items()}
 
     async def _render_key(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
-        """One of a provider's keys, rendered: a value where any will do, else the text of it."""
+        """Return one of a provider's keys, rendered: a value where any will do, else the text of it."""
         if not _holds_template(written):
             return written
         rendered = await self.render(written, scope)
@@ -146,7 +146,7 @@ class StepRenderer:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
     async def _render_surroundings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
-        """The variables that the file asks for, secret or not, and where it is done."""
+        """Return the variables that the file asks for, secret or not, and the folder of the step."""
         filled = await self._render_variables(step, scope)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
@@ -156,14 +156,14 @@ class StepRenderer:
         return filled, folder
 
     async def with_variables(self, step: StepPart, text: object, scope: dict[str, Any]) -> dict[str, Any]:
-        """The scope of a text about the step as a whole, with those of its variables that it names."""
+        """Return the scope of a text about the step as a whole, with those of its variables that it names."""
         names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
         return _with_env(scope, await self._render_variables(step, scope, names)) if names else scope
 
     async def _render_variables(
         self, step: StepPart, scope: dict[str, Any], names: Collection[str] | None = None
     ) -> dict[str, str]:
-        """What the file asks for by `env`, or of that only these."""
+        """Return the variables that the file asks for by `env`, or of those only these."""
         asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
             asked = {**self._workflow.tools[step.tool].env, **asked}
@@ -182,12 +182,12 @@ class StepRenderer:
         return filled
 
     async def render_output(self, template: str, scope: dict[str, Any]) -> Any:
-        """What came of the run, as its `outputs` say it. Raises StepFailed."""
+        """Return an output of the run. Raises StepFailed."""
         made = await self.render_value(template, scope) if templates.is_template(template) else template
         return self._redaction.value(made)
 
     async def render(self, value: Any, scope: dict[str, Any]) -> Any:
-        """Every text in it rendered; one that is nothing but an expression becomes its value."""
+        """Return a value with every text in it rendered; one that is nothing but an expression becomes its value."""
         if not _holds_template(value):
             return value
         if isinstance(value, str):
@@ -200,7 +200,7 @@ class StepRenderer:
 
     async def render_value(self, template: str, scope: dict[str, Any]) -> Any:
         if (name := templates.sole_name(template)) is not None:
-            return _looked_up(name, template, scope)
+            return _look_up(name, template, scope)
         if templates.is_simple(template):
             return (await self._render_text(template, scope)).text
         arguments = {"template": template, "scope": _plain_scope(scope, template)}
@@ -226,7 +226,7 @@ class StepRenderer:
         if isinstance(written, bool):
             return written
         if (name := templates.sole_name(written)) is not None:
-            return is_true(_looked_up(name, written, scope))
+            return is_true(_look_up(name, written, scope))
         arguments = {"condition": written, "scope": _plain_scope(scope, written)}
         envelope = await self._runtime.call(_EVALUATE, arguments)
         if not envelope.ok:
@@ -241,11 +241,11 @@ class StepRenderer:
 
 
 def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
-    """What a step asks for by its `env` is there for its templates as well."""
+    """Return the scope with the variables that a step asks for."""
     return {**scope, "env": {**scope["env"], **asked}} if asked else scope
 
 
-def _looked_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
+def _look_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
     try:
         return templates.look_up(name, scope)
     except templates.TemplateError as error:
@@ -253,7 +253,7 @@ def _looked_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
 
 
 def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> StepFailed:
-    """With the reason, where it is that a step it speaks of has no output."""
+    """Return the failure, with the reason where a step that it speaks of has no output."""
     for name in re.findall(r"\benv\.(\w+)", template):
         if name not in scope["env"] and looks_secret(name):
             message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"
@@ -276,7 +276,8 @@ def _holds_template(value: Any) -> bool:
 
 
 def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """What a worker needs of it: outputs can be large, so only those that the template mentions by name."""
+    """Return what a worker needs of the scope: outputs can be large, so only those that the template mentions by
+    name."""
     mentioned = {name for _, name in mentions(template)}
     plain: dict[str, Any] = {}
     for key, value in scope.items():

@@ -59,7 +59,7 @@ def findings(workflow: WorkflowFile, *, skip: Collection[str] = ()) -> Iterator[
             if each.is_condition
             else look_at_template(each.text, each.around),
         )
-        for each in _written(workflow)
+        for each in _find_templates(workflow)
     ]
     outputs = {
         (name, str(path[1]))
@@ -82,7 +82,7 @@ def findings(workflow: WorkflowFile, *, skip: Collection[str] = ()) -> Iterator[
                 yield Finding("template/not-waited-for", message, path, suggestion=hint, is_error=False)
 
 
-def _written(workflow: WorkflowFile) -> Iterator[Written]:
+def _find_templates(workflow: WorkflowFile) -> Iterator[Written]:
     """Every template and every condition of the file."""
     texts = {name for name, step in workflow.steps.items() if _says_text(workflow, step)}
     base = Around(_EVERYWHERE, workflow.inputs, workflow.steps, texts)
