@@ -16,7 +16,7 @@ from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
 from shotclock.core.walltime import WallTime
 from shotclock.store.store import Store
-from shotclock.workflow import step_executor
+from shotclock.workflow import step_renderer
 from shotclock.workflow.formats import to_junit, to_markdown
 from shotclock.workflow.report import report_of
 
@@ -435,8 +435,8 @@ def test_a_child_is_kept_quiet_unless_the_file_says_otherwise(run: Run) -> None:
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what a file makes us compute, instead of five, all of which a test would burn."""
     clocks = Clocks(timeout_ms=1_000, grace_ms=0)
-    for name in ("_RENDER", "_EVALUATE", "_MISFIT"):
-        monkeypatch.setattr(step_executor, name, dataclasses.replace(getattr(step_executor, name), clocks=clocks))
+    for name in ("_RENDER", "_EVALUATE", "_FIND_MISFIT"):
+        monkeypatch.setattr(step_renderer, name, dataclasses.replace(getattr(step_renderer, name), clocks=clocks))
 
 
 @pytest.mark.slow
