@@ -430,14 +430,14 @@ def _has_code_and_message(detail: Any) -> bool:
 def _pass_on(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
     """The server speaks our language: its data is the output, its error the step's. The clocks are our own, and
     nothing is taken over that is not of the type it should be."""
-    meta, told, data = dict(ours.meta), theirs["meta"], theirs["data"]
-    if told.get("ending") in set(Ending):
-        meta["ending"] = told["ending"]
-    if told.get("side_effects") in set(SideEffects):
-        meta["side_effects"] = told["side_effects"]
+    meta, their_meta, data = dict(ours.meta), theirs["meta"], theirs["data"]
+    if their_meta.get("ending") in set(Ending):
+        meta["ending"] = their_meta["ending"]
+    if their_meta.get("side_effects") in set(SideEffects):
+        meta["side_effects"] = their_meta["side_effects"]
     error = None
     if theirs["error"] is not None:
-        exit_code = told.get("exit_code")
+        exit_code = their_meta.get("exit_code")
         meta["exit_code"] = exit_code if type(exit_code) is int and 0 < exit_code < 256 else 1
         error = {"retryable": False, "phase": "execution", **_keep_typed(theirs["error"])}
     warnings = [*ours.warnings, *(_keep_typed(each) for each in theirs["warnings"] if _has_code_and_message(each))]

@@ -56,10 +56,10 @@ class Names:
         if not envelope.ok:
             is_late = envelope.code in ("TIMEOUT", "NO_TIME_LEFT")
             raise Unresolved(str((envelope.error or {})["message"]), is_late=is_late)
-        said: Any = envelope.value
-        if said["error"] is not None:
-            raise Unresolved(said["error"])
-        return list(said["addresses"])
+        found: Any = envelope.value
+        if found["error"] is not None:
+            raise Unresolved(found["error"])
+        return list(found["addresses"])
 
 
 def resolve(host: str, port: int) -> dict[str, Any]:

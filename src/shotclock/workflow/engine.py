@@ -216,9 +216,9 @@ def _take_up(run_id: str, store: Store) -> Run:
 
 def _recorded_answer(run: Run) -> Envelope:
     """Return the envelope of a run that has ended, as it was answered then."""
-    told = run.envelope
-    assert told is not None
-    return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+    recorded = run.envelope
+    assert recorded is not None
+    return Envelope(recorded["data"], recorded["error"], recorded["warnings"], recorded["meta"])
 
 
 @dataclass(frozen=True)

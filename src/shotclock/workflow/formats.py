@@ -70,8 +70,8 @@ def to_junit(report: Report) -> str:
     for name, value in (("run_id", report.run_id), ("file", report.file), ("status", report.status.value)):
         xml.SubElement(properties, "property", name=name, value=_text(value))
     for notice in report.warnings:
-        said = f"{notice['code']}: {notice['message']}"
-        xml.SubElement(properties, "property", name="warning", value=_text(one_line(said, 1000)))
+        text = f"{notice['code']}: {notice['message']}"
+        xml.SubElement(properties, "property", name="warning", value=_text(one_line(text, 1000)))
     for step in report.steps:
         suite.append(_case(report, step))
     explained = any(step.has_failed_the_run for step in report.steps) and report.status is Status.FAILED
@@ -95,17 +95,17 @@ def _case(report: Report, step: ReportedStep) -> xml.Element:
     case = xml.Element(
         "testcase", name=_text(step.id), classname=_text(report.name), time=_seconds(step.duration_ms or 0)
     )
-    told = step.why or WORDS[step.status]
+    reason = step.why or WORDS[step.status]
     if step.status is Status.SKIPPED or step.status is Status.PENDING:
-        _add(case, "skipped", told, step.reason or step.status.value)
+        _add(case, "skipped", reason, step.reason or step.status.value)
     elif step.status.is_bad and step.continues:  # the run is none the worse for it, and CI must see what we say
-        _add(case, "skipped", f"{WORDS[step.status]}, and may: {told}", _code_of(step.error, step.status))
+        _add(case, "skipped", f"{WORDS[step.status]}, and may: {reason}", _code_of(step.error, step.status))
     elif step.status is Status.FAILED:
-        _add(case, "failure", told, _code_of(step.error, step.status), _detail(step))
+        _add(case, "failure", reason, _code_of(step.error, step.status), _detail(step))
     elif step.status.is_bad or step.status is Status.RUNNING:
-        _add(case, "error", told, _code_of(step.error, step.status), _detail(step))
-    if said := step.output_text(SYSTEM_OUT_SHOWN):
-        xml.SubElement(case, "system-out").text = _text(said)
+        _add(case, "error", reason, _code_of(step.error, step.status), _detail(step))
+    if output := step.output_text(SYSTEM_OUT_SHOWN):
+        xml.SubElement(case, "system-out").text = _text(output)
     return case
 
 

@@ -231,8 +231,8 @@ def _check_salvaged(loaded: Loaded) -> Iterator[Finding]:
     if not any(finding.rule == "graph/cycle" for finding in graph):
         skip = ("template/unknown-input",) if "inputs" in broken else ()
         found += islice(template_references.findings(workflow, skip=skip), FINDINGS_LIMIT)
-    told = {finding.path for finding in loaded.findings}
-    yield from (finding for finding in found if finding.is_error and finding.path not in told)
+    known = {finding.path for finding in loaded.findings}
+    yield from (finding for finding in found if finding.is_error and finding.path not in known)
 
 
 def _steps_key(path: tuple[str, ...]) -> Path_:
