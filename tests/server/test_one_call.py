@@ -20,8 +20,9 @@ from shotclock.store.store import Store
 from tests.server.client import MODERN, NO_ANSWER_S, ROOT, envelope_of, run
 
 TARGET = "tests.app.programs.guarded:app"
-# Of ours in the server's process, for the call that asks and the identical one that runs. It is to become 40.
-MOST_FILES = 51
+# Of ours in the server's process, for the call that asks and the identical one that runs: 51, and two that only a busy
+# machine needs. It is to become 40.
+MOST_FILES = 53
 
 
 class Notes:
