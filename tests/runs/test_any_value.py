@@ -18,6 +18,8 @@ from shotclock.store.store import Store
 
 from .conftest import statuses, step
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Envelope]
 Web = Callable[[str, bytes], str]
 
@@ -56,8 +58,6 @@ APP = """
 from typing import Any
 
 import shotclock
-
-pytestmark = pytest.mark.slow
 
 app = shotclock.App("any-value")
 
