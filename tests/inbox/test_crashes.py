@@ -27,14 +27,14 @@ WRITER = """
 import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
-from shotclock.core.proposal import Decision, ProposalStatus, Room
+from shotclock.core.proposal import Decision, InboxLimits, ProposalStatus
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
 from tests.inbox.work import operation
 
 async def main(home, name):
-    inbox = Inbox(Store.open(Path(home)), Room(10**6, 10**6))
+    inbox = Inbox(Store.open(Path(home)), InboxLimits(10**6, 10**6))
     agent, operator = Principal("agent-" + name, Role.AGENT), Principal("operator-" + name, Role.OPERATOR)
     say = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
     say("ready", name)
