@@ -92,6 +92,9 @@ class HttpProvider:
     body_too_large, output_file or invalid."""
 
     def __init__(self) -> None:
+        # Loaded now: the first request would hold up the loop, and with it the clocks of all other steps.
+        from . import http_transport as http_transport
+
         self._names: tuple[Runtime, Names] | None = None
         self._tls: dict[tuple[str | None, str | None], ssl.SSLContext] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
