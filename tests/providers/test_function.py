@@ -313,6 +313,19 @@ def test_what_cannot_be_imported_says_why(steps: Steps, target: str, code: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["gone", "acme.py", "a\0b"])
+def test_a_directory_that_cannot_be_entered_is_refused_before_anything_runs(steps: Steps, place: str) -> None:
+    target = f"{steps.folder}/acme.py:app"
+    steps.folder = steps.folder / place
+
+    result = steps.once("add", target=target, a=1)
+
+    assert error_of(result)["code"] == "CWD_UNUSABLE", error_of(result)
+    assert error_of(result)["phase"] == "validation" and place.replace("\0", "\\x00") in error_of(result)["message"]
+    assert result.envelope.ending == "not_started" and result.rule == "function/failed"
+
+
+@pytest.mark.slow
 def test_an_import_that_hangs_is_bounded_by_the_step(steps: Steps) -> None:
     (steps.folder / "hangs.py").write_text("import time; time.sleep(40)\n")
     began = time.monotonic()

@@ -435,7 +435,7 @@ def test_a_child_is_kept_quiet_unless_the_file_says_otherwise(run: Run) -> None:
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what a file makes us compute, instead of five, all of which a test would burn."""
     clocks = Clocks(timeout_ms=1_000, grace_ms=0)
-    for name in ("_RENDER", "_EVALUATE", "_FIND_MISFIT"):
+    for name in ("_RENDER", "_RENDER_VALUE", "_EVALUATE", "_FIND_MISFIT"):
         monkeypatch.setattr(step_renderer, name, dataclasses.replace(getattr(step_renderer, name), clocks=clocks))
 
 

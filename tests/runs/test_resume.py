@@ -143,6 +143,7 @@ def test_a_step_that_was_cut_off_is_interrupted_unless_it_may_run_twice(tmp_path
         "behind": "skipped",
     }
     assert steps["once"]["error"]["code"] == "INTERRUPTED" and steps["behind"]["cause"] == "once"
+    assert steps["once"]["attempts"] == 1, "it was begun once"
     assert (tmp_path / "once").read_text() == "x\n"
     assert finished(home, "--resume", "r") == envelope, "a run that has ended answers as it did"
 

@@ -140,3 +140,59 @@ def test_a_run_that_its_caller_gave_little_time_names_what_the_caller_gave(
     assert envelope.code == "TIMEOUT" and "that its caller left it" in error["message"], error
     limit_ms = error["context"]["clock"]["limit_ms"]
     assert 2400 <= limit_ms <= 3000, "what it gave, not what was left of it after the reserve"
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+SLOW_PATTERN = '{pattern: "^(a|a)*b$"}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f'exec: echo hi, transform: "{ENDLESS}"',
+        f'exec: "echo {ENDLESS}"',
+        f'exec: echo hi, if: "{ENDLESS}"',
+        f'exec: echo hi, fail_if: "{ENDLESS}"',
+        f"exec: printf %060d 0 | tr 0 a, output_schema: {SLOW_PATTERN}",
+        f'exec: echo hi, for_each: [1, 2], env: {{X: "{ENDLESS}"}}',
+    ],
+)
+def test_a_run_whose_own_clock_stopped_a_template_says_so(run: Run, written: str) -> None:
+    envelope = run(f"timeout: 3s\nsteps:\n  it: {{{written}}}\n")
+    assert (envelope.code, envelope.exit_code) == ("TIMEOUT", 10), (step(envelope, "it"), envelope.error)
+    assert envelope.error is not None and envelope.error["message"] == "the run did not end within 3s"
+    assert envelope.error["context"]["clock"]["owner"] == "run flow"  # type: ignore[index]
+    assert step(envelope, "it")["error"]["context"]["clock"]["kind"] == "timeout"
+
+
+def test_a_template_that_its_own_clock_stopped_is_not_the_end_of_the_run(run: Run) -> None:
+    envelope = run(f"""
+        timeout: 1m
+        steps:
+          it: {{exec: echo hi, timeout: 500ms, transform: "{ENDLESS}"}}
+    """)
+    assert (envelope.code, envelope.exit_code) == ("STEPS_FAILED", 3), envelope.error
+
+
+@pytest.mark.parametrize(
+    "judged",
+    [
+        f'transform: "{ENDLESS}"',
+        f'fail_if: "{ENDLESS}"',
+        f"output_schema: {SLOW_PATTERN}",
+    ],
+)
+def test_what_shapes_or_judges_an_output_has_what_is_left_of_the_steps_timeout(run: Run, judged: str) -> None:
+    envelope = run(f"steps:\n  it: {{exec: printf %060d 0 | tr 0 a, timeout: 2500ms, {judged}}}\n")
+    it = step(envelope, "it")
+    assert it["status"] == "failed" and it["attempts"] == 1, it
+    assert it["error"]["context"]["clock"]["limit_ms"] <= 2500, it["error"]
+
+
+def test_a_step_that_used_all_its_time_can_still_hand_its_output_on(run: Run) -> None:
+    envelope = run("""
+        steps:
+          it: {exec: "sleep 2; echo 7", timeout: 2900ms, transform: "{{ output | int + 1 }}"}
+    """)
+    it = step(envelope, "it")
+    assert it["output"] == 8 or it["status"] == "timed_out", it  # the command itself, on a busy machine

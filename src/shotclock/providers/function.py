@@ -17,6 +17,7 @@ from ..core.deadlines import NS_PER_MS
 from ..core.durations import format_duration
 from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem
+from ..core.errors import Failure
 from ..core.records import dataclass, replace_fields
 from ..core.shapes import field
 from ..process.clock import monotonic_ns
@@ -114,10 +115,13 @@ class FunctionProvider:
             try:
                 dispatcher = served.opening.result()
             except Exception as error:
+                from ..runtime.call import Outcome
                 from ..runtime.handlers import outcome_of_error
 
                 if served in self._served:
                     self._served.remove(served)  # whoever tries again may have mended it
+                if isinstance(error, Failure) and error.code == "CWD_UNUSABLE":
+                    return StepResult(Outcome(Ending.NOT_STARTED, Problem(error.code, str(error), "validation")))
                 outcome = outcome_of_error(error)
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(outcome, None, "function/import_error")
@@ -215,7 +219,7 @@ async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Call
     from ..runtime.command_runner import run_shielded
     from ..runtime.runtime import Runtime
 
-    target = await asyncio.to_thread(_target, written, folder)
+    target = await asyncio.to_thread(_target, written, folder)  # a disk may not answer
     program = target.program
     if target.module is not None:
         program = program._replace(path=(str(folder), *(program.path or ())[1:]))
@@ -243,9 +247,14 @@ def _remaining_clocks(call: Call) -> Clocks:
 
 
 def _target(written: str, folder: Path) -> Target:
-    """Return the target: a file relative to the folder; a module is looked for there first."""
+    """Return the target: a file relative to the folder, a module looked for there first. Raise Failure without one."""
     from ..dispatch.targets import parse_target
 
+    try:
+        os.stat(os.path.join(folder, "."))  # follows the last name, and asks whether it may be entered
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise Failure("CWD_UNUSABLE", f"cannot enter {str(folder)!r}: {why}") from None
     place, colon, attribute = written.partition(":")
     if place.endswith(".py") or os.sep in place:
         place = str(folder / place)

@@ -302,6 +302,7 @@ def _find_known_states(
                     state.proposal_id = None
             else:
                 state.status = Status.INTERRUPTED
+                state.attempts += 1  # the try that it was in, which nobody lived to count
                 message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
                 state.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
         elif state.status is Status.SKIPPED:

@@ -81,6 +81,8 @@ class StepState:
     """Of the approval that it began with, before the run was parked."""
     parts: list[dict[str, Any]] = field(default_factory=list)
     """The records of its items, where the run was parked while some of them waited."""
+    used_ms: int = 0
+    """What its last try took. Known only while it runs."""
 
     @property
     def has_passed(self) -> bool:
@@ -145,7 +147,7 @@ class StepState:
         return cls(**known)
 
 
-_FIELDS = tuple(field.name for field in fields(StepState))
+_FIELDS = tuple(field.name for field in fields(StepState) if field.name != "used_ms")
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}

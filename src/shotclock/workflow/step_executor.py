@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
-from ..core.deadlines import Deadline
+from ..core.deadlines import NS_PER_MS, Deadline
 from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope
 from ..core.errors import Failure
@@ -40,7 +40,7 @@ from .scheduler import Deadlines, Execute, ParallelSlots
 from .schema import WorkflowFile
 from .state import Reason, Status, StepState, effects_of
 from .step_approval import PersonWait, Refused, StepGate, key_of
-from .step_renderer import RenderedStep, StepFailed, StepRenderer
+from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 
 # How many items of one step are under way at a time.
 ITEMS_AT_ONCE = 8
@@ -124,12 +124,16 @@ class Steps:
                 await self._judge_output(step, state, scope)
             state.status = verdict
         except StepFailed as failed:
-            state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
+            self._note_failure(state, failed)
         except Exception as error:  # ours: the step fails, and whoever waits for it is told
             bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
             context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_KEPT))}
             state.status = Status.FAILED
             state.error = self._redaction.value(bug | {"phase": "execution", "context": context})
+
+    def _note_failure(self, state: StepState, failed: StepFailed) -> None:
+        state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
+        state.is_cut_short = failed.fired is not None and self._deadlines.owns(failed.fired.source)
 
     # --- items --------------------------------------------------------------------------------------------
 
@@ -183,8 +187,7 @@ class Steps:
                         item = (number, len(items))
                         parts[number].status = await self._approve_and_try(name, step, parts[number], here, item)
                     except StepFailed as failed:
-                        parts[number].status = Status.FAILED
-                        parts[number].error = failed.error_after(parts[number].attempts)
+                        self._note_failure(parts[number], failed)
 
         try:
             with self._attention.leave_to_parts():
@@ -278,13 +281,15 @@ class Steps:
         while True:
             state.attempts += 1
             state.side_effects = None  # of the try before
+            began_ns = monotonic_ns()
             try:
                 result = await self._try(name, step, state, scope, item, approved)
             except StepFailed:  # what it is to be tried with could not be made, so it was not
                 state.attempts -= 1
                 raise
             verdict = self._record_try(step, state, result)
-            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, {**scope, "output": state.output}):
+            state.used_ms = (monotonic_ns() - began_ns) // NS_PER_MS
+            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, {**scope, "output": state.output}):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
             if not verdict.is_bad or state.attempts >= most or retry is None:
@@ -298,12 +303,18 @@ class Steps:
                 return verdict  # the next try would have no time left
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fail_if_holds(self, step: StepPart, scope: dict[str, Any]) -> bool:
+    async def _fail_if_holds(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> bool:
         if step.fail_if is None:
             return False
-        return await self._renderer.evaluate(
-            step.fail_if, await self._renderer.with_variables(step, step.fail_if, scope)
-        )
+        seen = await self._renderer.with_variables(step, step.fail_if, scope)
+        return await self._renderer.evaluate(step.fail_if, seen, self._left_for_output(step, state))
+
+    def _left_for_output(self, step: StepPart, state: StepState) -> int | None:
+        """Return what the try has left of the step's timeout, for what judges or shapes the output; None is enough."""
+        timeout_ms = step_timeout_ms(self._workflow, step)
+        if not timeout_ms or timeout_ms - state.used_ms >= TEMPLATE_MS:
+            return None
+        return max(LEAST_TEMPLATE_MS, timeout_ms - state.used_ms)
 
     def _record_try(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
         envelope = result.envelope
@@ -409,7 +420,8 @@ class Steps:
     async def _judge_output(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         if step.transform is not None:
             seen = await self._renderer.with_variables(step, step.transform, scope)
-            made = await self._renderer.render_value(step.transform, {**seen, "output": state.output})
+            limit_ms = self._left_for_output(step, state)
+            made = await self._renderer.render_value(step.transform, {**seen, "output": state.output}, limit_ms)
             if isinstance(made, str) and templates.sole_expression(step.transform) is None:
                 made = read_printed(made).value
             try:
@@ -417,9 +429,11 @@ class Steps:
             except ValueError as error:
                 raise StepFailed("OUTPUT_INVALID", f"what transform made: {error}", "step/output") from None
         if step.output_schema is not None:
-            problem = await self._renderer.find_misfit(step.output_schema, state.output)
-            if problem is not None:
-                raise StepFailed("OUTPUT_INVALID", f"its output does not fit output_schema: {problem}", "step/output")
+            limit_ms = self._left_for_output(step, state)
+            misfit = await self._renderer.find_misfit(step.output_schema, state.output, limit_ms)
+            if misfit is not None:
+                message = f"its output does not fit output_schema: {misfit.why}"
+                raise StepFailed("OUTPUT_INVALID", message, "step/output", misfit.ended)
         if step.for_each is True and not isinstance(state.output, list):
             message = f"`for_each: true` needs a list as output, and the output is {_kind_of(state.output)}"
             raise StepFailed("OUTPUT_INVALID", message, "step/for_each")

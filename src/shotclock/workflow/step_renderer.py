@@ -26,7 +26,10 @@ from .state import Status
 from .template_references import mentions
 
 # How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
-TEMPLATE_CLOCKS = Clocks(timeout_ms=5_000, grace_ms=0)
+TEMPLATE_MS = 5_000
+TEMPLATE_CLOCKS = Clocks(timeout_ms=TEMPLATE_MS, grace_ms=0)
+# What those about the output have at least, of a step that has used up its time: a worker may have to start for them.
+LEAST_TEMPLATE_MS = 1_000
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
@@ -44,14 +47,21 @@ _FIND_MISFIT = _in_worker("schema", "json_schema", "misfit")
 class StepFailed(Exception):
     """A step that could not even be tried, with the error its state shows."""
 
-    def __init__(self, code: str, message: str, rule: str) -> None:
+    def __init__(self, code: str, message: str, rule: str, ended: Envelope | None = None) -> None:
+        """`ended` is the answer of what could not be computed, where a clock may have stopped that."""
         super().__init__(message)
+        self.fired = None if ended is None else ended.fired
+        """The clock that stopped it."""
+        context: dict[str, Any] = {"rule": rule}
+        known = (ended.error or {}).get("context") if ended is not None else None
+        if isinstance(known, dict) and "clock" in known:
+            context["clock"] = known["clock"]
         self.error: dict[str, Any] = {
             "code": code,
             "message": message,
             "retryable": False,
             "phase": "validation",
-            "context": {"rule": rule},
+            "context": context,
         }
 
     def error_after(self, attempts: int) -> dict[str, Any]:
@@ -69,6 +79,14 @@ class RenderedStep(NamedTuple):
     env: Mapping[str, str]
     """What the file asks for."""
     folder: Path
+
+
+class Misfit(NamedTuple):
+    """Why a value does not fit a JSON Schema, or could not be held against it."""
+
+    why: str
+    ended: Envelope | None = None
+    """The answer of the check, where it did not come to its end."""
 
 
 class StepRenderer:
@@ -104,9 +122,10 @@ class StepRenderer:
             arguments = await self.render(step.arguments, scope)
             if (
                 tool.input_schema is not None
-                and (why := await self.find_misfit(tool.input_schema, arguments)) is not None
+                and (misfit := await self.find_misfit(tool.input_schema, arguments)) is not None
             ):
-                raise StepFailed("STEP_INVALID", f"arguments do not fit input_schema: {why}", "step/arguments")
+                message = f"arguments do not fit input_schema: {misfit.why}"
+                raise StepFailed("STEP_INVALID", message, "step/arguments", misfit.ended)
             scope = {**scope, "args": arguments, "arguments": arguments}
             written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
         if isinstance(step, CommandStep | ToolStep):
@@ -198,13 +217,14 @@ class StepRenderer:
             return [await self.render(item, scope) for item in value]
         return value
 
-    async def render_value(self, template: str, scope: dict[str, Any]) -> Any:
+    async def render_value(self, template: str, scope: dict[str, Any], limit_ms: int | None = None) -> Any:
+        """`limit_ms` is less than a template usually has."""
         if (name := templates.sole_name(template)) is not None:
             return _look_up(name, template, scope)
         if templates.is_simple(template):
             return (await self._render_text(template, scope)).text
         arguments = {"template": template, "scope": _plain_scope(scope, template)}
-        envelope = await self._runtime.call(_RENDER_VALUE, arguments)
+        envelope = await self._runtime.call(_RENDER_VALUE, arguments, _limited(limit_ms))
         if not envelope.ok:
             raise _template_failure(envelope, template, scope)
         return envelope.value
@@ -222,22 +242,27 @@ class StepRenderer:
         rendered = envelope.value
         return templates.Rendered(*rendered[0])  # type: ignore[index]
 
-    async def evaluate(self, written: str | bool, scope: dict[str, Any]) -> bool:
+    async def evaluate(self, written: str | bool, scope: dict[str, Any], limit_ms: int | None = None) -> bool:
         if isinstance(written, bool):
             return written
         if (name := templates.sole_name(written)) is not None:
             return is_true(_look_up(name, written, scope))
         arguments = {"condition": written, "scope": _plain_scope(scope, written)}
-        envelope = await self._runtime.call(_EVALUATE, arguments)
+        envelope = await self._runtime.call(_EVALUATE, arguments, _limited(limit_ms))
         if not envelope.ok:
             raise _template_failure(envelope, written, scope)
         return bool(envelope.value)
 
-    async def find_misfit(self, schema: dict[str, Any], value: Any) -> str | None:
-        envelope = await self._runtime.call(_FIND_MISFIT, {"schema": schema, "value": value})
+    async def find_misfit(self, schema: dict[str, Any], value: Any, limit_ms: int | None = None) -> Misfit | None:
+        arguments = {"schema": schema, "value": value}
+        envelope = await self._runtime.call(_FIND_MISFIT, arguments, _limited(limit_ms))
         if envelope.ok:
-            return None if envelope.value is None else str(envelope.value)
-        return f"it could not be checked: {(envelope.error or {})['message']}"
+            return None if envelope.value is None else Misfit(str(envelope.value))
+        return Misfit(f"it could not be checked: {(envelope.error or {})['message']}", envelope)
+
+
+def _limited(limit_ms: int | None) -> Clocks | None:
+    return None if limit_ms is None else Clocks(timeout_ms=limit_ms)
 
 
 def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
@@ -252,7 +277,9 @@ def _look_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
         raise _template_failed(str(error), template, scope) from None
 
 
-def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> StepFailed:
+def _template_failed(
+    message: str, template: str, scope: Mapping[str, Any], ended: Envelope | None = None
+) -> StepFailed:
     """Return the failure, with the reason where a step that it speaks of has no output."""
     for name in re.findall(r"\benv\.(\w+)", template):
         if name not in scope["env"] and looks_secret(name):
@@ -264,7 +291,7 @@ def _template_failed(message: str, template: str, scope: Mapping[str, Any]) -> S
             status = Status(scope["steps"][name]["status"])
             why = "has not succeeded" if status.is_final else "has not ended: wait for it with depends_on"
             message += f"; step {name!r} {why}"
-    return StepFailed("TEMPLATE_FAILED", message, "step/template")
+    return StepFailed("TEMPLATE_FAILED", message, "step/template", ended)
 
 
 def _holds_template(value: Any) -> bool:
@@ -296,6 +323,6 @@ def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 def _template_failure(envelope: Envelope, template: str, scope: Mapping[str, Any]) -> StepFailed:
     message = str((envelope.error or {}).get("message", ""))
-    if envelope.code == "TIMEOUT":
-        return StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template")
-    return _template_failed(message, template, scope)
+    if envelope.code in ("TIMEOUT", "NO_TIME_LEFT"):
+        return StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template", envelope)
+    return _template_failed(message, template, scope, envelope)
