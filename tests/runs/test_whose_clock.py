@@ -192,7 +192,8 @@ def test_what_shapes_or_judges_an_output_has_what_is_left_of_the_steps_timeout(r
 def test_a_step_that_used_all_its_time_can_still_hand_its_output_on(run: Run) -> None:
     envelope = run("""
         steps:
-          it: {exec: "sleep 2; echo 7", timeout: 2900ms, transform: "{{ output | int + 1 }}"}
+          first: {exec: "echo {{ 1 + 1 }}"}  # the worker that renders is up after it
+          it: {exec: "sleep 2; echo 7", timeout: 2900ms, transform: "{{ output | int + 1 }}", depends_on: first}
     """)
     it = step(envelope, "it")
     assert it["output"] == 8 or it["status"] == "timed_out", it  # the command itself, on a busy machine

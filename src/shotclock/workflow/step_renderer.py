@@ -28,8 +28,9 @@ from .template_references import mentions
 # How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
 TEMPLATE_MS = 5_000
 TEMPLATE_CLOCKS = Clocks(timeout_ms=TEMPLATE_MS, grace_ms=0)
-# What those about the output have at least, of a step that has used up its time: a worker may have to start for them.
-LEAST_TEMPLATE_MS = 1_000
+# What those about the output have at least, of a step that has used up its time: a worker may have to start for
+# them, which takes a busy machine a second.
+LEAST_TEMPLATE_MS = 2_000
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
