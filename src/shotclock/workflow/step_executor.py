@@ -289,7 +289,7 @@ class Steps:
                 raise
             verdict = self._record_try(step, state, result)
             state.used_ms = (monotonic_ns() - began_ns) // NS_PER_MS
-            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, {**scope, "output": state.output}):
+            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, scope):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
             if not verdict.is_bad or state.attempts >= most or retry is None:
@@ -306,7 +306,7 @@ class Steps:
     async def _fail_if_holds(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> bool:
         if step.fail_if is None:
             return False
-        seen = await self._renderer.with_variables(step, step.fail_if, scope)
+        seen = await self._renderer.with_variables(step, step.fail_if, {**scope, "output": state.output})
         return await self._renderer.evaluate(step.fail_if, seen, self._left_for_output(step, state))
 
     def _left_for_output(self, step: StepPart, state: StepState) -> int | None:
