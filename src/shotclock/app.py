@@ -283,7 +283,12 @@ class App:
             commands=tuple(self._commands.values()),
             debug=self.debug,
             clocks=self.clocks,
+            file=self._file() if any(spec.approval is not None for spec in self._commands.values()) else None,
         )
+
+    def _file(self) -> str | None:
+        file = getattr(sys.modules.get(self._module), "__file__", None)
+        return None if file is None else os.path.realpath(file)
 
     def handler(self, name: str) -> Callable[..., Any]:
         """Where a call arrives, in whatever process it runs. With a question mark: only check the arguments."""

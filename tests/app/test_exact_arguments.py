@@ -1,6 +1,10 @@
 """What is approved, repeated or kept is what runs: values that JSON writes alike are not taken for one another."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -308,3 +312,121 @@ def test_a_call_that_comes_too_late_for_a_job_asks_as_well(home: Home, tmp_path:
     assert first.ok
     assert second.code == "INCOMPLETE" and second.data["status"] == "pending"
     assert lines_of(tmp_path / "done") == ["'ran'"], "one yes, one run"
+
+
+# --- which program, and the identical call ------------------------------------------------------------------------
+
+TOOL = """
+from pathlib import Path
+from shotclock import App
+
+app = App("tool")
+
+@app.command(approval=True)
+def danger(folder: str, text: str = "hello", n: float = 1.0, via: Path = Path("a"), raw: bytes = b"x") -> str:
+    with open(f"{folder}/done", "a") as file:
+        file.write(f"'NAME {text} {n}'\\n")
+    return "NAME"
+
+if __name__ == "__main__":
+    app()
+"""
+ASKING = """
+import asyncio, json, sys
+from tool import app
+
+async def main():
+    async with app:
+        answer = await app.call_with("danger", {"folder": sys.argv[1]}, budget="10ms")
+        print(json.dumps(answer.to_dict()))
+
+asyncio.run(main())
+"""
+
+
+def text_of(home: Home, answer: Any) -> str:
+    with Store.open(home.path) as store:
+        proposal = store.proposals.get(answer["data"]["proposal_id"])
+    assert proposal is not None
+    return proposal.ask.text
+
+
+def write_tools(folder: Path) -> None:
+    for name in ("good", "evil"):
+        (folder / name).mkdir()
+        (folder / name / "tool.py").write_text(TOOL.replace("NAME", name))
+        (folder / name / "ask.py").write_text(ASKING)
+
+
+def ask_from(folder: Path, cwd: Path, *words: str) -> Any:
+    ran = subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert ran.stdout, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("way", ["from Python", "-m"])
+def test_a_yes_to_a_module_is_no_yes_to_another_file_of_its_name(home: Home, tmp_path: Path, way: str) -> None:
+    write_tools(tmp_path)
+
+    def ask(name: str) -> Any:
+        words = ("-m", "tool", "danger", str(tmp_path), "--budget", "10ms")
+        words = words if way == "-m" else (str(tmp_path / name / "ask.py"), str(tmp_path))
+        return ask_from(tmp_path / name, tmp_path, *words)
+
+    first = ask("good")
+    text = text_of(home, first)
+    assert f'"{os.path.realpath(tmp_path)}/good/tool.py"' in text and '  program: "tool"\n' in text, text
+    approve_all(home)
+    other = ask("evil")
+    assert other["error"]["code"] == "INCOMPLETE" and other["data"]["proposal_id"] != first["data"]["proposal_id"]
+    assert lines_of(tmp_path / "done") == [] and ask("good")["ok"]
+    assert lines_of(tmp_path / "done") == ["'good hello 1.0'"]
+
+
+def test_a_yes_to_a_program_behind_a_link_is_no_yes_to_what_the_link_leads_to_later(home: Home, tmp_path: Path) -> None:
+    write_tools(tmp_path)
+    link = tmp_path / "link"
+
+    def ask(name: str) -> Any:
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        words = (str(link / "tool.py"), "danger", str(tmp_path), "--budget", "10ms")
+        return ask_from(link, tmp_path, *words)
+
+    first = ask("good")
+    assert f'  program: "{os.path.realpath(tmp_path)}/good/tool.py"' in text_of(home, first)
+    approve_all(home)
+    assert ask("evil")["data"]["proposal_id"] != first["data"]["proposal_id"]
+    assert lines_of(tmp_path / "done") == [] and ask("good")["ok"]
+
+
+SPELT_OUT = [["--text", "hello"], ["--n", "1.0"], ["--n", "1.0", "--text", "hello", "--via", "a"]]
+
+
+@pytest.mark.parametrize("words", SPELT_OUT, ids=" ".join)
+def test_a_call_that_spells_a_default_out_is_the_identical_call(home: Home, tmp_path: Path, words: list[str]) -> None:
+    write_tools(tmp_path)
+    plain = (str(tmp_path / "good" / "tool.py"), "danger", str(tmp_path), "--budget", "10ms")
+    first, again = (ask_from(tmp_path, tmp_path, *plain, *more) for more in ([], words))
+    assert again["error"]["code"] == "INCOMPLETE", again
+    assert again["data"]["proposal_id"] == first["data"]["proposal_id"]
+    approve_all(home)
+    assert ask_from(tmp_path, tmp_path, *plain, *words)["ok"] and lines_of(tmp_path / "done") == ["'good hello 1.0'"]
+
+
+def test_the_same_arguments_in_another_order_are_the_identical_call(home: Home) -> None:
+    """Also where some are no JSON, and some run as something else."""
+    arguments = {"amount": "1e3", "times": "7", "via": Path("/a"), "pin": "1", "tags": {"b"}}
+
+    async def work(inbox: Inbox) -> Any:
+        answers = [await call("pay", **arguments), await call("pay", **dict(reversed(arguments.items())))]
+        return [await proposal_of(inbox, each) for each in answers]
+
+    first, second = with_inbox(work, home)
+    assert first.id == second.id, (first.ask.text, second.ask.text)

@@ -1,6 +1,7 @@
 """Steps that call a command of an App which needs a person: they park, go on and end as a step with `approval` does."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -232,6 +233,119 @@ def test_cancelling_a_run_whose_function_waits_withdraws_the_question(port: Port
     assert [proposal.status for proposal in proposals(port)] == [ProposalStatus.WITHDRAWN]
     port("--resume", "r", code=143)
     assert port.done() == []
+
+
+# --- what a yes is bound to -----------------------------------------------------------------------------------
+
+
+OTHER = APP.replace("POLICY", "True").replace("what + ", "'other ' + what + ")
+
+
+@pytest.fixture
+def two_ports(port: Port) -> Port:
+    """With an App of the same name in each of two folders, and a link to one of them."""
+    for name, text in (("good", APP.replace("POLICY", "True")), ("evil", OTHER)):
+        (port.folder / name).mkdir()
+        (port.folder / name / "port.py").write_text(text)
+    (port.folder / "link").symlink_to("good")
+    return port
+
+
+def turn_link(port: Port) -> None:
+    (port.folder / "link").unlink()
+    (port.folder / "link").symlink_to("evil")
+
+
+def assert_asks_for_something_else(port: Port) -> None:
+    step = port("--resume", "r", code=3)["data"]["steps"]["ship"]
+    assert step["error"]["code"] == "ACTION_CHANGED" and port.done() == [], step
+    assert (step["ending"], step["side_effects"]) == ("not_started", "none")
+
+
+SHIP = "type: function, command: ship, arguments: {what: crates}"
+TARGETS = {
+    "a file by a variable": ('{SHIP, target: "{{ env.WHERE }}/port.py:app"}', "port.py"),
+    "a file in a directory by a variable": ('{SHIP, target: "port.py:app", cwd: "{{ env.WHERE }}"}', "port.py"),
+    "a module in a directory by a variable": ('{SHIP, target: "port:app", cwd: "{{ env.WHERE }}"}', "port.py"),
+}
+
+
+@pytest.mark.parametrize("written", TARGETS)
+def test_a_yes_to_the_program_of_a_function_step_is_no_yes_to_another_of_its_name(
+    two_ports: Port, written: str
+) -> None:
+    step, file = TARGETS[written]
+    two_ports.env["WHERE"] = "good"
+    flow = f"timeout: 20m\nsteps:\n  ship: {step.replace('SHIP', SHIP)}\n"
+    two_ports(two_ports.flow(flow), "--run-id", "r", code=14)
+    text = two_ports.decide(YES).ask.text
+    assert f'"{os.path.realpath(two_ports.folder)}/good/{file}"' in text, text
+    two_ports.env["WHERE"] = "evil"
+    assert_asks_for_something_else(two_ports)
+    two_ports.env["WHERE"] = "good"
+    two_ports(two_ports.flow(flow), "--run-id", "s", code=14)
+    two_ports.decide(YES)
+    two_ports("--resume", "s", code=0)
+    assert two_ports.done() == ["crates"]
+
+
+@pytest.mark.parametrize("target", ["link/port.py:app", "port:app"])
+def test_a_yes_to_the_program_of_a_function_step_ends_where_a_link_leads_elsewhere(
+    two_ports: Port, target: str
+) -> None:
+    cwd = "" if "link" in target else ", cwd: link"
+    flow = f'timeout: 20m\nsteps:\n  ship: {{{SHIP}, target: "{target}"{cwd}}}\n'
+    two_ports(two_ports.flow(flow), "--run-id", "r", code=14)
+    two_ports.decide(YES)
+    turn_link(two_ports)
+    assert_asks_for_something_else(two_ports)
+
+
+def test_a_function_steps_approval_shows_and_binds_the_variables_that_the_file_sets(port: Port) -> None:
+    port.env |= {"MY_TOKEN": "sekret-one", "LEVEL": "low"}
+    variables = 'env: {HEIGHT: "${LEVEL}", TOKEN: "${MY_TOKEN}"}'
+    flow = port.flow(FLOW.replace("command: ship,", f"command: ship, {variables},"))
+    for run, changed in (("r", {"LEVEL": "high"}), ("r2", {"MY_TOKEN": "sekret-two"})):
+        port.env |= {"MY_TOKEN": "sekret-one", "LEVEL": "low"}
+        port(flow, "--run-id", run, code=14)
+        text = port.decide(YES).ask.text
+        assert 'HEIGHT: "low"' in text and 'TOKEN: "***"' in text and "sekret" not in text, text
+        assert re.search('- "environment.TOKEN: [0-9a-f]{16}"', text), text
+        port.env |= changed
+        error = port("--resume", run, code=3)["data"]["steps"]["ship"]["error"]
+        assert error["code"] == "ACTION_CHANGED" and port.done() == []
+    port.env |= {"MY_TOKEN": "sekret-one", "LEVEL": "low"}
+    port(flow, "--run-id", "r3", code=14)
+    port.decide(YES)
+    port("--resume", "r3", code=0)
+    assert port.done() == ["crates", "crates-told"]
+
+
+def test_a_yes_to_a_step_ends_where_its_directory_is_a_link_that_leads_elsewhere(two_ports: Port) -> None:
+    flow = "timeout: 20m\nsteps: {ship: {exec: pwd -P >> ../done, cwd: link, approval: true}}\n"
+    two_ports(two_ports.flow(flow), "--run-id", "r", code=14)
+    real = os.path.realpath(two_ports.folder / "good")
+    assert f'directory: "{real}"' in two_ports.decide(YES).ask.text
+    turn_link(two_ports)
+    assert_asks_for_something_else(two_ports)
+
+
+def test_a_step_runs_in_the_directory_that_was_approved(two_ports: Port) -> None:
+    """The link is turned after the last comparison: between two tries of the step."""
+    turn = "rm ../link; ln -s evil ../link"
+    flow = f"""
+timeout: 20m
+steps:
+  ship:
+    exec: 'pwd -P >> ../done; {turn}; test -e ../again || {{ touch ../again; exit 1; }}'
+    cwd: link
+    approval: true
+    on_fail: {{retry: {{max: 1, backoff: {{delay_ms: 1}}}}}}
+"""
+    two_ports(two_ports.flow(flow), "--run-id", "r", code=14)
+    two_ports.decide(YES)
+    two_ports("--resume", "r", code=0)
+    assert two_ports.done() == [os.path.realpath(two_ports.folder / "good")] * 2
 
 
 # --- over MCP -------------------------------------------------------------------------------------------------

@@ -145,6 +145,9 @@ class Catalogue:
     """Whether its answers carry the traceback of what a command raised."""
     elicitation: bool = False
     """Whether its server lets a client ask its own person for an approval."""
+    file: str | None = None
+    """Where the App is written, by its real path. None where it is in no file, and where no command needs an approval,
+    which alone is bound to it."""
 
     @property
     def semantic_version(self) -> str | None:

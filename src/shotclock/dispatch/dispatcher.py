@@ -66,10 +66,12 @@ class Dispatcher:
         program: Program | None = None,
         command: list[str] | None = None,
         inbox_of: Callable[[], Inbox] | None = None,
+        place: str | None = None,
     ) -> None:
         """With a `program`, commands that declare it go on as jobs in a process that imports it. `command` is how
         the `job` commands are called, for the hints in their envelopes. `inbox_of` is where people are asked, and
-        whoever gave it closes it; without one it is the store's."""
+        whoever gave it closes it; without one it is the store's. `place` is the file or the module of the commands,
+        where nothing goes on as a job and there is no `program`."""
         self.catalogue = catalogue
         self.runtime = runtime
         runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug)
@@ -84,7 +86,7 @@ class Dispatcher:
             from ..inbox.approval import Approvals
 
             self._approvals = runtime.approvals = Approvals(
-                catalogue, self.inbox, self._checks.look_at, None if program is None else program.place
+                catalogue, self.inbox, self._checks.look_at, place if program is None else program.place
             )
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
             from .concurrency_limits import ConcurrencyLimits

@@ -44,14 +44,18 @@ class Target:
         return Program(file=self.file, imports=(self.module,) if self.module else (), path=(folder, *ours))
 
 
+def parse_attribute(text: str) -> str:
+    """Return the name that the App of a target has in its module or file."""
+    return text.partition(":")[2] or DEFAULT_ATTRIBUTE
+
+
 def parse_target(text: str) -> Target:
     """Read `package.module:app` or `path/to/file.py:app`. Raises Failure if it cannot be either."""
-    place, _, attribute = text.partition(":")
-    attribute = attribute or DEFAULT_ATTRIBUTE
+    place, attribute = text.partition(":")[0], parse_attribute(text)
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
     if place.endswith(".py") or os.sep in place:
-        file = os.path.abspath(place)
+        file = os.path.realpath(place)  # a link may lead elsewhere by the time it is imported again
         if not os.path.isfile(file):
             raise Failure("TARGET_NOT_FOUND", f"there is no file {place!r}")
         return Target(attribute, file=file)

@@ -56,6 +56,8 @@ class RunWait:
     """Entered while a person is waited for."""
     bounded: Callable[[], Call]
     """Gives what bounds the waiting, once somebody is to be asked."""
+    surroundings: Callable[[Inbox], Awaitable[Mapping[str, Any]]]
+    """Gives what else the step decides of what is done, as a person is shown it."""
 
 
 class Approvals:
@@ -72,6 +74,7 @@ class Approvals:
         is the file or the module that the commands are in."""
         self._check = check
         self._program = program
+        self._file = catalogue.file
         self._app = catalogue.name
         self._specs = {spec.name: spec for spec in catalogue.commands if spec.approval is not None}
         self._inbox = inbox
@@ -118,7 +121,7 @@ class Approvals:
             else:
                 proposal = await _proposed_for_run(inbox, ask, by, run_wait)
             if not _is_asked_alike(proposal.ask, ask):
-                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
+                message = f"{proposal.id} asks for the same by other rules or of another file"
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if has_waited := proposal.is_open:
@@ -172,6 +175,8 @@ class Approvals:
             added["stdin"] = {"sha256": request.stdin.digest}
         if request.resume_from is not None:
             added["resume from"] = request.resume_from
+        if request.run_wait is not None:
+            added |= await request.run_wait.surroundings(self._inbox())
         added |= _conversions(look)
         arguments, justification = call.arguments or {}, request.justification
         if spec.approved_file is None:
@@ -253,6 +258,8 @@ class Approvals:
             found = {"directory": None}
         if self._program is not None:
             found["program"] = self._program
+        if self._file is not None and self._file != self._program:  # a name stands for whatever is found by it
+            found["program file"] = self._file
         properties = spec.input_schema.get("properties", {})
         required = spec.input_schema.get("required", [])
         unknown = sorted(name for name, said in properties.items() if name not in required and "default" not in said)

@@ -203,11 +203,32 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call, runt
     command, arguments = step.settings["command"], step.settings["arguments"]
     run_wait, justification = None, ""
     if step.key:
-        run_wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call, runtime))
+        run_wait = RunWait(
+            step.key,
+            step.run_began_at,
+            step.waits,
+            lambda: bounded_by_run(call, runtime),
+            lambda inbox: _surroundings(step, inbox),
+        )
         if "justification" not in arguments:  # a command that takes one of its own is shown with that
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
     request = CallRequest(command, arguments, _remaining_clocks(call), run_wait=run_wait, justification=justification)
     return await dispatcher.call(request)
+
+
+async def _surroundings(step: StepCall, inbox: Inbox) -> dict[str, Any]:
+    """Return what the file decides of a call beside its arguments: the name of the App in its program, and the
+    variables. Where it is imported from is the program's to say."""
+    from ..dispatch.targets import parse_attribute
+    from ..inbox.hidden_values import hide_secrets
+
+    found: dict[str, Any] = {"app": parse_attribute(str(step.settings["target"]))}
+    if step.asked:
+        hidden: list[str] = []
+        found["environment"] = await hide_secrets(inbox, step.redact, step.asked, "environment", hidden)
+        if hidden:
+            found["hidden values, by digest"] = hidden
+    return found
 
 
 async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:
@@ -219,6 +240,7 @@ async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Call
     from ..runtime.command_runner import run_shielded
     from ..runtime.runtime import Runtime
 
+    folder = Path(await asyncio.to_thread(os.path.realpath, folder))
     target = await asyncio.to_thread(_target, written, folder)  # a disk may not answer
     program = target.program
     if target.module is not None:
@@ -229,7 +251,7 @@ async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Call
         catalogue = await learn(runtime, target)
         for spec in catalogue.commands:
             runtime.register(spec.operation())
-        return Dispatcher(catalogue, runtime, inbox_of=inbox)
+        return Dispatcher(catalogue, runtime, inbox_of=inbox, place=program.place)
     except BaseException:
         await run_shielded(runtime.close())
         raise

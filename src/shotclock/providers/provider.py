@@ -68,6 +68,8 @@ class StepCall:
     """Whether a secret that the run knows is in a text."""
     run_file: RunFile | None = None
     """Runs another workflow inside this run."""
+    redact: Callable[[str], str] = lambda text: text
+    """Takes the secrets that the run knows out of a text."""
 
     @property
     def name(self) -> str:

@@ -45,7 +45,7 @@ class Program(NamedTuple):
         if spec is not None and spec.name:
             return cls(spec.name)
         file = getattr(main, "__file__", None)
-        return cls(None, os.path.abspath(file) if file else None)
+        return cls(None, os.path.realpath(file) if file else None)
 
 
 class Preloaded:

@@ -12,9 +12,11 @@ docs/design.md: R40.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.clocks import Clocks
@@ -24,18 +26,18 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
 from ..core.proposal_request import TITLE_LIMIT
-from ..core.redaction import HIDDEN, Redaction, looks_secret
+from ..core.redaction import HIDDEN, Redaction
 from ..core.shapes import ValidationError
 from ..core.walltime import WallTime
 from ..inbox.access import Principal
+from ..inbox.hidden_values import hide_secrets
 from ..inbox.inbox import Inbox
-from ..inbox.outcomes import action_changed, describe_proposal, outcome_of, undecided_outcome
+from ..inbox.outcomes import action_changed, describe_proposal, outcome_of, refusal_outcome, undecided_outcome
 from ..providers.command import CommandStep, ToolStep
 from ..providers.provider import ForeignProposal, Waits
 from ..providers.step_type import STEP_TYPES, Approval, StepPart, duration_ms
 from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
-from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
 from .state import StepState
@@ -82,7 +84,10 @@ class StepGate:
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
         admission = admit(f"step {step_id}", Clocks(timeout_ms=0), parent=deadline, parent_owner=owner)
+        written = rendered
         try:
+            # It runs where it was shown to run, wherever a link leads by then.
+            rendered = await asyncio.to_thread(_in_real_folder, written)
             ask = await self._ask(step_id, step, rendered, tries)
             known = None if self.used is None else await self._inbox.get(self.used)
             if known is not None and known.ask.action_hash == ask.action_hash:
@@ -107,7 +112,8 @@ class StepGate:
             if (wrong := _find_wrong(step, changed)) is not None:
                 problem = Problem("ARG_ERROR", f"what the operator changed it to does not fit: {wrong}", "validation")
                 return Refused(answer(admission, Outcome(Ending.NOT_STARTED, problem)), "approval/modified")
-            if (await self._ask(step_id, step, rendered, tries)).action_hash != ask.action_hash:
+            now = await asyncio.to_thread(_in_real_folder, written)
+            if (await self._ask(step_id, step, now, tries)).action_hash != ask.action_hash:
                 raise action_changed(proposal.id, {"proposal_id": proposal.id})
             if not await self._inbox.use(proposal.id, ask.action_hash):
                 problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
@@ -115,7 +121,7 @@ class StepGate:
             self.used = proposal.id
             self._bind_files()
         except Failure as failure:
-            return Refused(answer(admission, outcome_of_error(failure)), "approval/failed")
+            return Refused(answer(admission, refusal_outcome(failure)), "approval/failed")
         return rendered._replace(settings={**rendered.settings, **changed})
 
     def _bind_files(self) -> None:
@@ -179,25 +185,11 @@ class StepGate:
         )
 
     async def _hide_secrets(self, value: Any, place: str, hidden: list[str]) -> Any:
-        """Return it without its secrets. Each text that had one is told in `hidden`, by a digest of all of it."""
-        if isinstance(value, Mapping):
-            shown: dict[str, Any] = {}
-            for name, each in value.items():
-                label = await self._hide_secrets(str(name), f"a name in {place}", hidden)
-                if label in shown:  # two that differ in what is hidden
-                    label = f"{label} ({len(shown)})"
-                if place == "environment" and looks_secret(name):  # however short it is
-                    shown[label] = HIDDEN
-                    hidden.append(f"{place}.{label}: {await self._inbox.digest_of_hidden(each)}")
-                else:
-                    shown[label] = await self._hide_secrets(each, f"{place}.{label}", hidden)
-            return shown
-        if isinstance(value, list):
-            return [await self._hide_secrets(each, f"{place}[{number}]", hidden) for number, each in enumerate(value)]
-        if isinstance(value, str) and (redacted := self._redaction.text(value)) != value:
-            hidden.append(f"{place}: {await self._inbox.digest_of_hidden(value)}")
-            return redacted
-        return value
+        return await hide_secrets(self._inbox, self._redaction.text, value, place, hidden)
+
+
+def _in_real_folder(rendered: RenderedStep) -> RenderedStep:
+    return rendered._replace(folder=Path(os.path.realpath(rendered.folder)))
 
 
 def _changes(ask: ProposalRequest, proposal: Proposal, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -386,6 +386,7 @@ class Steps:
             asked,
             self._redaction.holds,
             self._run_file,
+            self._redaction.text,
         )
         # A run inside this one says by itself whether it works.
         left = self._attention.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
