@@ -121,7 +121,7 @@ class Approvals:
             else:
                 proposal = await _proposed_for_run(inbox, ask, by, run_wait)
             if not _is_asked_alike(proposal.ask, ask):
-                message = f"{proposal.id} asks for the same by other rules or of another file"
+                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
                 raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
             waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
             if has_waited := proposal.is_open:
@@ -201,9 +201,9 @@ class Approvals:
     ) -> ProposalRequest:
         assert spec.approval is not None
         given, typed = exact(arguments)
-        title = f"{self._app} {spec.name}" + "".join(f" {name}={value}" for name, value in given.items())
         filling = _Filling(spec.input_schema)
         arguments = {**_defaults(spec), **filling.filled(given)}
+        title = f"{self._app} {spec.name}" + "".join(f" {name}={arguments[name]}" for name in _telling(spec, arguments))
         surroundings = {**self._surroundings(spec, filling), **added}
         if typed:
             surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
@@ -286,6 +286,14 @@ def _defaults(spec: CommandSpec) -> dict[str, Any]:
     """Return what the command is run with where the caller says nothing."""
     properties = spec.input_schema.get("properties", {})
     return {name: said["default"] for name, said in properties.items() if "default" in said}
+
+
+def _telling(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of the arguments that are not as by default, in one order, however the call was written: the
+    identical call has the identical title."""
+    defaults, declared = _defaults(spec), list(spec.input_schema.get("properties", {}))
+    names = [name for name in declared if name in arguments] + sorted(arguments.keys() - declared)
+    return [name for name in names if name not in defaults or canonical(defaults[name]) != canonical(arguments[name])]
 
 
 class _Filling:
