@@ -55,10 +55,10 @@ def parse_target(text: str) -> Target:
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
     if place.endswith(".py") or os.sep in place:
-        file = os.path.realpath(place)  # a link may lead elsewhere by the time it is imported again
-        if not os.path.isfile(file):
+        if not os.path.isfile(place):
             raise Failure("TARGET_NOT_FOUND", f"there is no file {place!r}")
-        return Target(attribute, file=file)
+        # A link may lead elsewhere by the time it is imported again.
+        return Target(attribute, file=os.path.realpath(place))
     if place and all(part.isidentifier() for part in place.split(".")):
         return Target(attribute, module=place)
     raise Failure("TARGET_UNUSABLE", f"{text!r} is neither package.module:app nor path/to/file.py:app")

@@ -240,11 +240,11 @@ async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Call
     from ..runtime.command_runner import run_shielded
     from ..runtime.runtime import Runtime
 
-    folder = Path(await asyncio.to_thread(os.path.realpath, folder))
     target = await asyncio.to_thread(_target, written, folder)  # a disk may not answer
     program = target.program
     if target.module is not None:
-        program = program._replace(path=(str(folder), *(program.path or ())[1:]))
+        real_folder = await asyncio.to_thread(os.path.realpath, folder)
+        program = program._replace(path=(real_folder, *(program.path or ())[1:]))
     runtime = Runtime(program=program, host_process=True, environment=env)
     await runtime.__aenter__()
     try:

@@ -189,7 +189,10 @@ class StepGate:
 
 
 def _in_real_folder(rendered: RenderedStep) -> RenderedStep:
-    return rendered._replace(folder=Path(os.path.realpath(rendered.folder)))
+    try:
+        return rendered._replace(folder=Path(os.path.realpath(rendered.folder)))
+    except ValueError:  # no path at all, which is said where it would be entered
+        return rendered
 
 
 def _changes(ask: ProposalRequest, proposal: Proposal, settings: Mapping[str, Any]) -> dict[str, Any]:
