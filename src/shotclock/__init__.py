@@ -1,7 +1,21 @@
 """Shotclock: nothing an agent starts can hang.
 
-The public names are imported when first used, because a wrapper that stands before every command must be
-cheap to start.
+The layout, from the outside in:
+
+    shotclock/    app: the App framework and composition root         _version
+      cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
+      server/     MCP over stdio and HTTP; web/: the operators' page and its API
+      workflow/   a file read, checked, planned, scheduled, run and reported
+      providers/  what steps do, one file per step type; step_type: their registry
+      dispatch/   a command of an App through its stages: approval, keys, limits, jobs
+      inbox/      what waits for a person: propose, wait, decide; who may do what; the audit file
+      runtime/    a call, begun and answered once; pools of workers and loops that it runs on
+      process/    start, watch, stop and see gone; the programs of our child processes; the clock
+      store/      durable state: one SQLite file, every method one short transaction
+      core/       pure values: clocks, deadlines, envelope, errors, arguments, actions, proposals
+
+docs/design.md has the way of a call through it. The public names are imported when first used, because a wrapper that
+stands before every command must be cheap to start.
 """
 
 from __future__ import annotations
