@@ -1,7 +1,7 @@
 """The keeper of a job: a process of its own that holds the clocks, runs the work where it can be killed, and writes
 down how far it is and how it ended.
 
-    caller (waits up to its budget)      store      keeper ── zygotes, supervisor ── worker
+    caller (waits up to its budget)      store      runner ── zygotes, supervisor ── worker
 
 If the keeper is killed its work dies with it, the job is lost, and the same invocation takes it up again.
 

@@ -1,4 +1,12 @@
-"""One step from its condition to its output: templates rendered, tries repeated, the result judged."""
+"""One step from its condition to its output: templates rendered, tries repeated, the result judged.
+
+The span of a step is above the calls of its tries and below its run:
+
+    run nightly ─┬─ step fetch ─── try fetch ─── what the server does
+                 ├─ step build ─┬─ try build
+                 │              └─ try build ─── exec ─── …
+                 └─ step audit ─── run audit ─── step scan ─── try scan
+"""
 
 from __future__ import annotations
 
