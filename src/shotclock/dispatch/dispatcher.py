@@ -247,7 +247,7 @@ class Dispatcher:
     async def _run_as_job(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
         """Start the work as a job, or attach to it, and wait as long as the caller does. None where it is no job.
 
-        The work belongs to its keeper. Bad arguments are told before there is a job."""
+        The work belongs to its runner. Bad arguments are told before there is a job."""
         if not self._goes_on_as_job(spec):
             return None
         ended = await self._wait_for_job(call, spec, request, may_start=self._needs_no_approval(call))
@@ -323,7 +323,7 @@ class Dispatcher:
             cancelled.outcome = Outcome(Ending.DETACHED)  # type: ignore[attr-defined]
             raise
         if isinstance(ended, Envelope):
-            if call.confirmed:  # its keeper does not know
+            if call.confirmed:  # its runner does not know
                 ended.meta["confirmed"] = True
             if job.delivered_at is not None and job.ended_at is not None:
                 ended.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))

@@ -1,6 +1,6 @@
 """Jobs seen from a caller: start or attach, wait no longer than the budget, look, cancel.
 
-Nothing but the store is between a caller and a keeper, so it does not matter who started the job, or whether that
+Nothing but the store is between a caller and a runner, so it does not matter who started the job, or whether that
 caller still lives.
 
 docs/design.md: R33.
@@ -38,9 +38,9 @@ from .invocation import Invocation
 # Between two looks at a job. The first are close together, because most work is short.
 FIRST_LOOK_S = 0.02
 LATER_LOOKS_S = 0.2
-# A keeper beats four times a second. One that lives but says nothing for this long is stopped or starved.
+# A runner beats four times a second. One that lives but says nothing for this long is stopped or starved.
 SILENT_LIMIT_MS = 60_000
-# How long cancelling waits beyond the grace for the keeper to notice and to report.
+# How long cancelling waits beyond the grace for the runner to notice and to report.
 CANCEL_LIMIT_S = 10.0
 LOG_TAIL = 4_000
 # How long a checkpoint waits for somebody to go on from it.
@@ -133,7 +133,7 @@ class JobClient:
                 environment=environment,
             )
         except OSError as error:
-            problem = Problem("SPAWN_FAILED", f"the job's keeper could not be started: {error}")
+            problem = Problem("SPAWN_FAILED", f"the job's runner could not be started: {error}")
             envelope = answer_for_job(job, Outcome(Ending.NOT_STARTED, problem))
             self._store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         finally:
@@ -176,7 +176,7 @@ class JobClient:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def look(self, job_id: str) -> Job | None:
-        """Read the job as it is. One whose keeper is gone is lost from here on, with the end of its log as the
+        """Read the job as it is. One whose runner is gone is lost from here on, with the end of its log as the
         reason."""
         job = self._store.jobs.get(job_id)
         if job is None or not job.is_active:
@@ -206,8 +206,8 @@ class JobClient:
         elapsed_ms = (monotonic_ns() - call.started_ns) // 1_000_000
         silent_ms = 0 if job.heartbeat_at is None else wall_time().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
-            fired = Fired(ClockKind.IDLE, "keeper", SILENT_LIMIT_MS, silent_ms)
-            message = f"the keeper of job {job.id} has said nothing for {format_duration(silent_ms)}"
+            fired = Fired(ClockKind.IDLE, "runner", SILENT_LIMIT_MS, silent_ms)
+            message = f"the runner of job {job.id} has said nothing for {format_duration(silent_ms)}"
             return Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.describe(job))
         data: dict[str, object] = {
             "state": "running",
@@ -241,7 +241,7 @@ class JobClient:
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
     async def cancel(self, job: Job) -> Job:
-        """Ask its keeper to stop it, and wait, bounded, until it has."""
+        """Ask its runner to stop it, and wait, bounded, until it has."""
         await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time())
         give_up_ns = monotonic_ns() + int(CANCEL_LIMIT_S * 1e9)
         current: Job | None = job
@@ -299,7 +299,7 @@ def _status(job: Job) -> str:
 def lost_envelope(job: Job) -> dict[str, Any]:
     """Answer for a job that nobody keeps any more."""
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
-    message = f"the keeper of job {job.id} is gone; {job.command} was stopped in the middle"
+    message = f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
     envelope = answer_for_job(job, Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
     envelope.meta["duration_ms"] = 0 if job.heartbeat_at is None else job.heartbeat_at.since_ms(job.attempt_at)
@@ -307,7 +307,7 @@ def lost_envelope(job: Job) -> dict[str, Any]:
 
 
 def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
-    """Answer instead of a job whose keeper cannot."""
+    """Answer instead of a job whose runner cannot."""
     tool = Tool(semantic_version(job.tool_version))
     return answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool), outcome)
 

@@ -1,9 +1,9 @@
-"""The keeper of a job: a process of its own that holds the clocks, runs the work where it can be killed, and writes
+"""The runner of a job: a process of its own that holds the clocks, runs the work where it can be killed, and writes
 down how far it is and how it ended.
 
     caller (waits up to its budget)      store      runner ── zygotes, supervisor ── worker
 
-If the keeper is killed its work dies with it, the job is lost, and the same invocation takes it up again.
+If the runner is killed its work dies with it, the job is lost, and the same invocation takes it up again.
 
 docs/design.md: R32.
 """
@@ -38,7 +38,7 @@ from .concurrency_limits import ConcurrencyLimits
 from .dispatcher import ArgumentChecks
 from .job_client import answer_for_job
 
-# How often a keeper says that it lives, and looks whether it should stop.
+# How often a runner says that it lives, and looks whether it should stop.
 BEAT_S = 0.25
 # Progress is written down no more often than this; the last of it always is.
 PROGRESS_NS = 200_000_000
