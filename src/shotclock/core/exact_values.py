@@ -216,7 +216,7 @@ class _State:
             return ["frozenset", *self._members(value)]
         if isinstance(value, type):
             return ["class", name_of_class(value)]
-        if kind is FunctionType or kind is BuiltinFunctionType:
+        if kind is FunctionType or isinstance(value, BuiltinFunctionType):  # since 3.13 some are of a kind below it
             return self._of_function(value)
         if id(value) in self._seen:
             return ["again", self._seen[id(value)]]
