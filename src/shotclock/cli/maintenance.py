@@ -129,7 +129,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     data: dict[str, object] = {
         "dry_run": dry_run,
         "deleted": pruned.as_data(),
-        "keeps": _kept(retention),
+        "keeps": _describe_limits(retention),
         "file": str(store.path),
         "file_bytes_before": before,
         "file_bytes": after,
@@ -138,7 +138,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     return Outcome(Ending.FINISHED, data=data, warnings=notes)
 
 
-def _kept(retention: Retention) -> dict[str, int]:
+def _describe_limits(retention: Retention) -> dict[str, int]:
     return {
         "runs_ms": retention.runs_ms,
         "runs": retention.runs,

@@ -97,7 +97,7 @@ def _not_an_app(target: Target, described: Envelope) -> Failure:
     message = (described.error or {}).get("message")
     if described.code == "TARGET_NOT_FOUND":
         return Failure("TARGET_NOT_FOUND", f"{message} in {target.file or target.module}")
-    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_kept(_context(described)))
+    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_shorten_context(_context(described)))
 
 
 def _import_failure(target: Target, imported: Envelope) -> Failure:
@@ -105,7 +105,7 @@ def _import_failure(target: Target, imported: Envelope) -> Failure:
     missing = f"No module named {target.module!r}"
     if context.get("exception") == "ModuleNotFoundError" and target.module and missing in str(message):
         return Failure("TARGET_NOT_FOUND", f"there is no module {target.module!r} on the path or in this directory")
-    return Failure("TARGET_UNUSABLE", f"importing {target} failed: {message}", context=_kept(context))
+    return Failure("TARGET_UNUSABLE", f"importing {target} failed: {message}", context=_shorten_context(context))
 
 
 def _asking(name: str, module: str, function: str) -> Operation:
@@ -124,5 +124,5 @@ def _context(envelope: Envelope) -> dict[str, Any]:
     return context if isinstance(context, dict) else {}
 
 
-def _kept(context: dict[str, Any]) -> dict[str, object]:
+def _shorten_context(context: dict[str, Any]) -> dict[str, object]:
     return {key: value[-TRACEBACK_SHOWN:] if isinstance(value, str) else value for key, value in context.items()}

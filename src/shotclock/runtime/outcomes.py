@@ -79,7 +79,7 @@ def failure_outcome(failure: Failure) -> Outcome:
     """Turn an expected failure where no handler runs into an outcome, with the code that was chosen for it. Of one
     whose exit code promises that nothing ran, the list of all that is wrong (`errors` in its context) is the answer's
     `error.errors`."""
-    outcome = _told(failure)
+    outcome = _describe_failure(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
         context = dict(outcome.problem.context or {})
@@ -89,7 +89,8 @@ def failure_outcome(failure: Failure) -> Outcome:
     return outcome
 
 
-def _told(failure: Failure) -> Outcome:
+def _describe_failure(failure: Failure) -> Outcome:
+    """Make an outcome of a failure as it says itself, before what its exit code promises is looked at."""
     problem = Problem(
         failure.code,
         str(failure),
@@ -104,7 +105,7 @@ def _told(failure: Failure) -> Outcome:
 
 def handler_failure(failure: Failure) -> Outcome:
     """Do as `failure_outcome`, for a handler that has begun: exit code 2 promises that nothing ran, which is over."""
-    outcome = _told(failure)
+    outcome = _describe_failure(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
         context = {**(outcome.problem.context or {}), "raised": failure.code}
