@@ -9,9 +9,6 @@ BENCH_STAMP := $(VENV)/.installed-bench
 BOUND := $(shell command -v timeout >/dev/null 2>&1 && echo timeout --foreground -k 10 900)
 PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
-# Where this is set, every program that a test starts would compile the modules of the tests anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo browser test test-matrix check bench soak lock clean
@@ -30,6 +27,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@$(PIP) check
 	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true # compiles the tests, once for all of their processes
 	@touch $@
 
 # Debian splits ensurepip off into python3-venv. The pip that is already there can fill an empty venv without root;

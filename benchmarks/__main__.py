@@ -25,6 +25,7 @@ TOPICS = [
     "mcp",
     "inbox",
     "workflows",
+    "models",
     "scoreboard",
 ]
 

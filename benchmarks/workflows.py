@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import take_turns
@@ -59,7 +59,7 @@ async def ms_per_step(kind: str, shape: str, count: int) -> float:
                 ended.append(time.perf_counter())
 
         began = time.perf_counter()
-        envelope = await start(request, store, on_change=on_change)
+        envelope = await start(request, store, RunCaller(None, on_change))
         taken, counted = time.perf_counter() - began, count
         assert envelope.ok, envelope.error
         if kind == "function":

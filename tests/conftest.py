@@ -1,5 +1,6 @@
 """Fixtures every test may use: a valid envelope, no survivors, and the command itself, run without pipes."""
 
+import gc
 import json
 import os
 import re
@@ -16,11 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft7Validator
 
 from tests.warm import WarmStart, be_ready, end_zygote, starting_warm, zygote_pid
 
+pytest_plugins = ["tests.asking_again"]
+
 SPEC = Path(__file__).parent / "spec"
+
+# Where this is set, every program that a test starts would compile all that it imports, and so would every pytest.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # `nohup`, and a shell that starts us in the background, leave these ignored, and so would all be that we start.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
@@ -36,6 +42,15 @@ POLL_S = 0.02
 MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
 
 
+def pytest_configure() -> None:
+    from hypothesis import settings  # not above: workers that run a test module's functions import this one, too
+
+    # Other tests, and other people, share these cores: how long one example took says nothing about the code.
+    settings.register_profile("shotclock", deadline=None, max_examples=60)
+    settings.load_profile("shotclock")
+    gc.disable()  # until all is collected: what is made by then stays
+
+
 # --- what is collected ----------------------------------------------------------------------------
 
 WHOLLY_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
@@ -48,52 +63,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(WHOLLY_SLOW.search(collection_path.read_text("utf-8"))) or None
 
 
-# --- asking again ---------------------------------------------------------------------------------
-
-MOST_ASKED_AGAIN = 40  # more than these do not fail because the machine is busy
-ASKED_WITHIN_S = 600.0
-failed_at_first: dict[str, None] = {}
+# What takes longest by itself: begun last, it would keep one process busy when all the others are done.
+FIRST = ("tests/docs/", "tests/server/web/test_page.py", "tests/server/test_connections.py", "tests/inbox/")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--ask-again", type=int, default=0, metavar="TIMES", help="ask what failed again by itself, up to so many times"
-    )
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:
-        failed_at_first[report.nodeid] = None
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no look for garbage in a test, or in a fork of it, walks over it again."""
+    gc.freeze()
+    gc.enable()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
-    """End the zygote. With --ask-again, ask what was late beside the others by itself: broken code fails then too."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
     end_zygote()
-    yield
-    times, config = session.config.option.ask_again, session.config
-    in_worker, is_over = hasattr(config, "workerinput"), exitstatus != pytest.ExitCode.TESTS_FAILED
-    if in_worker or is_over or not times or not failed_at_first or len(failed_at_first) > MOST_ASKED_AGAIN:
-        return
-    passed = {test: number for test in failed_at_first if (number := passes_by_itself(test, times, config))}
-    print("\nfailed beside the others, and were asked again by themselves:")
-    for test in failed_at_first:
-        print(f"  {f'passed when asked {passed[test]}×' if test in passed else 'FAILED each time'}: {test}", flush=True)
-    if len(passed) == len(failed_at_first):
-        session.exitstatus = pytest.ExitCode.OK
-
-
-def passes_by_itself(test: str, times: int, config: pytest.Config) -> int:
-    """Return how often it had to be asked until it passed, 0 if it never did."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", config.option.markexpr, test]
-    for number in range(1, times + 1):
-        print(f"\nasked again: {test}", flush=True)
-        try:
-            if subprocess.run(command, cwd=config.invocation_params.dir, timeout=ASKED_WITHIN_S).returncode == 0:
-                return number
-        except subprocess.TimeoutExpired:
-            print(f"no answer within {ASKED_WITHIN_S:g} s", flush=True)
-    return 0
 
 
 # --- the envelope ---------------------------------------------------------------------------------
@@ -102,6 +90,8 @@ def passes_by_itself(test: str, times: int, config: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def validate_envelope() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A function that fails on anything but an envelope that keeps the contract, and returns it."""
+    from jsonschema import Draft7Validator
+
     formats = Draft7Validator.FORMAT_CHECKER
     assert "date-time" in formats.checkers, "rfc3339-validator is missing: timestamps would go unchecked"
     schema = json.loads((SPEC / "response-envelope.json").read_text("utf-8"))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Watch, ends_within
-from tests.warm import ENDED_WITHIN_S, WarmStart, end_zygote, own_terminal, starting_warm, zygote_pid
+from tests.warm import ENDED_WITHIN_S, WarmStart, own_terminal, starting_warm, zygote_pid
 
 pytestmark = [
     pytest.mark.usefixtures("no_survivors"),
@@ -167,9 +167,15 @@ def test_descriptors_that_are_passed_on_keep_their_numbers_and_no_others_come_al
             os.close(fd)
 
 
-@pytest.mark.parametrize("text", LEAVINGS.values(), ids=LEAVINGS.keys())
-@pytest.mark.parametrize("way", ["file", "module", "text"])
-def test_a_program_leaves_the_same_way(text: str, way: str, both: Callable[..., Any], tmp_path: Path):
+@pytest.mark.parametrize(
+    ("leaving", "way"),
+    [
+        *((leaving, "file") for leaving in LEAVINGS),
+        *((leaving, way) for leaving in ("3", "an error", "an interrupt") for way in ("module", "text")),
+    ],
+)
+def test_a_program_leaves_the_same_way(leaving: str, way: str, both: Callable[..., Any], tmp_path: Path):
+    text = LEAVINGS[leaving]
     (tmp_path / "leaves.py").write_text(text)
     words = {"file": ["leaves.py"], "module": ["-m", "leaves"], "text": ["-c", text]}[way]
     cold, warm = both(*words, cwd=tmp_path, input="lié\n".encode())
@@ -289,7 +295,6 @@ def test_a_daemon_that_a_program_left_behind_is_found_warm_or_cold(start: Any, n
 
 
 def test_a_zygote_is_nobodys_survivor_and_another_takes_its_place(no_survivors: Watch):
-    end_zygote()
     assert WarmStart([sys.executable, "-c", "pass"]).wait(RUN_WITHIN_S) == 0
     first = zygote_pid()
     assert first is not None and no_survivors.alive() == []

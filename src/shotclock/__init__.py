@@ -6,7 +6,7 @@ The layout, from the outside in:
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
       workflow/   a file read, checked, planned, scheduled, run and reported
-      providers/  what steps do, one file per step type; step_type: their registry
+      providers/  what steps do, one file per step type; provider: their registry
       dispatch/   a command of an App through its stages: approval, keys, limits, jobs
       inbox/      what waits for a person: propose, wait, decide; who may do what; the audit file
       runtime/    a call, begun and answered once; pools of workers and loops that it runs on
@@ -27,16 +27,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .app import App as App
     from .core.catalogue import Interruption as Interruption
+    from .core.catalogue import Operation as Operation
     from .core.clocks import Clocks as Clocks
-    from .core.durations import DurationError as DurationError
-    from .core.durations import format_duration as format_duration
-    from .core.durations import parse_duration_ms as parse_duration_ms
-    from .core.effects import Ending as Ending
-    from .core.effects import SideEffects as SideEffects
+    from .core.clocks import DurationError as DurationError
+    from .core.clocks import format_duration as format_duration
+    from .core.clocks import parse_duration_ms as parse_duration_ms
     from .core.envelope import Envelope as Envelope
+    from .core.errors import Ending as Ending
     from .core.errors import Failure as Failure
+    from .core.errors import SideEffects as SideEffects
     from .core.errors import register_error as register_error
-    from .core.operation import Operation as Operation
     from .process.context import Context as Context
     from .process.context import Stopped as Stopped
     from .runtime.runtime import Runtime as Runtime
@@ -45,17 +45,17 @@ _HOME = {
     "App": "app",
     "Clocks": "core.clocks",
     "Context": "process.context",
-    "DurationError": "core.durations",
-    "Ending": "core.effects",
+    "DurationError": "core.clocks",
+    "Ending": "core.errors",
     "Envelope": "core.envelope",
     "Failure": "core.errors",
     "Interruption": "core.catalogue",
-    "Operation": "core.operation",
+    "Operation": "core.catalogue",
     "Runtime": "runtime.runtime",
-    "SideEffects": "core.effects",
+    "SideEffects": "core.errors",
     "Stopped": "process.context",
-    "format_duration": "core.durations",
-    "parse_duration_ms": "core.durations",
+    "format_duration": "core.clocks",
+    "parse_duration_ms": "core.clocks",
     "register_error": "core.errors",
 }
 __all__ = sorted(_HOME)

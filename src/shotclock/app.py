@@ -25,40 +25,35 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
 
 from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, plain_schema, signature_of, to_jsonable
-from .core.catalogue import ApprovedFile, Catalogue, CommandSpec, Interruption
-from .core.clocks import Clocks
-from .core.durations import parse_duration_ms
-from .core.effects import SideEffects
+from .core.catalogue import (
+    ApprovedFile,
+    Catalogue,
+    CommandSpec,
+    HandlerReference,
+    Interruption,
+    Isolation,
+    Operation,
+    hyphenate,
+)
+from .core.clocks import Clocks, parse_duration_ms
 from .core.envelope import Envelope
-from .core.errors import Failure, error_entry
+from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
-from .core.operation import HandlerReference, Isolation, Operation, hyphenate
 from .core.proposal_request import Policy
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
+from .runtime.call import CallRequest
 from .runtime.preloaded_zygote import Program
-from .runtime.request import CallRequest
 from .runtime.runtime import Runtime
 from .runtime.worker_pool import DEFAULT_WARM
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESERVED = frozenset(
-    {
-        "timeout",
-        "budget",
-        "json",
-        "debug",
-        CONFIRM_FLAG,
-        "validate-only",
-        "idempotency-key",
-        "heartbeat-interval",
-        "heartbeat-ms",
-        "resume-from",
-        "help",
-    }
-)
+RESERVED = {
+    *("timeout", "budget", "json", "debug", CONFIRM_FLAG, "validate-only", "idempotency-key"),
+    *("heartbeat-interval", "heartbeat-ms", "resume-from", "help"),
+}
 """Options of every command line; a parameter of the same name could not be told from them."""
 DEFAULT_GRACE = "500ms"
 """Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
@@ -80,6 +75,9 @@ class Declared(TypedDict, total=False):
     idle: object
     queue: object
     grace: object
+    wind_down: object
+    overtime: object
+    min_time: object
     isolation: Isolation
     mutates: bool
     idempotent: bool
@@ -112,12 +110,13 @@ class App:
         debug: bool = False,
         elicitation: bool = False,
     ) -> None:
-        """`default_timeout` bounds every command that has none of its own; `grace` is what a command has to clean up
-        once its time is up; `operation_timeout` is the MCP server's backstop above all of them. `workers` is how many
-        processes for sync commands are kept warm. `proposals` gives the server tools with which an agent asks the
-        operator for anything: propose, check-proposal, withdraw-proposal. With `debug`, answers carry the traceback of
-        what a command raised, for everybody who calls; it is on stderr in any case. `elicitation` lets an MCP client
-        that can ask its own person decide what is not destructive: nothing proves that a person answered."""
+        """Make an app without commands. `default_timeout` bounds every command that has none of its own; `grace` is
+        what a command has to clean up once its time is up; `operation_timeout` is the MCP server's backstop above all
+        of them. `workers` is how many processes for sync commands are kept warm. `proposals` gives the server tools
+        with which an agent asks the operator for anything: propose, check-proposal, withdraw-proposal. With `debug`,
+        answers carry the traceback of what a command raised, for everybody who calls; it is on stderr in any case.
+        `elicitation` lets an MCP client that can ask its own person decide what is not destructive: nothing proves that
+        a person answered."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
@@ -180,6 +179,9 @@ class App:
         idle: object = None,
         queue: object = None,
         grace: object = None,
+        wind_down: object = None,
+        overtime: object = None,
+        min_time: object = None,
         isolation: Isolation = "auto",
         mutates: bool = True,
         idempotent: bool = False,
@@ -222,22 +224,24 @@ class App:
         known = {parameter.name for parameter in parameters}
         for template in (single_flight, requires_person):
             _check_placeholders(name, template or "", known)
-        may_go_on = _interruption(interruption)
+        may_go_on = _read_interruption(interruption)
         if may_go_on is not None:  # its work is bounded by its own lifetime, not by what callers usually wait
             timeout = f"{may_go_on.max_lifetime_ms}ms" if timeout is None else timeout
             idle = f"{may_go_on.idle_timeout_ms}ms" if idle is None else idle
         step_names = tuple(steps)
         if len(set(step_names)) < len(step_names):
             raise ValueError(f"{name!r}: every step needs a name of its own")
-        documentation = _documentation(function)
+        documentation = _read_documentation(function)
         schema = to_jsonable(signature.json_schema())  # a default may be infinite, which JSON cannot hold
         for parameter_name, text in documentation.parameters.items():
             if parameter_name in schema["properties"]:
                 schema["properties"][parameter_name].setdefault("description", text)
-        approved_file = _approved_file(name, approval, parameters)
+        approved_file = _read_approved_file(name, approval, parameters)
         told = None if approved_file is None else approved_file.decision
-        schema["properties"].pop(told, None)  # the gate's to fill, and not the caller's
+        schema["properties"].pop(told, None)  # filled in by the approval, and not by the caller
         is_async = inspect.iscoroutinefunction(function)
+        clocks = Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace, wind_down=wind_down)
+        clocks = clocks.over(self.clocks)
         spec = CommandSpec(
             name=name,
             handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
@@ -247,7 +251,7 @@ class App:
             output_schema=_output_schema(function),
             positionals=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != told),
             isolation=isolation,
-            clocks=Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace).over(self.clocks),
+            clocks=clocks,
             mutates=mutates,
             idempotent=idempotent,
             destructive=destructive,
@@ -255,20 +259,22 @@ class App:
             interruption=may_go_on,
             error_codes=codes,
             requires_person=requires_person,
-            approval=_approval(name, approval),
+            approval=_read_approval(name, approval),
             approved_file=approved_file,
             single_flight=single_flight,
             concurrency=concurrency,
             reads_stdin=stdin,
             on_mcp=mcp and requires_person is None,
+            overtime=_read_overtime(name, overtime, clocks),
+            min_time_ms=_read_min_time(name, min_time, clocks),
         )
         if approved_file is not None and may_go_on is not None:
             raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
         spec.operation()  # refuses what cannot be isolated as asked
         self._commands[name] = spec
         if not is_async and not stdin:
-            function = _asking_nobody(function, name)
-        self._functions[name] = _keeping_its_word(function, spec)
+            function = _refuse_questions(function, name)
+        self._functions[name] = _check_result(function, spec)
 
     # --- what others see of it ----------------------------------------------------------------------------
 
@@ -291,14 +297,15 @@ class App:
         return None if file is None else os.path.realpath(file)
 
     def handler(self, name: str) -> Callable[..., Any]:
-        """Where a call arrives, in whatever process it runs. With a question mark: only check the arguments."""
+        """Return the function that a call runs, in whatever process. With a question mark: one that only checks the
+        arguments."""
         if name.endswith("?"):
-            return _checking(self._functions[name[:-1]])
+            return _argument_checker(self._functions[name[:-1]])
         return self._functions[name]
 
     @property
     def program(self) -> Program:
-        """What another process has to import to have this app."""
+        """Return what another process has to import to have this app."""
         program = Program.running_here() if self._module == "__main__" else Program(imports=(self._module,))
         # Absolute: the other process may run in another directory, and long after this one.
         return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
@@ -306,23 +313,21 @@ class App:
     # --- the surfaces -------------------------------------------------------------------------------------
 
     def __call__(self, argv: list[str] | None = None) -> None:
-        """The command line: one envelope, and the exit code that goes with it.
+        """Run the command line: write one envelope and exit with its code.
 
         It is the end of the program: exit hooks have a few seconds, and threads that were left running none.
         """
         if worker_main.inside_worker:
             return  # a worker imports the program to find its functions; there is no command line to answer
-        from .cli import signals
+        from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
 
         try:
-            signals.raise_on_stop()
+            raise_on_stop()
             from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)
-        except signals.Signalled as signalled:  # while the rest of us was still being imported
+        except Signalled as signalled:  # while the rest of us was still being imported
             code = 128 + signalled.number
-        from .cli.app_cli import is_the_end, leave_soon
-
         if argv is None and is_the_end(self._module.partition(".")[0], sys._getframe(1)):
             leave_soon(code)
         sys.exit(code)
@@ -355,7 +360,7 @@ class App:
         on_progress: Progress | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
-        """As `call`, with the options of this one call beside its arguments."""
+        """Call a command as `call` does, with the options of this one call beside its arguments."""
         async with self:  # whoever is inside keeps it open, also for calls that began without a context
             assert self._running is not None
             return await self._running.call(
@@ -383,7 +388,8 @@ class App:
         return self
 
     def _operations(self) -> list[Operation]:
-        """In workers, by reference; those that ask for a loop or a thread are given one in this very process."""
+        """Return the operations of the commands: by reference for workers, and as functions for those that ask for a
+        loop or a thread of this very process."""
         made = []
         for spec in self._commands.values():
             operation = spec.operation()
@@ -404,13 +410,13 @@ class App:
 
 
 def find_handler(address: str) -> Callable[..., Any]:
-    """Runs where the program was imported: the function behind `app:command`."""
+    """Return the function behind `app:command`, in a process that has imported the program."""
     key, _, name = address.partition(":")
     return APPS[key].handler(name)
 
 
 def describe(attribute: str, module: str) -> dict[str, Any]:
-    """Runs in a process that has imported the program: what the app of that name offers. Raises Failure."""
+    """Return what the app of that name offers, in a process that has imported the program. Raises Failure."""
     found: Any = sys.modules.get(module)
     if found is None:
         raise Failure("TARGET_UNUSABLE", "it could not be imported")
@@ -441,13 +447,15 @@ def _check_placeholders(name: str, template: str, known: set[str]) -> None:
 
 
 class _Documentation(NamedTuple):
+    """What a docstring says of a command, and of each of its parameters."""
+
     summary: str
     text: str
     parameters: dict[str, str]
 
 
-def _documentation(function: Callable[..., Any]) -> _Documentation:
-    """The docstring, with what it says about parameters taken out: that belongs to them."""
+def _read_documentation(function: Callable[..., Any]) -> _Documentation:
+    """Read the docstring, and take out what it says about parameters: that belongs to them."""
     written = inspect.getdoc(function) or ""
     if "\n" not in written and ":" not in written:  # there are no parameters in it to look for
         return _Documentation(written.strip(), written.strip(), {})
@@ -459,7 +467,33 @@ def _documentation(function: Callable[..., Any]) -> _Documentation:
     return _Documentation(texts[0] if texts else "", "\n\n".join(texts), {k: v for k, v in parameters.items() if v})
 
 
-def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> Interruption | None:
+def _read_overtime(name: str, written: object, clocks: Clocks) -> dict[str, Any] | bool | str | None:
+    """Return the overtime of a command as its catalogue holds it. A function that is asked is named by its module."""
+    if written is None or written is False:
+        return None
+    from .core.overtime import OvertimeError, OvertimePolicy
+
+    plain: Any = dict(written) if isinstance(written, Mapping) else written
+    if isinstance(plain, dict) and callable(plain.get("function")):
+        function = plain["function"]
+        plain["function"] = f"{function.__module__}:{function.__qualname__}"
+    try:
+        OvertimePolicy.of(plain, clocks.timeout_ms or 0)
+    except OvertimeError as error:
+        raise ValueError(f"{name!r}: overtime: {error}") from None
+    return plain  # type: ignore[no-any-return]
+
+
+def _read_min_time(name: str, written: object, clocks: Clocks) -> int:
+    if written is None:
+        return 0
+    min_time_ms = parse_duration_ms(written)
+    if clocks.timeout_ms and min_time_ms > clocks.timeout_ms:
+        raise ValueError(f"{name!r}: min_time is longer than the timeout: it could never start")
+    return min_time_ms
+
+
+def _read_interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> Interruption | None:
     if declared is None or declared is False:
         return None
     if declared is True:
@@ -473,7 +507,7 @@ def _interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> I
     return Interruption(**said)
 
 
-def _approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> Policy | None:
+def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> Policy | None:
     if declared is None or declared is False:
         return None
     if declared is True:
@@ -495,8 +529,9 @@ def _approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> 
     return policy
 
 
-def _approved_file(name: str, declared: object, parameters: list[inspect.Parameter]) -> ApprovedFile | None:
-    """Everything that a caller says has to be in what the operator sees: the text, and why."""
+def _read_approved_file(name: str, declared: object, parameters: list[inspect.Parameter]) -> ApprovedFile | None:
+    """Read how an approved file is declared. Raises ValueError unless the operator sees everything that a caller says:
+    the text, and why."""
     said = declared.get("file") if isinstance(declared, Mapping) else None
     if said is None:
         return None
@@ -517,8 +552,8 @@ def _approved_file(name: str, declared: object, parameters: list[inspect.Paramet
     return file
 
 
-def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Commands have no terminal. A question that finds none is not the command's bug."""
+def _refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Make a question that a command asks its terminal a failure that says so: commands have none, and it is no bug."""
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
@@ -533,13 +568,14 @@ def _asking_nobody(function: Callable[..., Any], name: str) -> Callable[..., Any
     return run
 
 
-def _keeping_its_word(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
-    """What a command returns is what it declares: a client throws away what does not fit the schema it was given."""
+def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
+    """Make a command fail that does not return what it declares: a client throws away what does not fit the schema it
+    was given."""
     schema = spec.output_schema
     if schema is None:
         return function
 
-    def checked(result: object) -> object:
+    def check(result: object) -> object:
         try:
             reason = misfit(result, schema)
         except NotSerializable:  # which is another failure, told by whoever sends it
@@ -552,20 +588,20 @@ def _keeping_its_word(function: Callable[..., Any], spec: CommandSpec) -> Callab
 
         @wraps(function)
         async def run_async(*arguments: Any, **named: Any) -> Any:
-            return checked(await function(*arguments, **named))
+            return check(await function(*arguments, **named))
 
         return run_async
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        return checked(function(*arguments, **named))
+        return check(function(*arguments, **named))
 
     return run
 
 
-def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in its place where only the arguments are looked at, as they were given and as it would get
-    them."""
+def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is called in its place where only the arguments are looked at, as they were given and as it would
+    get them."""
 
     @wraps(function)
     def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
@@ -578,7 +614,7 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Of what it returns, where the annotation says it and pydantic knows how."""
+    """Return the schema of what it returns, where the annotation says it and pydantic knows how."""
     import typing
 
     annotation = typing.get_type_hints(function, include_extras=True).get("return")

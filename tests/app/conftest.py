@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.walltime import ProcessIdentity
-from shotclock.process.identity import is_alive
+from shotclock.core.clocks import ProcessIdentity
+from shotclock.process.kernel import is_alive
 from shotclock.store.jobs import Job
 from shotclock.store.store import Store
 from tests.conftest import KILLED_GONE_WITHIN_S, Ran, ends_within
@@ -25,7 +25,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 POLL_S = 0.01
 # What a test waits for happens within a second or two; only a broken run or a machine on its knees exhausts this.
 SOON_S = 20.0
-# How long a keeper may take to leave once its job has ended: it closes its runtime before, and exits right after.
+# How long a runner may take to leave once its job has ended: it closes its runtime before, and exits right after.
 KEEPER_LEAVES_WITHIN_S = 3.0
 # Programs that a test lets run side by side; more would only measure how the machine shares its processors.
 AT_ONCE = 3
@@ -182,22 +182,22 @@ class Home:
         [job] = [job for job in self.jobs() if id in (None, job.id)]
         return job
 
-    def keeper(self, id: str | None = None) -> int:
-        """The pid of a job's keeper, once there is one."""
-        job = wait_for(lambda: next((j for j in [self.job(id)] if j.runner is not None), None), "a keeper")
+    def runner(self, id: str | None = None) -> int:
+        """The pid of a job's runner, once there is one."""
+        job = wait_for(lambda: next((j for j in [self.job(id)] if j.runner is not None), None), "a runner")
         return int(job.runner.pid)
 
     def leave(self) -> None:
         stayed: list[str] = []
         for job in self.jobs():
             if job.is_active:
-                self._kill_keeper(job)
+                self._kill_runner(job)
             elif job.runner is not None and not self._gone(job.runner):
                 stayed.append(f"{job.id} ({job.command}): pid {job.runner.pid}")
                 os.kill(job.runner.pid, signal.SIGKILL)
-        assert not stayed, f"keepers outlived the end of their jobs: {stayed}"
+        assert not stayed, f"runners outlived the end of their jobs: {stayed}"
 
-    def _kill_keeper(self, job: Job) -> None:
+    def _kill_runner(self, job: Job) -> None:
         give_up_at = time.monotonic() + SOON_S
         while job.runner is None and job.is_active and time.monotonic() < give_up_at:  # it is on its way
             time.sleep(POLL_S)
@@ -205,11 +205,11 @@ class Home:
         if job.runner is not None and is_alive(job.runner):
             os.kill(job.runner.pid, signal.SIGKILL)
 
-    def _gone(self, keeper: ProcessIdentity) -> bool:
+    def _gone(self, runner: ProcessIdentity) -> bool:
         give_up_at = time.monotonic() + KEEPER_LEAVES_WITHIN_S
-        while is_alive(keeper) and time.monotonic() < give_up_at:
+        while is_alive(runner) and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
-        return not is_alive(keeper)
+        return not is_alive(runner)
 
 
 @pytest.fixture

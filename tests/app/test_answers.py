@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
 
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
+from shotclock.server.web.responses import answer_request
 from shotclock.workflow.step_executor import try_step
 from tests.app.conftest import Tool, wait_for
-from tests.server.client import connected, envelope_of, run
+from tests.server.client import ENDED_WITHIN_S, NO_ANSWER_S, connected, envelope_of, run, served, url_said_by
 
 pytestmark = pytest.mark.slow
 
@@ -123,9 +125,81 @@ def test_a_traceback_is_in_the_envelope_only_when_asked_for(program: Tool, tool:
     assert "always.py" in always["error"]["context"]["traceback"]
 
 
-@pytest.mark.parametrize("surface", [by_library, by_mcp])
-def test_a_message_of_megabytes_is_cut_and_says_so(surface: Any):
-    for envelope in run(surface([("raises", {"which": "long"}), ("raises-async", {"which": "long"})])):
+TELLING = {
+    "telling": "RuntimeError; the details are on the server's stderr, or in the job's log, for request {id}",
+    "telling file": "FileNotFoundError: No such file or directory: 'plan.txt'",
+    "telling connection": "ConnectionRefusedError: Connection refused",
+    "telling text": "ConnectionError",
+    "sold out": "none left",
+}
+SECRETS = ("pw", "/srv", "secret", "5432")
+
+
+def assert_nothing_told(which: str, envelope: Any) -> None:
+    assert envelope["error"]["message"] == TELLING[which].format(id=envelope["meta"]["request_id"]), envelope
+    assert not any(secret in json.dumps(envelope) for secret in SECRETS), envelope
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_clients_of_a_server_are_told_no_text_of_an_exception_and_no_folder_of_the_server(
+    transport: str, validate_envelope: Validate
+):
+    async def scenario() -> None:
+        async with connected(transport, target=f"{PROGRAM}:app") as (client, _):
+            for name in ("raises", "raises-async", "raises-in-a-job"):
+                for which in TELLING:
+                    envelope = await envelope_of(client, name, {"which": which})
+                    assert_nothing_told(which, validate_envelope(envelope))
+
+    run(scenario(), 120)
+
+
+def test_the_http_api_tells_no_text_of_a_bug_of_ours(capfd: pytest.CaptureFixture[str]):
+    async def bug() -> dict[str, Any]:
+        raise RuntimeError("postgres://user:pw@db/srv/secret is gone")
+
+    response = run(answer_request("GET /proposals", bug()))
+    assert response.status_code == 500 and b"RuntimeError" in response.body
+    assert not any(secret.encode() in response.body for secret in SECRETS), response.body
+    assert "postgres://user:pw@db" in capfd.readouterr().err
+
+
+def test_what_a_server_does_not_tell_is_on_its_stderr_under_the_id_of_the_request(program: Tool):
+    with served("serve", f"{PROGRAM}:app", "--http", "127.0.0.1:0") as server:
+        url = url_said_by(server)
+
+        async def scenario() -> Any:
+            async with Client(url, read_timeout_seconds=NO_ANSWER_S) as client:
+                return await envelope_of(client, "raises", {"which": "telling"})
+
+        envelope = run(scenario())
+        server.terminate()
+        server.wait(ENDED_WITHIN_S)
+        os.set_blocking(server.stderr.fileno(), True)  # type: ignore[union-attr]
+        said = server.stderr.read().decode()  # type: ignore[union-attr]
+    assert f"request {envelope['meta']['request_id']}" in said and "postgres://user:pw@db" in said
+
+
+def test_clients_of_a_server_are_told_everything_where_the_app_says_debug(tmp_path: Path):
+    text = PROGRAM.read_text().replace('version="1.2.3")', 'version="1.2.3", debug=True)')
+    (tmp_path / "open.py").write_text(text)
+
+    async def scenario() -> None:
+        async with connected(target=f"{tmp_path / 'open.py'}:app") as (client, _):
+            envelope = await envelope_of(client, "raises", {"which": "telling"})
+            assert "postgres://user:pw@db" in envelope["error"]["message"]
+
+    run(scenario())
+
+
+def test_the_command_line_and_the_library_are_told_the_text_of_an_exception(program: Tool):
+    assert "postgres://user:pw@db" in program.envelope("raises", "telling", code=1)["error"]["message"]
+    (envelope,) = run(by_library([("raises", {"which": "telling file"})]))
+    assert "'/srv/secret/plan.txt'" in envelope["error"]["message"]
+
+
+def test_a_message_of_megabytes_is_cut_and_says_so():
+    for envelope in run(by_library([("raises", {"which": "long"}), ("raises-async", {"which": "long"})])):
         assert len(envelope["error"]["message"]) < 5_000
         assert "more characters" in envelope["error"]["message"]
 

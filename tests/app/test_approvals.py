@@ -19,14 +19,13 @@ from pydantic import BaseModel, Field
 
 from shotclock import App
 from shotclock.core.catalogue import Catalogue
+from shotclock.core.clocks import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
-from shotclock.core.walltime import WallTime
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.approval import Approvals
 from shotclock.inbox.inbox import Inbox
-from shotclock.runtime.call import Call, Outcome, admit
-from shotclock.runtime.request import CallRequest
-from shotclock.server.elicitation import form_for
+from shotclock.runtime.call import Call, CallRequest, Outcome, admit
+from shotclock.server.client_messages import form_for
 from shotclock.store.store import Store
 from tests.app.programs import guarded
 from tests.server import client as mcp
@@ -149,7 +148,7 @@ def test_the_clock_of_the_work_starts_with_the_approval(home: Home, tmp_path: Pa
     async def work(inbox: Inbox) -> Any:
         calling = asyncio.ensure_future(guarded.app.call("slow", folder=tmp_path))
         [proposal] = await pending(inbox)
-        await asyncio.sleep(3.2)  # longer than its timeout
+        await asyncio.sleep(6.2)  # longer than its timeout
         await inbox.decide(proposal.id, YES, ADA)
         return await calling
 
@@ -250,6 +249,15 @@ def test_a_job_that_was_approved_is_attached_to_without_asking_again(home: Home,
     told = first.ends(30).json()
     assert attached["data"]["job_id"] == told["data"]["job_id"] and attached["data"]["state"] == "running"
     assert lines_of(tmp_path / "done") == ["migrate begins"]
+
+
+def test_a_budget_of_0_is_no_limit_of_the_call_and_the_response_budget_still_holds(
+    home: Home, tool: Any, tmp_path: Path
+) -> None:
+    env = {"SHOTCLOCK_RESPONSE_TIMEOUT": "700ms"}
+    envelope = tool("guarded.py").envelope("deploy", tmp_path, "web", "--budget", "0", env=env, code=14)
+    assert envelope["data"]["status"] == "pending"
+    assert envelope["meta"]["duration_ms"] >= 700 and "within 700ms" in envelope["error"]["message"], envelope
 
 
 def test_on_the_command_line_pending_is_exit_14_and_the_operator_is_told_why(
@@ -360,6 +368,40 @@ def test_a_yes_does_not_hold_in_another_directory(home: Home, tmp_path: Path, mo
         return await put(path="x")
 
     assert ask_for(app, home, first).data["status"] == "pending"
+
+
+def test_inherited_variables_are_not_bound_and_the_text_and_the_page_say_so_but_arguments_are(
+    tool: Any, tmp_path: Path, home: Home
+) -> None:
+    """What docs/howto/approvals.md promises, and what it does not."""
+    dropper = tool(
+        "dropper.py",
+        """
+import os
+from shotclock import App
+
+app = App("dropper")
+
+@app.command(approval=True)
+def drop(table: str, host: str = "") -> str:
+    return host or os.environ["DB_HOST"]
+
+app()
+""",
+    )
+    asked = dropper.envelope("drop", "users", "--budget", "1ms", code=14, env={"DB_HOST": "staging"})
+    with Store.open(home.path) as store:
+        proposal = store.proposals.get(asked["data"]["proposal_id"])
+        assert proposal is not None
+        said = '"inherited variables": "not covered by an approval"'
+        assert said in proposal.ask.text and "staging" not in proposal.ask.text
+        page = (Path(__file__).parents[2] / "docs" / "howto" / "approvals.md").read_text("utf-8")
+        assert f"`{said}`" in page
+        store.proposals.decide(proposal.id, YES, ADA.name, WallTime.of_ns(time.time_ns()))
+    other = dropper.envelope("drop", "users", "--host", "prod", "--budget", "1ms", code=14, env={"DB_HOST": "staging"})
+    assert other["data"]["proposal_id"] != proposal.id, "an argument is bound"
+    ran = dropper.envelope("drop", "users", code=0, env={"DB_HOST": "prod"})
+    assert ran["data"] == {"result": "prod"}, "a variable is not"
 
 
 @pytest.mark.parametrize(

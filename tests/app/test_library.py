@@ -15,7 +15,7 @@ from .conftest import Home, lines_of, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
-app = App("library", default_timeout="5s", grace="200ms", version="1.0.0")
+app = App("library", default_timeout="20s", grace="200ms", version="1.0.0")
 
 
 @app.command(mutates=False)
@@ -55,7 +55,7 @@ def charge(folder: Path, amount: int) -> int:
     return amount
 
 
-@app.command(single_flight="x", queue="10s")
+@app.command(single_flight="x", queue="30s")
 def in_turn(folder: Path, seconds: float = 0.05) -> None:
     with open(folder / "inside", "a") as inside:
         inside.write("in\n")
@@ -102,7 +102,7 @@ def test_a_call_is_one_envelope_with_or_without_a_runtime_that_stays(command: st
     assert [envelope.value for envelope in envelopes] == [3, 2, 3, 4]
     for envelope in envelopes:
         shown = validate_envelope(envelope.to_dict())
-        assert shown["meta"]["timeout_ms"] == 5000 and shown["meta"]["tool_version"] == "1.0.0"
+        assert shown["meta"]["timeout_ms"] == 20_000 and shown["meta"]["tool_version"] == "1.0.0"
 
 
 @pytest.mark.slow

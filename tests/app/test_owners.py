@@ -15,7 +15,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-from shotclock.core.walltime import WallTime
+from shotclock.core.clocks import WallTime
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.server import client as mcp
@@ -86,6 +86,24 @@ def test_an_agents_job_is_not_there_for_another_and_operators_see_all(url: str, 
         [sys.executable, "-m", "shotclock", "job", "list", "--json"], capture_output=True, check=True, timeout=60
     )
     assert {job["owner"] for job in json.loads(listed.stdout)["data"]["jobs"]} == {"alice", "bob"}
+
+
+def test_the_job_id_of_a_call_that_waits_for_a_person_is_known_to_its_owner_alone(
+    url: str, tokens: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with connected(url, tokens["alice"]) as alice, connected(url, tokens["bob"]) as bob:
+            waiting = await called(alice, "gated", {}, **{BUDGET: 300})
+            id = waiting["data"]["job_id"]
+            for action in ("status", "wait", "cancel"):
+                refused = await called(bob, "job", {"action": action, "job_id": id, "wait_ms": 100})
+                assert refused["error"]["code"] == "JOB_NOT_FOUND", refused
+            shown = await called(alice, "job", {"action": "status", "job_id": id})
+            assert (shown["data"]["status"], shown["data"]["command"]) == ("running", "owned/gated"), shown
+            ended = await called(alice, "job", {"action": "cancel", "job_id": id})
+            assert ended["data"]["status"] == "cancelled", ended
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
 def test_a_key_is_its_owners_and_nobody_is_given_anothers_answer(

@@ -73,6 +73,31 @@ def test_a_call_inside_a_call_is_inside_its_deadline(tool: Any):
 
 # --- steps --------------------------------------------------------------------------------------------
 
+KEEPS = """
+import time
+from shotclock import App, Context
+
+app = App("keeps", default_timeout="20s")
+
+@app.command(steps=["fetch", "load"], soft="300ms", wind_down="300ms", grace="100ms", mutates=False)
+def load(ctx: Context, as_list: bool = False) -> None:
+    ctx.step("fetch")
+    ctx.step("load")
+    ctx.keep([1, 2] if as_list else {"rows": 2})
+    time.sleep(15)
+
+if __name__ == "__main__":
+    app()
+"""
+
+
+@pytest.mark.parametrize("words, kept", [((), {"rows": 2}), (("--as-list",), {"result": [1, 2]})])
+def test_what_was_kept_is_there_beside_the_steps(tool: Any, words: tuple[str, ...], kept: dict[str, Any]):
+    envelope = tool("keeps.py", KEEPS).envelope("load", *words, code=10)
+    steps = {"completed_steps": ["fetch"], "pending_steps": ["load"], "skipped_steps": []}
+    assert envelope["data"] == {**kept, **steps, "failed_step": "load", "resume_from": "load"}
+    assert envelope["meta"]["partial"] is True
+
 
 @pytest.mark.requirement("F-012")
 @pytest.mark.requirement("C-008")

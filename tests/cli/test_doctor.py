@@ -176,11 +176,11 @@ def test_a_signal_stops_it_and_the_envelope_says_so(
 def test_a_probe_that_hangs_is_a_finding_and_the_rest_is_told(tmp_path: Path):
     script = (
         "import json, time\n"
-        "from shotclock.runtime import machine_check\n"
-        "machine_check.PROBE_LIMIT_MS = 1500\n"
-        "machine_check._check_state = lambda: time.sleep(60)\n"
-        "machine_check._check_open_files = lambda: 1 / 0\n"
-        "print(json.dumps(machine_check.examine(trace_id='nobody').as_data()))\n"
+        "from shotclock.runtime import doctor\n"
+        "doctor.PROBE_LIMIT_MS = 1500\n"
+        "doctor._check_state = lambda: time.sleep(60)\n"
+        "doctor._check_open_files = lambda: 1 / 0\n"
+        "print(json.dumps(doctor.examine(trace_id='nobody').as_data()))\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=SOON_S, check=True)
     import json

@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 SOON_S = 20.0
 ME = Principal.local()
 AGENT = Principal("builder", Role.AGENT)
+DESCRIPTOR = Draft7Validator(
+    json.loads((Path(__file__).parents[1] / "spec" / "job-descriptor.derived.json").read_text("utf-8"))
+)
 INCOMPLETE = Draft7Validator(
     json.loads((Path(__file__).parent.parent / "spec" / "incomplete-data.derived.json").read_text("utf-8"))
 )
@@ -190,6 +193,34 @@ def test_what_nobody_answers_is_exit_14_stays_queued_and_the_identical_call_atta
     assert second.json()["data"]["proposal_id"] == data["proposal_id"]
     [left] = pending()
     assert (left.id, left.asked_by, left.ask.justification) == (data["proposal_id"], ME.name, "I must")
+
+
+def test_the_job_id_of_a_pending_proposal_is_known_to_the_job_commands(shotclock: Any, validate_envelope: Any) -> None:
+    first, second = (
+        shotclock("inbox", "propose", "--title", title, "--wait", "0").json()["data"] for title in ("One?", "Two?")
+    )
+
+    def job(verb: str, *words: str, code: int = 0) -> Any:
+        ran = shotclock("job", verb, *words)
+        assert ran.code == code, ran.stdout
+        return validate_envelope(ran.json())
+
+    shown = job("status", first["job_id"])["data"]
+    DESCRIPTOR.validate(shown)
+    assert (shown["status"], shown["terminal"], shown["proposal_id"]) == ("running", False, first["proposal_id"])
+    waited = job("wait", first["job_id"], "--budget", "200ms", code=14)
+    assert waited["error"]["code"] == "INCOMPLETE" and waited["data"]["proposal_id"] == first["proposal_id"]
+    assert shotclock("inbox", "approve", first["proposal_id"]).code == 0
+    assert job("wait", first["job_id"])["data"]["status"] == "approved"
+    assert job("status", first["job_id"])["data"]["status"] == "complete"
+    cancelled = job("cancel", second["job_id"])["data"]
+    assert (cancelled["status"], cancelled["proposal_status"], cancelled["terminal"]) == (
+        "cancelled",
+        "withdrawn",
+        True,
+    )
+    assert pending() == []
+    assert job("status", "p-none", code=5)["error"]["code"] == "JOB_NOT_FOUND"
 
 
 def test_a_late_approval_is_picked_up_by_the_identical_call_and_by_check(

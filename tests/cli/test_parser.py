@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock import App
-from shotclock.cli import app_cli, commands, inbox, job_and_token
+from shotclock.cli import app_cli, inbox, job_and_token
+from shotclock.cli import subcommand_options as commands
 from shotclock.cli.exec import COMMAND as EXEC
 from shotclock.cli.exec import HELP
 from shotclock.cli.parser import (

@@ -88,6 +88,27 @@ def test_on_a_terminal_each_clock_is_seen_running_down(
     assert seen.code == 3
 
 
+NEGOTIATED = """\
+name: negotiated
+steps:
+  busy:
+    exec: "trap 'sleep 1; exit 0' TERM; for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.3; done; sleep 60 & wait"
+    timeout: 60s
+    soft: 1s
+    wind_down: 9s
+    overtime: {observer: progress, budget: 10s, max_per_request: 1500ms, max_requests: 1}
+"""
+
+
+def test_a_view_shows_overtime_and_a_wind_down_running_out(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen]
+) -> None:
+    seen = on_terminal("run", flow(NEGOTIATED), streams=("stderr",), within_s=RUN_LIMIT_S)
+    plain = ESCAPES.sub("", seen.screen)
+    assert re.search(r"busy +[━─]+ \d+\.\ds left  1\.5s of overtime: its output", plain), plain
+    assert re.search(r"busy +[━─]+ \d+\.\ds left  winding down, [78]\.\ds", plain), plain
+
+
 def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:

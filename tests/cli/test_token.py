@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.walltime import WallTime
+from shotclock.core.clocks import WallTime
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.process.clock import wall_ns
 from shotclock.store.store import Store

@@ -3,6 +3,7 @@
 import json
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,10 +16,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from shotclock.core.arguments import NotSerializable, signature_of, to_jsonable, to_valid_json
-from shotclock.core.effects import Ending
 from shotclock.core.envelope import Problem, build_envelope, whole_text
+from shotclock.core.errors import Ending
 
 
 def order(name: str, count: int, *, price: float, tags: list[int] = [], note: str = "none") -> None:  # noqa: B006
@@ -249,10 +251,23 @@ def deep() -> list[Any]:
     return nested
 
 
-@pytest.mark.parametrize("value", [object(), [object()], len, {"f": lambda: 1}, endless(), deep()], ids=type)
-def test_what_cannot_be_written_is_refused_with_its_type_and_the_reason(value: object):
+@pytest.mark.parametrize(
+    "make", [object, lambda: [object()], lambda: len, lambda: {"f": len}, lambda: (endless(),), endless, deep]
+)
+def test_what_cannot_be_written_is_refused_with_its_type_and_the_reason(make: Callable[[], object]):
+    value = make()
     with pytest.raises(NotSerializable, match=f"a {type(value).__name__} cannot be put into JSON: ."):
         to_jsonable(value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.tuples(inner, inner) | st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_tuples_are_written_as_pydantic_would(value: object):
+    assert to_jsonable(value) == to_jsonable_python(value)
 
 
 ANY_CHARACTER = st.text(st.characters(exclude_categories=()))
@@ -338,12 +353,13 @@ def test_an_envelope_is_written_so_that_every_reader_takes_it(data: str, message
 def plain_one(n: int, name: str, *, ratio: float = 0.5, deep: bool = False) -> int: ...
 def plain_two(unit: Literal["s", "ms"], only: Literal["a"] = "a", n: int | None = None) -> list[int]: ...
 def plain_three(names: list[str], sizes: list[list[int]], *, rates: list[float | None], from_: str = "x") -> str: ...
+def plain_four(value: Any, scope: dict[str, Any], *, each: list[Any], more=None) -> dict[str, Any]: ...
 def plain_none() -> None: ...
 def not_quite(n: int = True, note: str = None, ratio: float = 1) -> bool: ...  # noqa: RUF013
 def wide(n: int, **more: str) -> float: ...
 
 
-PLAIN = [plain_one, plain_two, plain_three, plain_none, not_quite, wide]
+PLAIN = [plain_one, plain_two, plain_three, plain_four, plain_none, not_quite, wide]
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -353,7 +369,10 @@ SCALARS = st.one_of(
     st.sampled_from(["s", "ms", "a", "3", "1.5"]),
 )
 ANYTHING = st.one_of(
-    SCALARS, st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=2)), max_size=3), st.binary(max_size=2)
+    SCALARS,
+    st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=2)), max_size=3),
+    st.dictionaries(SCALARS, SCALARS, max_size=2),
+    st.binary(max_size=2),
 )
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import ClockKind, Clocks, Fired
-from shotclock.core.durations import MAX_MS, DurationError, format_duration
+from shotclock.core.clocks import MAX_MS, ClockKind, Clocks, DurationError, Fired, format_duration
 
 NAMES = ("timeout", "soft", "idle", "queue", "grace", "reserve")
 limits = st.none() | st.integers(0, MAX_MS)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from shotclock.core.effects import Ending, SideEffects, may_retry, side_effects_of
+from shotclock.core.errors import Ending, SideEffects, may_retry, side_effects_of
 
 BOTH = (False, True)
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.clocks import ClockKind, Fired
-from shotclock.core.effects import Ending, SideEffects
 from shotclock.core.envelope import Envelope, Problem, as_data, build_envelope, make_whole, warning
-from shotclock.core.errors import error_entries, error_entry, warning_entries
+from shotclock.core.errors import Ending, SideEffects, error_entries, error_entry, warning_entries
 
 CODES = [entry.code for entry in error_entries()]
 META: dict[str, object] = {

@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -151,6 +152,10 @@ def test_json_is_its_own_identity() -> None:
 def test_a_set_has_one_order_whatever_order_it_is_in() -> None:
     words = [f"w{number}" for number in range(50)]
     assert exact({"v": set(words)}).plain == exact({"v": set(reversed(words))}).plain == {"v": sorted(words)}
+
+
+def test_a_path_is_the_same_whatever_it_was_put_together_from() -> None:
+    assert exact({"v": Path("/srv") / "data"}) == exact({"v": Path("/srv/data")}) != exact({"v": Path("/srv/more")})
 
 
 def test_a_copy_shares_nothing_with_what_was_given() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import (
     STILL_QUEUED,
@@ -29,7 +30,6 @@ from shotclock.core.proposal import (
     result_of,
 )
 from shotclock.core.proposal_request import ARGUMENTS_LIMIT, DEPTH_LIMIT, FILE_LIMIT
-from shotclock.core.walltime import WallTime
 
 NOW = WallTime(1_800_000_000_000)
 APPROVED, MODIFIED, REJECTED = ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED

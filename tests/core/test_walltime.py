@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.deadlines import Deadline
-from shotclock.core.walltime import LATEST_MS, WallTime
+from shotclock.core.clocks import LATEST_MS, Deadline, WallTime
 
 instants = st.integers(0, LATEST_MS).map(WallTime)
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from shotclock.app import BUILT_IN, RESERVED, App, Declared
-from shotclock.core.catalogue import CommandSpec, Interruption
+from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
 from shotclock.core.manifest import build_manifest, option_flags
-from shotclock.core.operation import HandlerReference
 from shotclock.process.context import Context
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -19,6 +19,7 @@ from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
+from tests.providers.model_servers import CallTool, model_server
 
 from .conftest import EXAMPLES, FLOWS, SHOTCLOCK, Result
 
@@ -31,8 +32,9 @@ SERVER_ENDS_WITHIN_S = 10.0
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_an_example_has_nothing_that_check_would_say_against_it_and_a_plan_that_fits(
-    flow: Path, shotclock: Callable[..., Any]
+    flow: Path, shotclock: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of nobody")
     assert shotclock("check", flow).json()["data"]["findings"] == []
     plan = shotclock("plan", flow).json()["data"]
     assert plan["findings"] == []
@@ -40,7 +42,7 @@ def test_an_example_has_nothing_that_check_would_say_against_it_and_a_plan_that_
 
 
 def test_no_example_is_left_out() -> None:
-    named = {"tour.yaml", "ci.yaml", "poll-api.yaml", "audit-repo.yaml", "release.yaml"}
+    named = {"tour.yaml", "ci.yaml", "poll-api.yaml", "audit-repo.yaml", "release.yaml", "review.yaml"}
     assert {flow.name for flow in FLOWS if "supervise" not in flow.parts} == named
 
 
@@ -346,3 +348,53 @@ def test_the_tour_shows_a_kill_a_skip_a_retry_and_a_silence(
         "service": "it answers",
     }
     assert ran.elapsed_s < 30
+
+
+# --- review ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def change(tmp_path: Path) -> Path:
+    """A repository whose last commit adds what looks like a key."""
+    folder = tmp_path / "changed"
+    folder.mkdir()
+
+    def git(*words: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, timeout=GIT_LIMIT_S)
+
+    git("init", "-q")
+    (folder / "shop.py").write_text("PRICE = 1\n")
+    git("add", ".")
+    git("commit", "-qm", "begin")
+    (folder / "shop.py").write_text('PRICE = 2\napi_key = "0123456789abcdef"\n')
+    git("commit", "-qam", "change")
+    return folder
+
+
+def model_that_reviews(request: dict[str, Any]) -> Any:
+    """Looks for secrets over MCP, shows the file, then answers by what it was told."""
+    told = [message for message in request["messages"] if message["role"] == "tool"]
+    tools = [tool["function"]["name"] for tool in request["tools"]]
+    if not told:
+        assert "+api_key" in json.dumps(request["messages"]), "the change is in the prompt"
+        folder = re.search(r"repository in (\S+)\. You have \d+ milliseconds", json.dumps(request["messages"]))
+        assert folder is not None
+        return CallTool(next(name for name in tools if "find_secrets" in name), {"folder": folder[1]})
+    if len(told) == 1:
+        return CallTool("show", {"file": "shop.py"})
+    assert "shop.py:2" in told[0]["content"] and "PRICE = 2" in told[1]["content"]
+    return CallTool(None, {"verdict": "bad", "findings": ["shop.py:2 holds a key"]})
+
+
+@pytest.mark.slow
+def test_review_asks_a_model_with_tools_and_fails_where_the_change_is_bad(
+    run: Run, change: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with model_server(model_that_reviews) as server:
+        for name, value in {**server.openai, "SHOTCLOCK_AI_MODEL": "reviewer"}.items():
+            monkeypatch.setenv(name, value)
+        ran = run("review.yaml", folder=change)
+    assert ran.statuses == {"diff": "succeeded", "review": "succeeded", "verdict": "failed"}, ran.error
+    assert ran.data["outputs"] == {"verdict": "bad", "findings": ["shop.py:2 holds a key"]}
+    assert "shop.py:2 holds a key" in ran.step("verdict")["error"]["context"]["stderr"]

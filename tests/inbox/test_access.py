@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus
-from shotclock.core.walltime import WallTime
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN

@@ -27,8 +27,7 @@ from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.approval import Approvals
 from shotclock.inbox.inbox import Inbox
-from shotclock.runtime.call import Call, admit
-from shotclock.runtime.request import CallRequest
+from shotclock.runtime.call import Call, CallRequest, admit
 from shotclock.store.store import Store
 
 ADA, AGENT = Principal("ada", Role.OPERATOR), Principal("agent", Role.AGENT)

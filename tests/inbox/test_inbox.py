@@ -18,7 +18,10 @@ from shotclock.core.proposal import (
     result_of,
 )
 from shotclock.core.proposal_request import FILE_LIMIT
+from shotclock.inbox import inbox as inbox_module
 from shotclock.inbox.inbox import Inbox, Reminder
+from shotclock.store.proposals import NewProposal
+from shotclock.store.retention import DAY_MS
 from shotclock.store.store import Store
 from tests.inbox.work import (  # fmt: skip
     AGENT,
@@ -33,6 +36,7 @@ from tests.inbox.work import (  # fmt: skip
     operation,
     question,
     until,
+    wall_now,
 )
 
 EXPIRED, PENDING = ProposalStatus.EXPIRED, ProposalStatus.PENDING
@@ -49,6 +53,38 @@ def test_an_approval_reaches_the_one_who_waits(home: Path):
 
     result = bounded(work)
     assert (result["status"], result["notes"], result["decided_by"]) == ("approved", "go", "ann")
+
+
+def test_what_is_too_old_goes_when_the_inbox_has_run_for_a_while_or_ends(home: Path, monkeypatch: pytest.MonkeyPatch):
+    with Store.open(home) as store:
+        for name in ("first", "second"):
+            long_ago = wall_now() - 1000 * DAY_MS
+            store.proposals.attach_or_create(NewProposal(name, operation(ttl_ms=1000), name), long_ago)
+            store.proposals.end_due(long_ago + 2000)
+
+    async def work():
+        async with opened(home) as inbox:
+            await inbox.propose(operation(1), AGENT)
+            await inbox.history("first")  # behind it on the thread of the inbox
+            seen = [summary.id for summary in await inbox.list(ended=True)]
+        async with opened(home) as inbox:
+            return seen, [summary.id for summary in await inbox.list(ended=True)]
+
+    assert bounded(work) == (["second", "first"], []), "not with the first call, but at the end"
+    with Store.open(home) as store:
+        assert store.begin_pruning(wall_now(), 0)
+        store.proposals.attach_or_create(NewProposal("third", operation(2, ttl_ms=1000), "x"), long_ago)
+        store.proposals.end_due(long_ago + 2000)
+        store.prune_again_in(wall_now(), DAY_MS, 0)
+    monkeypatch.setattr(inbox_module, "PRUNE_AFTER_MS", 0)
+
+    async def long_lived():
+        async with opened(home) as inbox:
+            await inbox.propose(operation(3), AGENT)
+            while await inbox.get("third") is not None:  # bounded by the whole
+                await asyncio.sleep(0.01)
+
+    bounded(long_lived)
 
 
 def test_nobody_answers_and_the_proposal_remains_queued(home: Path):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
-from shotclock.core.walltime import WallTime
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store

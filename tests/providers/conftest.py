@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shotclock.core.clocks import Clocks
-from shotclock.core.deadlines import Deadline
+from shotclock.core.clocks import Clocks, Deadline
 from shotclock.core.trace import TraceContext
 from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Scope

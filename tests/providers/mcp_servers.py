@@ -119,9 +119,9 @@ def one_line_for_ever(request: Any = None) -> None:
         sys.stdout.write("x" * 65536)
 
 
-def chatter(request: dict[str, Any]) -> None:
+def chatter(request: dict[str, Any], times: int = 10) -> None:
     """Notifications for half a second, then the answer."""
-    for number in range(10):
+    for number in range(times):
         token = request["params"]["_meta"]["progressToken"]
         send({"method": "notifications/progress", "params": {"progressToken": token, "progress": number}})
         time.sleep(0.05)
@@ -166,6 +166,8 @@ def main(name: str, folder: str = "") -> None:
             serve("tools/call", hang)
         case "pages_for_ever":
             serve("tools/list", pages_for_ever)
+        case "lists_twice":
+            serve("tools/list", lambda request: send({"id": request["id"], "result": {"tools": TOOLS[:1] * 2}}))
         case "lists_nothing":
             serve("tools/list", lambda request: send({"id": request["id"], "error": {"code": -32601, "message": "no"}}))
         case "garbage":
@@ -201,6 +203,8 @@ def main(name: str, folder: str = "") -> None:
             serve("tools/call", hang)
         case "chatters":
             serve("tools/call", chatter)
+        case "chatters-long":
+            serve("tools/call", lambda request: chatter(request, 200))
         case "silent_on_unknown":
             for line in sys.stdin:
                 if json.loads(line).get("method") in ("initialize", "tools/list", "tools/call"):

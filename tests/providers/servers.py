@@ -17,26 +17,32 @@ FLOOD = b"x" * 65_536
 class Connection:
     """One client. Every wait ends when the server is closed."""
 
-    def __init__(self, sock: socket.socket, stopped: threading.Event) -> None:
+    def __init__(self, sock: socket.socket, stopped: threading.Event, requests: list[bytes]) -> None:
         self.sock = sock
         self.stopped = stopped
-        self.request = b""
+        self._requests = requests
 
     def read_request(self) -> bytes:
-        """Up to the end of the headers, and the body where a length is given."""
-        while b"\r\n\r\n" not in self.request:
+        """Up to the end of the headers, and the body where a length is given. The server knows it before it answers."""
+        request = self._read()
+        if request:
+            self._requests.append(request)
+        return request
+
+    def _read(self) -> bytes:
+        received = b""
+        while b"\r\n\r\n" not in received:
             part = self._recv()
             if not part:
-                return self.request
-            self.request += part
-        head, _, body = self.request.partition(b"\r\n\r\n")
+                return received
+            received += part
+        head, _, body = received.partition(b"\r\n\r\n")
         for line in head.split(b"\r\n"):
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length":
                 while len(body) < int(value) and (part := self._recv()):
                     body += part
-        self.request = head + b"\r\n\r\n" + body
-        return self.request
+        return head + b"\r\n\r\n" + body
 
     def _recv(self) -> bytes:
         while not self.stopped.is_set():
@@ -135,15 +141,11 @@ class Server:
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True)
             sock.settimeout(0.05)
-            connection = Connection(sock, self._stopped)
-            try:
-                self._handler(connection)
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_WR)
-                connection.hang()
-            finally:
-                if connection.request:
-                    self.requests.append(connection.request)
+            connection = Connection(sock, self._stopped, self.requests)
+            self._handler(connection)
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+            connection.hang()
         with contextlib.suppress(OSError):
             sock.close()
         with self._changed:

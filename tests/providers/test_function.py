@@ -19,7 +19,7 @@ from shotclock.providers.provider import StepCall
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.loader import load_text
 from shotclock.workflow.step_executor import AnsweredTry, try_step
 from tests.runtime.bounds import ROOT, marked
@@ -222,7 +222,7 @@ def test_it_sees_only_the_environment_of_the_step(steps: Steps, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_apps_that_nobody_calls_are_not_kept_for_ever(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function, "KEPT", 2)
+    monkeypatch.setattr(function, "MOST_IDLE_APPS", 2)
 
     async def scenario(call: Any) -> int:
         for number in range(4):
@@ -392,7 +392,7 @@ def run(text: str, folder: Path, home: Path, **options: Any) -> Envelope:
     async def main() -> Envelope:
         with Store.open(home) as store:
             request = RunRequest(loaded.workflow, str(folder / "flow.yaml"), folder)
-            return await asyncio.wait_for(start(request, store, **options), RUN_LIMIT_S)
+            return await asyncio.wait_for(start(request, store, RunCaller(**options)), RUN_LIMIT_S)
 
     return asyncio.run(main())
 

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 
 GIT_S = 30.0  # a git command on a local repository takes milliseconds
 LIMIT_MS = 700
+# Where it has to get so far that the remote is there: a busy machine may need a second try.
+LIMITS_MS = (LIMIT_MS, 10 * LIMIT_MS)
 GRACE_MS = 300
 IDENTITY = {
     "GIT_AUTHOR_NAME": "A",
@@ -309,10 +311,13 @@ def dribbles_refs(connection: Connection) -> None:
 )
 def test_a_remote_that_hangs_is_left_on_time(scheme: str, handler: Handler, check_out: Checkout, work: Path) -> None:
     with Server(handler) as server:
-        tried = check_out(f"{scheme}://127.0.0.1:{server.port}/a/repo.git", timeout_ms=LIMIT_MS)
-        if scheme == "ssh" and tried.error["code"] == "GIT_FAILED":
-            pytest.skip("there is no ssh here")
-        assert_timed_out(tried)
+        for limit_ms in LIMITS_MS:
+            tried = check_out(f"{scheme}://127.0.0.1:{server.port}/a/repo.git", timeout_ms=limit_ms)
+            if scheme == "ssh" and tried.error["code"] == "GIT_FAILED":
+                pytest.skip("there is no ssh here")
+            assert_timed_out(tried, limit_ms)
+            if server.connections:
+                break
         assert server.connections >= 1
         assert server.all_left(2)
     assert list(work.iterdir()) == []
@@ -339,8 +344,11 @@ def stubborn_ssh(tmp_path: Path) -> dict[str, str]:
 def test_a_transport_that_ignores_signals_is_killed_with_all_it_started(
     check_out: Checkout, stubborn_ssh: dict[str, str], work: Path, no_survivors: Any
 ) -> None:
-    tried = check_out("me@host:repo.git", timeout_ms=LIMIT_MS, env=stubborn_ssh, path="some/where/deep")
-    assert_timed_out(tried)
+    for limit_ms in LIMITS_MS:
+        tried = check_out("me@host:repo.git", timeout_ms=limit_ms, env=stubborn_ssh, path="some/where/deep")
+        assert_timed_out(tried, limit_ms)
+        if Path(stubborn_ssh["MARK"]).exists():
+            break
     assert Path(stubborn_ssh["MARK"]).exists(), "the transport was never started"
     assert list(work.iterdir()) == [], "the folders above it are gone as well"
     assert no_survivors.wait_until_alone(2) == []

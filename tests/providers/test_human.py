@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
-from shotclock.core.deadlines import Deadline
+from shotclock.core.clocks import Clocks, Deadline
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.trace import TraceContext
 from shotclock.inbox.access import Principal

@@ -17,7 +17,7 @@ import pytest
 
 import shotclock.providers.mcp_client as conversation  # at once, so that no test pays for loading the SDK
 from shotclock.core.clocks import Clocks
-from shotclock.providers.mcp import FAREWELL_S, McpProvider
+from shotclock.providers.mcp import CLOSE_LIMIT_S, McpProvider
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text
@@ -171,7 +171,7 @@ def assert_ended(tried: Any, limit_s: float, rule: str, message: str) -> None:
     assert tried.error["code"] == "TIMEOUT"
     assert tried.result.rule == rule
     assert tried.message.startswith(message), tried.message
-    assert limit_s <= tried.elapsed_s < limit_s + LATE_S + FAREWELL_S
+    assert limit_s <= tried.elapsed_s < limit_s + LATE_S + CLOSE_LIMIT_S
 
 
 def test_a_server_that_never_answers_initialize_has_its_connect_timeout(ask: Trial) -> None:
@@ -266,11 +266,13 @@ def test_the_runs_deadline_is_inside_it(ask: Trial) -> None:
 
 
 def test_garbage_on_stdout_is_no_answer_and_is_shown(ask: Trial) -> None:
-    tried = ask(server("garbage", connect_timeout="1s"))
-
-    assert tried.result.rule in ("mcp/connect_timeout", "mcp/connect_error")
+    for limit_s in (1, 10):  # a busy machine may need longer to start it
+        tried = ask(server("garbage", connect_timeout=f"{limit_s}s"))
+        assert tried.result.rule in ("mcp/connect_timeout", "mcp/connect_error")
+        assert tried.elapsed_s < limit_s + LATE_S + CLOSE_LIMIT_S
+        if "this is no JSON" in tried.message:
+            break
     assert "this is no JSON" in tried.message
-    assert tried.elapsed_s < 1 + LATE_S + FAREWELL_S
 
 
 def test_garbage_between_the_messages_is_passed_over(ask: Trial) -> None:
@@ -353,7 +355,7 @@ def test_a_deaf_server_that_hangs_is_killed_after_its_grace(ask: Trial, marks: P
 
     assert tried.result.rule == "mcp/timeout"
     assert not marked(marks)
-    assert tried.elapsed_s < 2.3 + LATE_S + FAREWELL_S
+    assert tried.elapsed_s < 2.3 + LATE_S + CLOSE_LIMIT_S
 
 
 def test_a_server_that_reads_nothing_does_not_hold_a_large_request_for_ever(ask: Trial) -> None:

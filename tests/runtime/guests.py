@@ -301,6 +301,21 @@ async def looks_around(ctx: Context) -> dict[str, Any]:
     return operations.looks_around(ctx)
 
 
+async def writes_and_asks(ctx: Context) -> Any:
+    ctx.write("one ")
+    await asyncio.to_thread(ctx.write, "two ")
+    total = await ctx.ask("add", [1, 2])
+    ctx.write("three")
+    return total
+
+
+async def writes_then_falls_silent(ctx: Context) -> None:
+    for _ in range(20):
+        ctx.write("word ")
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(FOREVER_S)
+
+
 async def winds_down(ctx: Context) -> str:
     while not ctx.stopping:
         await asyncio.sleep(0.002)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shotclock import App
-from tests.runtime import guests, work
+from tests.runtime import guests, operations, work
 
 app = App("hostile", default_timeout="5s", grace="200ms")
 
@@ -38,7 +38,16 @@ ADVERSARIES = (
     guests.starts_one_in_a_thread,
     guests.blocks_beside_a_child,
 )
-NAMES = [adversary.__name__.replace("_", "-") for adversary in ADVERSARIES]
+# They return, and something stays: by the mark that it left.
+LEAVING = {work.leaves_a_grandchild_on_its_stdout: "grandchild", work.leaves_a_daemon: "daemon"}
+CRASHES = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
+
+
+def name_of(adversary: Callable[[str], Any]) -> str:
+    return adversary.__name__.replace("_", "-")
+
+
+NAMES = [name_of(adversary) for adversary in ADVERSARIES]
 
 
 def _as_async(adversary: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -50,8 +59,18 @@ def _as_async(adversary: Callable[[str], Any]) -> Callable[[str], Any]:
     return run
 
 
-for _name, _adversary in zip(NAMES, ADVERSARIES, strict=True):
-    app.command(name=_name)(_as_async(_adversary))
+for _adversary in (*ADVERSARIES, *LEAVING):
+    app.command(name=name_of(_adversary))(_as_async(_adversary))
+
+
+@app.command
+async def crashes(how: str) -> None:
+    operations.crashes(how)
+
+
+@app.command(isolation="loop")
+async def crashes_on_a_shared_loop(how: str) -> None:
+    operations.crashes(how)
 
 
 @app.command(mutates=False)

@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import datetime
 import itertools
 import os
 import signal
@@ -262,3 +263,11 @@ def waits_for_file(path: str) -> str:
     while not Path(path).exists() and time.monotonic() < give_up_at:
         time.sleep(0.002)
     return "seen"
+
+
+def imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def next_day(when: datetime.date) -> datetime.date:
+    return when + datetime.timedelta(days=1)

@@ -245,12 +245,16 @@ def by_mcp(transport: str) -> Callable[[], contextlib.AbstractAsyncContextManage
     return by_this_transport
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
+Reach = Callable[[], contextlib.AbstractAsyncContextManager[Call]]
+REACHES = pytest.mark.parametrize(
     "reach", [by_library, by_mcp("stdio"), by_mcp("http")], ids=["library", "MCP stdio", "MCP HTTP"]
 )
+
+
+@pytest.mark.timeout(300)
+@REACHES
 def test_whatever_an_async_command_does_it_is_gone_when_its_time_is_up(
-    reach: Callable[[], contextlib.AbstractAsyncContextManager[Call]], tmp_path: Path, validate_envelope: Validate
+    reach: Reach, tmp_path: Path, validate_envelope: Validate
 ) -> None:
     async def attempt(call: Call, name: str, number: int) -> dict[str, Any]:
         folder = tmp_path / f"{name}-{number}"
@@ -283,6 +287,73 @@ def test_whatever_an_async_command_does_it_is_gone_when_its_time_is_up(
 
     wrong = run(scenario(), within=280)
     assert not wrong, wrong
+
+
+@REACHES
+def test_what_outlives_an_async_command_is_stopped_and_named_when_it_has_returned(
+    reach: Reach, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    async def scenario() -> None:
+        async with reach() as call:
+            assert (await call("noop", {}, 40_000))["ok"]  # whatever the imports take
+            for adversary, left in hostile.LEAVING.items():
+                folder = tmp_path / left
+                folder.mkdir()
+                envelope = validate_envelope(await call(hostile.name_of(adversary), {"folder": str(folder)}, 15_000))
+                assert not marked(folder), left
+                assert envelope["ok"] and envelope["meta"]["ending"] == "finished", envelope
+                assert envelope["meta"]["survivors"] == []
+                (warning,) = envelope["warnings"]
+                assert warning["code"] == "DESCENDANTS_STOPPED"
+                pid = int((folder / left).read_text().split()[0])
+                assert pid in [process["pid"] for process in warning["context"]["processes"]]
+
+    run(scenario(), within=90)
+
+
+@REACHES
+def test_an_async_command_that_crashes_its_process_is_answered_for_and_the_next_call_works(
+    reach: Reach, validate_envelope: Validate
+) -> None:
+    async def scenario() -> None:
+        async with reach() as call:
+            assert (await call("noop", {}, 40_000))["ok"]  # whatever the imports take
+            for how in hostile.CRASHES:
+                envelope = validate_envelope(await call("crashes", {"how": how}, 15_000))
+                context = {"exit_code": 3} if how == "exit" else {"signal": how}
+                error = envelope["error"]
+                assert (error["code"], error["context"]) == ("WORKER_CRASHED", context), envelope
+                assert (envelope["meta"]["side_effects"], envelope["meta"]["survivors"]) == ("unknown", [])
+                assert (await call("noop", {}, 5000))["data"] == {"result": 1}, f"after {how}"
+                if reach is not by_library:  # there it is a loop of the program itself
+                    shared = validate_envelope(await call("crashes-on-a-shared-loop", {"how": how}, 15_000))
+                    assert shared["error"]["code"] == "WORKER_CRASHED", shared
+                    assert [note["code"] for note in shared["warnings"]] == ["HOST_REPLACED"]
+                    assert (shared["meta"]["side_effects"], shared["meta"]["survivors"]) == ("unknown", [])
+
+    run(scenario(), within=90)
+
+
+@REACHES
+def test_when_the_supervisor_of_an_async_command_is_killed_its_processes_die_and_the_caller_is_told(
+    reach: Reach, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    async def scenario() -> None:
+        async with reach() as call:
+            assert (await call("noop", {}, 40_000))["ok"]  # whatever the imports take
+            for name in ("daemonises-without-a-trace", "has-fifty-children"):
+                folder = tmp_path / name
+                folder.mkdir()
+                waiting = asyncio.ensure_future(call(name, {"folder": str(folder)}, 25_000))
+                leader = await soon(lambda folder=folder: mark_of(folder, "ready"), within=10)
+                supervisor_of(leader).kill()
+                envelope = validate_envelope(await asyncio.wait_for(waiting, DEAD_WITHIN_S))
+                await soon(lambda folder=folder: not marked(folder), within=DEAD_WITHIN_S)
+                assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("SUPERVISOR_LOST", "killed")
+                assert envelope["meta"]["side_effects"] == "unknown"
+                assert (await call("noop", {}, 5000))["data"] == {"result": 1}, f"after {name}"
+
+    run(scenario(), within=90)
 
 
 # --- commands that leave by themselves, and something stays ---------------------------------------

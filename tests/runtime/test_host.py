@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Operation, Runtime
-from shotclock.core.operation import HandlerReference
+from shotclock.core.catalogue import HandlerReference
 from shotclock.process.context import CallListener
 from shotclock.runtime import async_pool
 from tests.runtime import guests, operations
@@ -336,6 +336,58 @@ def test_steps_and_checkpoints_reach_whoever_attends_the_call() -> None:
     assert one_call(op("checkpoints")).code == "CHECKPOINTS_UNAVAILABLE"
 
 
+class Reader(CallListener):
+    """Listener that keeps what is written, and can add."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def wrote(self, text: str) -> None:
+        self.text += text
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        return self._add(value) if question == "add" else super().ask(question, value)
+
+    async def _add(self, value: Any) -> object:
+        return sum(value)
+
+
+# In the host process, in a worker of its own, and on a loop of this process.
+PLACES = [({"host_process": True}, "loop"), ({}, "process"), ({}, "loop")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "isolation"), PLACES)
+def test_text_and_questions_reach_whoever_attends_the_call(options: dict[str, Any], isolation: Any) -> None:
+    async def scenario() -> tuple[Envelope, Envelope, Reader]:
+        reader = Reader()
+        async with Runtime(workers=1, **options) as runtime:
+            operation = op("writes_and_asks", isolation=isolation)
+            known = await runtime.call(operation, clocks=SOON, listener=reader)
+            return known, await runtime.call(operation, clocks=SOON), reader
+
+    known, unknown, reader = run(scenario())
+    assert (known.value, reader.text) == (3, "one two three"), known.to_dict()
+    assert unknown.code == "UNKNOWN_OPERATION"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "isolation"), PLACES)
+def test_text_is_a_sign_of_life_and_is_there_when_the_call_has_stalled(options: dict[str, Any], isolation: Any) -> None:
+    async def scenario() -> tuple[Envelope, Reader]:
+        reader = Reader()
+        async with Runtime(workers=1, **options) as runtime:
+            await runtime.call(op("noop", isolation=isolation), clocks=SOON)
+            operation = op("writes_then_falls_silent", isolation=isolation)
+            clocks = Clocks.of("15s", idle="700ms", grace="200ms")
+            return await runtime.call(operation, clocks=clocks, listener=reader), reader
+
+    envelope, reader = run(scenario())
+    assert envelope.code == "STALLED", envelope.to_dict()
+    assert reader.text == "word " * 20
+    assert envelope.meta["duration_ms"] >= 1600
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["winds_down", "winds_down_without_a_turn"])
 def test_the_soft_clock_is_heard_through_the_context(way: str) -> None:
@@ -368,7 +420,7 @@ def test_further_calls_are_made_by_the_runtime_inside_the_callers_deadline(opera
         async with a_runtime(operations=known) as runtime:
             arguments = {"ms": 60_000} if operation == "slow" else {"value": [1]}
             ask = {"operation": operation, "arguments": arguments, "clocks": {}}
-            return await runtime.call(op("asks_further"), ask, Clocks.of("700ms" if code == "TIMEOUT" else "5s"))
+            return await runtime.call(op("asks_further"), ask, Clocks.of("3s" if code == "TIMEOUT" else "5s"))
 
     envelope = run(scenario())
     assert envelope.ok, envelope
@@ -377,7 +429,7 @@ def test_further_calls_are_made_by_the_runtime_inside_the_callers_deadline(opera
     assert code is not None or envelope.value["value"] == [1]
     assert child["meta"]["trace_id"] == envelope.meta["trace_id"]
     if code != "UNKNOWN_OPERATION":
-        assert child["meta"]["timeout_ms"] < (700 if code else 5000)
+        assert child["meta"]["timeout_ms"] < (3000 if code else 5000)
 
 
 @pytest.mark.slow

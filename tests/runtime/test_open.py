@@ -14,7 +14,7 @@ import pytest
 from shotclock import Clocks, Runtime
 from shotclock.core.errors import Failure
 from shotclock.runtime.call import admit
-from shotclock.runtime.interactive_process import LEAVE_GRACE_MS, LEAVE_LIMIT_S, InteractiveProcess
+from shotclock.runtime.command_runner import LEAVE_GRACE_MS, LEAVE_LIMIT_S, InteractiveProcess
 from tests.runtime import work
 from tests.runtime.bounds import ROOT, eventually, mark_of, marked, run, soon
 

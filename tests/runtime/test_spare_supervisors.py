@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Runtime
-from shotclock.process import cgroups
+from shotclock.process import kill
 from shotclock.runtime.command_runner import MOST_SPARE
 from tests.runtime import work
 from tests.runtime.bounds import run, soon
@@ -64,7 +64,7 @@ def test_of_many_at_once_only_a_few_supervisors_stay_and_none_when_the_runtime_i
 
 
 def test_no_cgroup_is_left_behind(tmp_path: Path) -> None:
-    home = cgroups.home_directory()
+    home = kill.home_directory()
     if home is None:
         pytest.skip("no cgroup can be made here")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shotclock import Clocks, Operation, Runtime
-from shotclock.runtime.loop_threads import Waiter
+from shotclock.runtime.asyncio_private import Waiter
 
 SOON_S = 10.0  # nothing here takes longer than a few turns of a loop
 

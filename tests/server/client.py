@@ -71,7 +71,8 @@ def http_server(*options: str, target: str = ADVERSARIES) -> Iterator[tuple[str,
             yield url, psutil.Process(process.pid)
         finally:
             process.terminate()
-            assert process.wait(ENDED_WITHIN_S) == 143
+            code = process.wait(ENDED_WITHIN_S)
+            assert code == 143, f"exit code {code}"
 
 
 @contextmanager

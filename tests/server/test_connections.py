@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shotclock.core.walltime import WallTime
+from shotclock.core.clocks import WallTime
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually
@@ -37,7 +37,7 @@ HALF_API_BODY = HALF_BODY.replace(b"/mcp", b"/api/inbox")
 def flooded(folder: Path, *limits: str, **constants: float) -> Iterator[tuple[int, subprocess.Popen[bytes], Path]]:
     """A server with few descriptors and short clocks: its port, its process, and the file its stderr goes to."""
     short = "".join(f"c.{name} = {value}\n" for name, value in constants.items())
-    program = f"import shotclock.server.connections as c\n{short}from shotclock.cli import run_program\nrun_program()\n"
+    program = f"import shotclock.server.http as c\n{short}from shotclock.cli import run_program\nrun_program()\n"
     words = ["serve", ADVERSARIES, "--http", "127.0.0.1:0"]
     log = folder / "log"
     with open(log, "wb") as stderr:

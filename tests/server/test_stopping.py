@@ -68,11 +68,17 @@ def test_whoever_waits_for_a_person_is_told_that_the_server_was_stopped_and_the_
             assert len(ended) == 2, "nobody was told"
             return [call.result().structured_content for call in calls]
 
-    for envelope in run(scenario()):
+    deleted, proposed = run(scenario())
+    for envelope in (deleted, proposed):
         assert (envelope["ok"], envelope["error"]["code"]) == (False, "CANCELLED"), envelope
         assert envelope["error"]["context"]["signal"] == "SIGTERM"
-        assert envelope["meta"]["ending"] == "not_started"
+    assert deleted["meta"]["ending"] == "not_started"
+    # Our own tool had begun: the proposal is there, and its answer names it.
+    assert proposed["meta"]["ending"] == "cancelled"
+    assert (proposed["data"]["status"], proposed["data"]["partial"]) == ("pending", True)
     assert pending(home) == 2
+    with Store.open(home) as store:
+        assert proposed["data"]["proposal_id"] in {each.id for each in store.proposals.list()}
 
 
 def test_whoever_waits_for_a_job_is_told_how_to_go_on_with_it(home: Path, target: str) -> None:
@@ -98,7 +104,7 @@ def test_whoever_waits_for_a_job_is_told_how_to_go_on_with_it(home: Path, target
 
     indexed, waited = run(scenario())
     assert indexed["error"]["code"] == "INCOMPLETE"
-    assert waited["error"]["code"] == "CANCELLED"
+    assert (waited["error"]["code"], waited["meta"]["ending"]) == ("CANCELLED", "cancelled")
     with Store.open(home) as store:
         eventually(lambda: not store.jobs.get(indexed["data"]["job_id"]).is_active, within=20)
         assert store.jobs.get(indexed["data"]["job_id"]).envelope["data"] == {"result": 50}

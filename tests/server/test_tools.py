@@ -71,7 +71,7 @@ def test_the_server_imports_nothing_of_the_app_whatever_its_tools_answer_with(
         async with connected(target=target) as (client, server):
             assert (await envelope_of(client, "box"))["data"] == {"size": 3}
             assert (await envelope_of(client, "box-async"))["data"] == [{"size": 1}, {"size": 2}]
-            assert "own class" in (await envelope_of(client, "breaks"))["error"]["message"]
+            assert (await envelope_of(client, "breaks"))["error"]["context"] == {"exception": "Broken"}
             failed = await envelope_of(client, "fails")
             assert failed["error"]["code"] == "COMMAND_FAILED", failed
             assert failed["data"] == {"size": 4}

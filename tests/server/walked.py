@@ -1,7 +1,7 @@
-"""`python -m tests.server.walked NOTES serve …`: a server that notes its way through our code.
+"""`python -m tests.server.walked NOTES serve …`: a command of ours that notes its way through our code.
 
-A line of NOTES is `file PATH` for a file of ours whose code runs, each once since the last SIGUSR1, or `admit NAME` for
-a call that is admitted.
+A line of NOTES is `file PATH` for a file of ours whose functions run, each once since the last SIGUSR1, or `admit NAME`
+for a call that is admitted. What runs while a module is imported does not count.
 """
 
 import os
@@ -18,6 +18,14 @@ from shotclock.runtime.call import admit
 HOME = os.path.dirname(shotclock.__file__) + os.sep
 
 
+def is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def main() -> None:
     notes = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     seen: set[str] = set()
@@ -29,7 +37,7 @@ def main() -> None:
         if code is admit.__code__:
             os.write(notes, f"admit {frame.f_locals['name']}\n".encode())
         path = code.co_filename
-        if path not in seen:
+        if path not in seen and not (path.startswith(HOME) and is_importing(frame)):
             seen.add(path)
             if path.startswith(HOME):
                 os.write(notes, f"file {path[len(HOME) :]}\n".encode())

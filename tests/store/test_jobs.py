@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shotclock.core.walltime import WallTime
+from shotclock.core.clocks import WallTime
 from shotclock.store import jobs
 from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState, Progress
 from shotclock.store.store import Store
@@ -54,7 +54,7 @@ def test_everything_that_is_given_comes_back(store: Store):
     assert job.is_active and job.progress is None and job.runner is None
 
 
-def test_the_identical_invocation_attaches_while_the_job_starts_and_while_its_keeper_lives(store: Store):
+def test_the_identical_invocation_attaches_while_the_job_starts_and_while_its_runner_lives(store: Store):
     begun(store)
     again = new_job("job2")
     assert store.jobs.attach_or_create(again, NOW + STARTING_LIMIT_MS - 1, all_dead)[1] is False
@@ -98,7 +98,7 @@ def test_with_an_idempotency_key_the_answer_stays_the_same_for_as_long_as_it_is_
     assert store.jobs.attach_or_create(again, NOW + RETENTION_MS, all_alive)[1]
 
 
-def test_a_job_whose_keeper_died_is_said_to_be_lost_once_and_then_done_anew(store: Store):
+def test_a_job_whose_runner_died_is_said_to_be_lost_once_and_then_done_anew(store: Store):
     running(store)
     job, created = store.jobs.attach_or_create(new_job("job2"), NOW + 9, all_dead)
     assert (created, job.id, job.state, job.ended_at, job.envelope) == (False, "job1", JobState.LOST, NOW + 9, None)
@@ -137,7 +137,7 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
     assert store.jobs.attach_or_create(new_job("job3", resume=True), NOW + 5, all_dead) == (job, False)
 
 
-def test_one_that_never_got_a_keeper_counts_as_lost_after_a_while(store: Store):
+def test_one_that_never_got_a_runner_counts_as_lost_after_a_while(store: Store):
     begun(store)
     at = NOW + STARTING_LIMIT_MS
     assert store.jobs.attach_or_create(new_job("job2", resume=True), at, all_alive)[0].attempt == 2
@@ -175,10 +175,10 @@ def test_an_id_that_belongs_to_another_job_is_refused(store: Store):
             begun(store, id, key="other")
 
 
-# --- keepers --------------------------------------------------------------------------------------
+# --- runners --------------------------------------------------------------------------------------
 
 
-def test_one_keeper_takes_charge_and_may_do_so_again(store: Store):
+def test_one_runner_takes_charge_and_may_do_so_again(store: Store):
     begun(store)
     job = store.jobs.take_charge("job1", holder(1), NOW + 1)
     assert job is not None and (job.state, job.runner, job.heartbeat_at) == (JobState.RUNNING, holder(1), NOW + 1)

@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from shotclock.core.walltime import WallTime
-from shotclock.process.identity import is_alive, this_process
+from shotclock.core.clocks import WallTime
+from shotclock.process.kernel import is_alive, this_process
 from shotclock.store.locks import Conflict, Held, Lock
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, holder, in_children, wall_now

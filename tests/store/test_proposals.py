@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import (
+    ActionOutcome,
     Decision,
     InboxLimits,
     Kind,
@@ -22,8 +24,7 @@ from shotclock.core.proposal import (
     ProposedFile,
     Runner,
 )
-from shotclock.core.walltime import WallTime
-from shotclock.process.identity import this_process
+from shotclock.process.kernel import this_process
 from shotclock.store import proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
@@ -295,6 +296,42 @@ def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_t
         assert sorted(store.proposals.list(), key=lambda each: each.seq) == sorted(
             (each.summary for each in before), key=lambda each: each.seq
         )
+
+
+def test_the_one_that_was_made_last_answers_though_the_clock_was_set_back(store: Store):
+    first, _ = propose(store, key="k")
+    store.proposals.decide(first.id, APPROVE, "ann", NOW)
+    store.proposals.use(first.id, first.action_hash, NOW)
+    second, made = propose(store, key="k", now=NOW - 500)
+    assert made and second.created_at < first.created_at
+    store.proposals.record_outcome(first.id, ActionOutcome(True, NOW))  # the last change is of the first
+    assert propose(store, key="k", now=NOW - 400) == (second, False)
+
+
+def test_an_older_store_goes_on_with_the_order_in_which_proposals_were_made(home: Path):
+    with Store.open(home) as store:
+        made = []
+        for at in (NOW, NOW - 100, NOW - 200):
+            proposal, _ = propose(store, key="k", now=at)
+            store.proposals.decide(proposal.id, APPROVE, "ann", at)
+            made.append(proposal)
+            if len(made) < 3:
+                store.proposals.use(proposal.id, proposal.action_hash, at)
+    before = next(number for number, statements in enumerate(MIGRATIONS) if "created_seq" in statements[0])
+    with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
+        for index in ("proposals_by_key", "proposals_by_action"):
+            connection.execute(f"DROP INDEX {index}")
+        connection.execute("ALTER TABLE proposals DROP COLUMN created_seq")
+        connection.execute("CREATE INDEX proposals_by_key ON proposals (asked_by, key) WHERE key IS NOT NULL")
+        connection.execute("CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash)")
+        connection.execute(f"PRAGMA user_version={before}")
+        connection.commit()
+    with Store.open(home) as store:
+        found, was_made = propose(store, key="k", now=NOW - 200)
+        assert (found.id, was_made) == (made[2].id, False)
+        store.proposals.use(found.id, found.action_hash, NOW - 150)
+        fresh, was_made = propose(store, key="k", now=NOW - 300)
+        assert was_made and propose(store, key="k", now=NOW - 300) == (fresh, False)
 
 
 # --- limits -----------------------------------------------------------------------------------------

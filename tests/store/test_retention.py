@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
-from shotclock.core.walltime import ProcessIdentity, WallTime
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, read_retention
@@ -72,6 +72,24 @@ def test_what_a_step_has_put_out_is_kept_once_and_comes_back_with_the_envelope(s
     assert run is not None and run.envelope == envelope_of(outputs)
     taken = store.runs.take_up("r", ME, is_alive)
     assert taken is not None and taken.envelope == envelope_of(outputs)
+
+
+def test_an_output_of_the_run_that_is_one_of_a_step_is_kept_once_and_comes_back_in_its_place(
+    store: Store, home: Path
+) -> None:
+    begin(store, "r")
+    made = {"a": "word" * 1000, "b": {"list": [1, True, None]}, "c": 1}
+    for name, output in made.items():
+        store.runs.record("r", [StepRecord(name, "succeeded", {"status": "succeeded", "output": output})], NOW)
+    outputs = {"z": made["a"], "twice": made["a"], "list": made["b"], "own": "w", "true": True, "none": None}
+    envelope = envelope_of(made)
+    envelope["data"]["outputs"] = outputs
+    store.runs.end("r", envelope, NOW)
+    (text, size) = rows(home, "SELECT envelope, bytes FROM runs")[0]
+    assert "wordword" not in text and 4000 < size < 6000
+    for run in (store.runs.get("r"), store.runs.take_up("r", ME, is_alive)):
+        assert run is not None and run.envelope is not None and run.envelope == envelope
+        assert json.dumps(run.envelope["data"]["outputs"]) == json.dumps(outputs), "in its order, with its types"
 
 
 def test_an_output_that_differs_from_the_steps_own_stays_in_the_envelope(store: Store) -> None:

@@ -1,17 +1,24 @@
-"""What the tests of workflow files share: a file from a few lines, and what is said about it."""
+"""What tests of workflows share: a file from a few lines and what is said about it, and its run by the real engine."""
 
+import asyncio
+import http.server
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
 
+from shotclock.core.envelope import Envelope
+from shotclock.store.store import Store
+from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import Finding, Loaded, load_text
+from shotclock.workflow.scheduler import OnChange
+from shotclock.workflow.schema import WorkflowFile
 
-# Other tests, and other people, share these cores: how long one example took says nothing about the code.
-settings.register_profile("shotclock", deadline=None, max_examples=60)
-settings.load_profile("shotclock")
+RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out
 
 Load = Callable[..., Loaded]
 Lint = Callable[..., list[Finding]]
@@ -52,3 +59,89 @@ def problems(load: Load) -> Callable[[str | bytes], list[Finding]]:
         return list(loaded.findings)
 
     return problems
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "home")
+
+
+@pytest.fixture
+def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any]], Any]) -> Callable[..., Envelope]:
+    """A function that runs a workflow, given as it is written, and returns its valid envelope."""
+
+    def run(
+        text: str | WorkflowFile,
+        *,
+        environment: dict[str, str] | None = None,
+        stop_after: float | None = None,
+        on_change: OnChange | None = None,
+        **more: Any,
+    ) -> Envelope:
+        workflow = text if isinstance(text, WorkflowFile) else _loaded(text, tmp_path)
+
+        async def main() -> Envelope:
+            request = RunRequest(workflow, str(tmp_path / "flow.yaml"), tmp_path, **more)
+            stop = None
+            if stop_after is not None:
+                stop = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_later(stop_after, stop.set_result, "SIGTERM")
+            async with asyncio.timeout(RUN_LIMIT_S):
+                return await start(request, store, RunCaller(stop, on_change, environment=environment))
+
+        envelope = asyncio.run(main())
+        validate_envelope(envelope.to_dict())
+        return envelope
+
+    return run
+
+
+@pytest.fixture
+def web() -> Iterator[Callable[[str, bytes], str]]:
+    """A function that puts a body of a content type onto a server, and returns its URL."""
+    bodies: dict[str, tuple[str, bytes]] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, body = bodies[self.path]
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def put(kind: str, body: bytes) -> str:
+        path = f"/{len(bodies)}"
+        bodies[path] = kind, body
+        return f"http://127.0.0.1:{server.server_port}{path}"
+
+    yield put
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def speaking() -> Path:
+    """The program of an MCP server that says what it is told to."""
+    return Path(__file__).with_name("speaking.py")
+
+
+def _loaded(text: str, folder: Path) -> WorkflowFile:
+    loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", folder)
+    assert loaded.workflow is not None, loaded.findings
+    return loaded.workflow
+
+
+def statuses(envelope: Envelope) -> dict[str, str]:
+    assert isinstance(envelope.data, dict)
+    return {name: step["status"] for name, step in envelope.data["steps"].items()}
+
+
+def step(envelope: Envelope, name: str) -> dict[str, Any]:
+    assert isinstance(envelope.data, dict)
+    return envelope.data["steps"][name]

@@ -18,12 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.texts import visible
-from shotclock.core.walltime import ProcessIdentity, WallTime
+from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.core.visible_text import visible
 from shotclock.store.runs import Run, StepRecord
-from shotclock.workflow.formats import to_junit, to_markdown
 from shotclock.workflow.html_report import to_html
-from shotclock.workflow.report import Report, brief, report_of
+from shotclock.workflow.report import Report, brief, report_of, to_junit, to_markdown
 from shotclock.workflow.state import Reason, Status, StepState
 
 BEGAN = WallTime(1_700_000_000_000)

@@ -10,15 +10,17 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from shotclock.core.durations import format_duration
-from shotclock.core.shapes import Part
-from shotclock.providers.step_type import STEP_TYPES, Backoff, Reaction, Retry, StepPart
-from shotclock.workflow import expressions, lint, loader, template_references, yaml_reader
+from shotclock.core.clocks import format_duration
+from shotclock.core.validation import Part
+from shotclock.providers import ai
+from shotclock.providers.ai import AiLimits, AiPart, AiServer
+from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, Retry, StepPart
+from shotclock.workflow import lint, loader, template_check, yaml_reader
 from shotclock.workflow.loader import load_file, load_text
 from shotclock.workflow.schema import DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
-from tests.workflow.test_kinds import LEAST
 from tests.workflow.test_lint import CASES
-from tests.workflow.test_loading import NEAR_MISSES, TREES, WRONG
+from tests.workflow.test_loader import NEAR_MISSES, TREES, WRONG
+from tests.workflow.test_step_clocks import LEAST
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples" / "flows").glob("*.yaml"))
@@ -47,7 +49,10 @@ def test_the_least_of_every_kind_is_accepted(kind: str) -> None:
     assert VALIDATOR.is_valid({"steps": {"a": {"type": kind, **LEAST[kind]}}})
     for key in LEAST[kind]:
         less = {name: value for name, value in LEAST[kind].items() if name != key}
-        if (kind, key) != ("mcp", "url"):  # that one of two is there is checked by `check` alone
+        if (kind, key) not in (
+            ("mcp", "url"),
+            ("ai", "prompt"),
+        ):  # that one of two is there is checked by `check` alone
             assert not VALIDATOR.is_valid({"steps": {"a": {"type": kind, **less}}})
 
 
@@ -104,7 +109,10 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_an_example_is_accepted_by_the_schema_and_nothing_is_said_against_it(file: Path) -> None:
+def test_an_example_is_accepted_by_the_schema_and_nothing_is_said_against_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of nobody")
     assert list(VALIDATOR.iter_errors(read(file.read_text("utf-8")))) == []
     assert lint.lint(load_file(file)) == []
 
@@ -153,6 +161,9 @@ def default(value: Any) -> str:
         ("Tools", 0, ToolPart),
         ("Inputs", 0, InputPart),
         ("Defaults", 0, DefaultsPart),
+        ("The ai block", 0, AiPart),
+        ("Servers of an agent", 0, AiServer),
+        ("Limits of an agent", 0, AiLimits),
     ],
 )
 def test_every_key_is_in_the_reference_with_its_default_and_no_other(
@@ -181,13 +192,13 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
     ]
 
 
-MODULES = (expressions, lint, loader, template_references, yaml_reader)
+MODULES = (lint, loader, template_check, yaml_reader, ai)
 
 
 def test_every_rule_is_in_the_reference_and_no_other() -> None:
     source = "".join(Path(module.__file__ or "").read_text("utf-8") for module in MODULES)
     rules = set(
-        re.findall(r"\"((?:schema|graph|clock|budget|template|shell|env|tool|human|nested|file)/[a-z-]+)\"", source)
+        re.findall(r"\"((?:schema|graph|clock|budget|template|shell|env|tool|human|nested|file|ai)/[a-z-]+)\"", source)
     )
     told = {name for names in documented(table("What check finds")) for name in names}
     assert {rule for rule in rules if not rule.startswith("file/")} == told - {"file/…"}

@@ -51,11 +51,12 @@ def _send_spans() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run `exec`, or the subcommand that is named. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["exec"]:  # stands before every command an agent runs: no parser library, no event loop
         from .exec import main as exec_main
 
         return exec_main(words[1:])
-    from .commands import main as commands_main
+    from .subcommand_options import main as subcommand_main
 
-    return commands_main(words)
+    return subcommand_main(words)

@@ -8,38 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import select
-import shlex
 import sys
-import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._version import __version__
-from ..core.catalogue import BUDGET_VARIABLE, CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec
-from ..core.clocks import Clocks
-from ..core.durations import format_duration, parse_duration_ms
-from ..core.effects import Ending
+from ..core.catalogue import BUDGET_VARIABLE, CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec, hyphenate
+from ..core.clocks import Clocks, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, stop_problem
-from ..core.errors import Failure
+from ..core.errors import Ending, Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
-from ..core.operation import hyphenate
-from ..core.records import dataclass, replace_fields
+from ..core.value_types import dataclass, replace_fields
 from ..dispatch.dispatcher import Dispatcher
-from ..process.clock import monotonic_ns, pause, process_began_ns
+from ..process.clock import monotonic_ns, process_began_ns
 from ..process.foreground import fill_standard_descriptors
-from ..runtime.call import Call, Outcome, Tool, admit, answer
-from ..runtime.handlers import outcome_of_error
+from ..runtime.call import CallRequest, Outcome, Tool
+from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
-from ..runtime.request import CallRequest
 from ..runtime.runtime import Runtime
-from . import signals
-from .output import emit_help, flush_quietly, is_terminal, say_line, wants_json, write_quietly
+from .output import (
+    Signalled,
+    StopSignal,
+    emit_help,
+    flush_quietly,
+    is_terminal,
+    note_stops,
+    say_line,
+    signals_heard,
+    wants_json,
+    write_quietly,
+)
 from .parser import (
     Command,
     CommandTable,
@@ -53,7 +55,7 @@ from .parser import (
     read_command,
     table_help,
 )
-from .runner import deliver, problem_of
+from .subcommand import answer_at_once, deliver, problem_of
 
 if TYPE_CHECKING:
     from ..dispatch.invocation import Stdin
@@ -63,9 +65,6 @@ STDIN_LIMIT = 256 * 1024 * 1024
 CHUNK = 64 * 1024
 # Where the command itself has no timeout, somebody who never closes the pipe runs this out.
 LONGEST_WAIT_MS = 3_600_000
-# What the program's own exit hooks may take. Together with the answer it stays below the 5 s of F-011.
-LEAVE_LIMIT_S = 3.0
-_STARTERS = ("runpy", "importlib")
 
 
 class CommandLineApp(Protocol):
@@ -80,7 +79,7 @@ class CommandLineApp(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A command line that was understood."""
+    """A call of a command, as its command line asks for it."""
 
     spec: CommandSpec
     arguments: dict[str, object]
@@ -105,12 +104,12 @@ def main(app: CommandLineApp, words: list[str]) -> int:
     fill_standard_descriptors()
     try:
         return _main(app, catalogue, words, as_json)
-    except signals.Signalled as signalled:
+    except Signalled as signalled:
         return _deliver_unstarted(catalogue, catalogue.name, stop_problem(signalled.name), as_json)
     except Exception as error:  # ours: whoever called still gets an envelope
         outcome = outcome_of_error(error)
         outcome.ending = Ending.KILLED  # what had begun dies with us; how far it was nobody knows here
-        return deliver(answer(_admit(catalogue, catalogue.name), outcome), as_json, _show)
+        return deliver(_answer(catalogue, catalogue.name, outcome), as_json, _show)
 
 
 def _main(app: CommandLineApp, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
@@ -283,9 +282,9 @@ def _request(spec: CommandSpec, reading: Reading) -> Request:
 
 def _budget(spec: CommandSpec, asked_ms: int | None, mistakes: Mistakes) -> int | None:
     """Return how long we wait for a command that may outlive us: what was said, what the environment says, or 30 s
-    where no person waits. Zero waits for as long as it takes."""
+    where no person waits. Zero waits for as long as it takes; for a person, as long as the response budget allows."""
     if spec.interruption is None:
-        return asked_ms
+        return asked_ms or None
     if asked_ms is None and (written := os.environ.get(BUDGET_VARIABLE, "").strip()):
         if written.isdecimal():
             asked_ms = int(written)
@@ -373,7 +372,7 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, request: Request, mistak
         stdin = None
         if spec.reads_stdin and not request.validate_only:
             limit_ms = spec.clocks.timeout_ms if request.clocks.timeout_ms is None else request.clocks.timeout_ms
-            spooled = stack.enter_context(spooled_stdin(limit_ms or None))
+            spooled = stack.enter_context(spool_stdin(limit_ms or None))
             if isinstance(spooled, Problem):
                 return _deliver_unstarted(catalogue, spec.name, spooled, as_json, request.clocks)
             stdin = spooled
@@ -390,7 +389,7 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, request: Request, mistak
 def _call(app: CommandLineApp, catalogue: Catalogue, request: Request, stdin: Stdin | None) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
-    signals.note_stops()  # in a fork hook an exception would be lost; whoever listens next finds what came
+    note_stops()  # in a fork hook an exception would be lost; whoever listens next finds what came
     preloaded = Preloaded.fork_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
@@ -402,7 +401,7 @@ def _call(app: CommandLineApp, catalogue: Catalogue, request: Request, stdin: St
     try:
         dispatcher = Dispatcher(catalogue, runtime, program=app.program, command=own_command())
     except Failure as failure:
-        return answer(_admit(catalogue, request.spec.name, request.clocks), outcome_of_error(failure))
+        return _answer(catalogue, request.spec.name, outcome_of_error(failure), request.clocks)
     return asyncio.run(_await_call(dispatcher, request, stdin))
 
 
@@ -411,7 +410,7 @@ async def _await_call(dispatcher: Dispatcher, request: Request, stdin: Stdin | N
     beating: Coroutine[Any, Any, None] | None = heartbeat.beat() if heartbeat is not None else None
     beats = None if beating is None else asyncio.ensure_future(beating)
     try:
-        with signals.StopSignal() as stop:
+        with StopSignal() as stop:
             async with dispatcher:
                 return await dispatcher.call(
                     CallRequest(
@@ -428,7 +427,7 @@ async def _await_call(dispatcher: Dispatcher, request: Request, stdin: Stdin | N
                         stdin=stdin,
                         justification=request.justification,
                         confirmed=request.confirmed,
-                        repeat_hint=shlex.join([*own_command(), *request.words]),
+                        repeat_hint=None if request.spec.approval is None else _write_command_line(request),
                         began_ns=process_began_ns(),
                     )
                 )
@@ -437,9 +436,16 @@ async def _await_call(dispatcher: Dispatcher, request: Request, stdin: Stdin | N
             beats.cancel()
 
 
+def _write_command_line(request: Request) -> str:
+    """Return the command line that makes the same call again."""
+    import shlex
+
+    return shlex.join([*own_command(), *request.words])
+
+
 def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | None:
     """Have a person at a terminal type back what is expected. No flag answers for them."""
-    from .terminal import confirm
+    from .output import confirm
 
     assert spec.requires_person is not None
     properties = spec.input_schema.get("properties", {})
@@ -452,14 +458,13 @@ def _ask_person(spec: CommandSpec, arguments: dict[str, object]) -> Problem | No
 
 
 def _manifest(catalogue: Catalogue, as_json: bool) -> int:
-    admission = _admit(catalogue, "manifest", mutates=False)
-    manifest = build_manifest(catalogue, __version__)
-    return deliver(answer(admission, Outcome(Ending.FINISHED, data=manifest)), as_json, _show)
+    made = Outcome(Ending.FINISHED, data=build_manifest(catalogue, __version__))
+    return deliver(_answer(catalogue, "manifest", made, mutates=False), as_json, _show)
 
 
 def _version(catalogue: Catalogue, as_json: bool) -> int:
-    admission = _admit(catalogue, catalogue.name, mutates=False)
-    return deliver(answer(admission, Outcome(Ending.FINISHED, data={"version": catalogue.version})), as_json, _show)
+    version = Outcome(Ending.FINISHED, data={"version": catalogue.version})
+    return deliver(_answer(catalogue, catalogue.name, version, mutates=False), as_json, _show)
 
 
 def own_command() -> list[str]:
@@ -479,17 +484,13 @@ def _tool(catalogue: Catalogue) -> Tool:
     return Tool(catalogue.semantic_version, catalogue.debug)
 
 
-def _admit(catalogue: Catalogue, name: str, clocks: Clocks | None = None, *, mutates: bool = True) -> Call:
-    """Admit an answer that no call of the command makes: with its clocks all the same, and since we began."""
+def _answer(
+    catalogue: Catalogue, name: str, outcome: Outcome, clocks: Clocks | None = None, *, mutates: bool = True
+) -> Envelope:
+    """Return an answer that no call of the command makes: with its clocks all the same, and since we began."""
     spec = catalogue.find(name)
-    return admit(
-        name,
-        clocks or Clocks(),
-        defaults=catalogue.clocks if spec is None else spec.clocks,
-        mutates=mutates,
-        tool=_tool(catalogue),
-        began_ns=process_began_ns(),
-    )
+    defaults = catalogue.clocks if spec is None else spec.clocks
+    return answer_at_once(name, outcome, clocks or Clocks(), defaults=defaults, mutates=mutates, tool=_tool(catalogue))
 
 
 def _refuse(catalogue: Catalogue, name: str, mistakes: Mistakes, as_json: bool, clocks: Clocks | None = None) -> int:
@@ -499,12 +500,12 @@ def _refuse(catalogue: Catalogue, name: str, mistakes: Mistakes, as_json: bool, 
 def _deliver_unstarted(
     catalogue: Catalogue, name: str, problem: Problem, as_json: bool, clocks: Clocks | None = None
 ) -> int:
-    return deliver(answer(_admit(catalogue, name, clocks), Outcome(Ending.NOT_STARTED, problem)), as_json, _show)
+    return deliver(_answer(catalogue, name, Outcome(Ending.NOT_STARTED, problem), clocks), as_json, _show)
 
 
 def _show(envelope: Envelope) -> None:
     if envelope.data:
-        write_quietly(sys.stdout, _readable(envelope.data) + "\n", signals.heard)
+        write_quietly(sys.stdout, _readable(envelope.data) + "\n", signals_heard)
 
 
 def _readable(data: object) -> str:
@@ -517,7 +518,7 @@ def _readable(data: object) -> str:
 
 
 class Heartbeat:
-    """Says on stderr, while a command runs, that it does: in words for a log, as JSON lines for a program."""
+    """Lines on stderr that say, while a command runs, that it does: in words for a log, as JSON for a program."""
 
     def __init__(self, name: str, interval_ms: int, *, as_json: bool) -> None:
         self._name = name
@@ -550,7 +551,7 @@ class Heartbeat:
 
 
 @contextlib.contextmanager
-def spooled_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
+def spool_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
     """Read stdin to its end into a file, so that the work can be killed, repeated and identified.
 
     The file is gone afterwards. A problem says why there is none.
@@ -596,31 +597,3 @@ def _copy_stdin(file: int, digest: Any, limit_ms: int) -> Problem | None:
         digest.update(chunk)
         while chunk:
             chunk = chunk[os.write(file, chunk) :]
-
-
-# --- the end of the program -----------------------------------------------------------------------------------
-# A thread that nobody waits for, or an exit hook that hangs, would keep the process after its caller has the envelope.
-
-
-def is_the_end(package: str, frame: FrameType | None) -> bool:
-    """Return whether only the program itself waits for us to return: not a test, a REPL or a larger program."""
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name != "__main__" and name.partition(".")[0] not in (package, *_STARTERS):
-            return False
-        frame = frame.f_back
-    return True
-
-
-def leave_soon(code: int) -> None:
-    """End the program within LEAVE_LIMIT_S, with this exit code, whatever its exit hooks and threads do."""
-    signals.ignore()
-    # Or the interpreter looks through all that was imported once more, before it ends.
-    gc.freeze()
-    gc.disable()
-    threading.Thread(target=_leave, args=(code,), daemon=True).start()
-
-
-def _leave(code: int) -> None:
-    pause(LEAVE_LIMIT_S)
-    os._exit(code)

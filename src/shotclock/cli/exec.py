@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import sys
 
-from ..core.clocks import Clocks
-from ..core.effects import Ending
+from ..core.clocks import WORK_CLOCKS, Clocks
 from ..core.envelope import Envelope, Problem, join_problems, warning
-from ..core.records import default_factory, record, replace_fields
+from ..core.errors import Ending
+from ..core.value_types import default_factory, record, replace_fields
 from ..process import foreground
 from ..process.clock import monotonic_ns
-from ..process.command_task import Output
-from ..process.output import DEFAULT_OUTPUT_LIMIT
+from ..process.command_task import DEFAULT_OUTPUT_LIMIT, Output
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
@@ -32,9 +31,15 @@ did to escape, and one envelope says what happened.
 
 Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none):
   --timeout D        stop the command after this long [10m]; a caller's own deadline is never exceeded
-  --soft D           ask it to wind down (SIGTERM) this early, before the timeout
+  --soft D           ask it to wind down (SIGTERM, and SHOTCLOCK_STOP_FILE appears) this early, before the timeout
+  --stop-signal S    ask by this signal instead: INT, HUP, QUIT, USR1 or USR2
   --idle D           stop it after this long without output
   --grace D          between SIGTERM and SIGKILL [5s]
+  --overtime WHO     ask whether it may take longer when the soft limit rings [3/4 of the timeout]: progress (while its
+                     output grows), command=CMD, function=FILE.py:NAME, or none; with ,budget=2m,max_requests=3,
+                     max_per_request=30s,observer_timeout=10s,hard_extends=true. `--overtime 2m` is progress,budget=2m;
+                     a CMD with a comma in it needs the same keys as a JSON object
+  --wind-down D      what it has to end by itself once the soft limit rang, before it is stopped [5s]; 0 is no time
 
 What it gets:
   --cwd DIR          run in this directory
@@ -66,17 +71,19 @@ Examples:
   shotclock exec --timeout 10m --idle 1m --json -- npm ci
 """
 
-_CLOCKS = ("timeout", "soft", "idle", "grace")
+_STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _REPORTS = ("json", "line", "none")
 REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 
 
 @record
 class Request:
-    """A command line that was read."""
+    """A command to run, as the command line asks for it."""
 
     command: list[str] = default_factory(factory=list)
     clocks: Clocks = default_factory(factory=Clocks)
+    overtime: str | None = None
+    stop_signal: str = "SIGTERM"
     env: dict[str, str] = default_factory(factory=dict)
     cwd: str | None = None
     json: bool = False
@@ -103,6 +110,8 @@ def main(words: list[str]) -> int:
     inherited = inherited_deadline(os.environ, now)
     admission = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
     admission.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
+    if request.overtime is not None:
+        _allow_overtime(request, admission)
     if request.errors:
         outcome = _refusal(request.errors)
     elif admission.no_time_left:
@@ -119,7 +128,7 @@ def parse(words: list[str]) -> Request:
     """Read the words; every problem at once."""
     reading = read(COMMAND, words, hint="see shotclock exec --help")
     given = reading.given
-    limits = {f"{name}_ms": given.pop(name) for name in _CLOCKS if name in given}
+    limits = {f"{name}_ms": given.pop(name) for name in WORK_CLOCKS if name in given}
     env = dict(given.pop("env", ()))
     request = Request(**given, env=env, clocks=Clocks(**limits), help=reading.wants == "help", errors=reading.mistakes)
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
@@ -153,6 +162,14 @@ def _read_variable(text: str) -> tuple[str, str]:
     return name, content
 
 
+def _read_signal(text: str) -> str:
+    name = text.upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in _STOP_SIGNALS:
+        raise ValueError(f"{text!r} is none of {', '.join(_STOP_SIGNALS)}")
+    return name
+
+
 def _read_output_limit(text: str) -> int:
     digits, unit = text, 1
     if text[-1:] in ("k", "K", "m", "M"):
@@ -168,7 +185,9 @@ COMMAND = Command(
     "exec",
     "Run one command on the clock; when it hangs, it is really stopped.",
     (
-        *(duration(f"--{name}") for name in _CLOCKS),
+        *(duration(f"--{name.replace('_', '-')}") for name in WORK_CLOCKS),
+        option("--overtime", "WHO"),
+        option("--stop-signal", "S", read=_read_signal),
         option("--cwd", "DIR"),
         option("--env", "K=V", read=_read_variable, repeats=True),
         option("--output-limit", "N", read=_read_output_limit),
@@ -196,12 +215,30 @@ def _refusal(errors: list[dict[str, str]]) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
 
 
+def _allow_overtime(request: Request, admission: Call) -> None:
+    from ..core.overtime import OvertimeError
+    from .exec_overtime import read_overtime
+
+    assert request.overtime is not None
+    try:
+        overtime = admission.overtime = read_overtime(request.overtime, admission.bound.limit_ms)
+    except OvertimeError as error:
+        request.refuse("overtime", str(error))
+        return
+    if overtime is not None and admission.clocks.soft_ms is None:
+        soft_ms = overtime.policy.soft_ms(admission.bound.limit_ms)
+        admission.clocks = replace_fields(admission.clocks, soft_ms=soft_ms)
+    if overtime is not None and overtime.policy.has_observer and not admission.clocks.soft_ms:
+        request.refuse("overtime", "nobody would ever be asked: say --soft, because there is no timeout")
+
+
 def _run(request: Request, admission: Call, signals: foreground.Signals) -> Outcome:
     if request.json:
         output = Output.CAPTURE
     else:
         # To notice silence we must see the output; otherwise the command keeps our own descriptors.
-        output = Output.RELAY if admission.clocks.idle_ms else Output.INHERIT
+        is_watched = admission.clocks.idle_ms or admission.overtime is not None
+        output = Output.RELAY if is_watched else Output.INHERIT
     task = assign(
         admission,
         request.command,
@@ -211,8 +248,13 @@ def _run(request: Request, admission: Call, signals: foreground.Signals) -> Outc
         output_limit=request.output_limit,
         leave_children=request.leave_children,
         stdin=request.stdin or not (request.no_stdin or os.isatty(0)),
+        stop_signal=request.stop_signal,
     )
-    return judge(admission, task, foreground.run(task, signals))
+    if admission.overtime is None:
+        return judge(admission, task, foreground.run(task, signals))
+    from .exec_overtime import ExecOvertime
+
+    return judge(admission, task, foreground.run(task, signals, ExecOvertime(admission, task)))
 
 
 def _pass_exit_code_through(outcome: Outcome) -> Outcome:

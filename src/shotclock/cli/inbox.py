@@ -11,38 +11,36 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from ..core.durations import parse_duration_ms
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stop_problem
-from ..core.errors import Failure
+from ..core.clocks import parse_duration_ms
+from ..core.envelope import Problem
+from ..core.errors import Ending, Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
-from ..core.records import replace_fields
+from ..core.value_types import replace_fields
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
-from ..inbox.outcomes import refusal_outcome
+from ..inbox.person_wait import refusal_outcome
+from ..inbox.proposal_json import Compared, compared_with, summary, whole
 from ..process.clock import wall_time
-from ..runtime.call import Call, Outcome, answer, no_time_left
-from ..runtime.forked import carry_out
-from ..server.web.proposal_json import Compared, compared_with, summary, whole
+from ..runtime.call import Call, Outcome, no_time_left
+from ..runtime.commands import carry_out
 from ..store.audit import Entry
 from ..store.store import Store
-from . import signals
-from .output import emit_help, is_terminal, wants_json, write_quietly
-from .parser import (
-    Command,
-    CommandTable,
-    Mistakes,
-    argument,
-    command_help,
-    duration,
-    flag,
-    option,
-    read_command,
-    table_help,
-    whole_number,
+from .output import is_terminal, raise_on_stop, signals_heard, write_quietly
+from .parser import Command, CommandTable, argument, duration, flag, option, whole_number
+from .subcommand import (
+    TIMEOUT_MS,
+    Verb,
+    admit_call,
+    conclude,
+    deliver,
+    problem_in,
+    read_serve_options,
+    read_verb,
+    refuse,
+    serve,
+    unstarted,
 )
-from .runner import TIMEOUT_MS, admit_call, deliver, read_serve_options, refuse, serve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -282,89 +280,76 @@ TABLE = CommandTable(
 
 def main(words: list[str]) -> int:
     """Run `shotclock inbox VERB`."""
-    as_json = wants_json("--json" in words)
-    reading = read_command(TABLE, words)
-    if reading.wants == "help" or not words:
-        emit_help(table_help(TABLE) if reading.command is None else command_help(TABLE, reading.command))
-        if words:
-            return 0
-    verb, said = "" if reading.command is None else reading.command.name, reading.values
-    _check_words(verb, said, reading.mistakes)
-    if reading.mistakes:
-        return refuse("inbox", reading.mistakes, as_json)
-    if verb == "serve":
-        return _serve(said, as_json)
-    signals.raise_on_stop()
-    timeout_ms = 0 if verb in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if said.get("verify") else TIMEOUT_MS
+    verb = read_verb(TABLE, words, _check_values)
+    if isinstance(verb, int):
+        return verb
+    if verb.name == "serve":
+        return _serve(verb)
+    raise_on_stop()
+    is_long = bool(verb.values.get("verify"))
+    timeout_ms = 0 if verb.name in _WITHOUT_CLOCK else VERIFY_TIMEOUT_MS if is_long else TIMEOUT_MS
 
     def begin(timeout_ms: int) -> Call:
-        return admit_call(f"inbox {verb}", timeout_ms, mutates=verb in _MUTATING, idempotent=verb == "propose")
+        is_same_again = verb.name == "propose"
+        return admit_call(f"inbox {verb.name}", timeout_ms, mutates=verb.name in _MUTATING, idempotent=is_same_again)
 
     # A person who takes their time does not use up the time of what is done then.
     later = partial(begin, timeout_ms or TIMEOUT_MS)
-    envelope = _answer(verb, said, begin(timeout_ms), later, as_json)
-    if verb == "watch" and envelope.code == "CANCELLED" and not as_json:  # by the one who sits there
+    call = begin(timeout_ms)
+    envelope = conclude(call, lambda: _perform(verb, call, later))
+    if verb.name == "watch" and envelope.code == "CANCELLED" and not verb.as_json:  # by the one who sits there
         return envelope.exit_code
-    return deliver(envelope, as_json, lambda envelope: _show(verb, envelope.data, sys.stdout))
+    return deliver(envelope, verb.as_json, lambda envelope: _show(verb.name, envelope.data, sys.stdout))
 
 
-def _serve(said: dict[str, Any], as_json: bool) -> int:
+def _serve(verb: Verb) -> int:
     """Serve until somebody stops it: it has no clock, and hears signals itself."""
     try:
-        options, mistakes = read_serve_options(http=said["http"], require_token=said["require_token"])
+        options, mistakes = read_serve_options(http=verb.values["http"], require_token=verb.values["require_token"])
     except Failure as failure:  # to serve others, tokens are looked for
-        return deliver(answer(admit_call("inbox serve", 0), refusal_outcome(failure)), as_json)
+        return deliver(unstarted("inbox serve", problem_in(failure), timeout_ms=0), verb.as_json)
     if mistakes:
-        return refuse("inbox serve", mistakes, as_json)
-    return serve("inbox serve", None, options, as_json)
+        return refuse("inbox serve", mistakes, verb.as_json)
+    return serve("inbox serve", None, options, verb.as_json)
 
 
-def _check_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
-    told = {mistake["field"] for mistake in mistakes}
-
-    def refuse(field: str, message: str) -> None:
-        if field not in told:
-            mistakes.append({"field": field, "message": message})
-
+def _check_values(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
     if verb in ("show", "approve", "modify", "reject", "extend", "check", "withdraw") and not said["proposal_id"]:
-        refuse("proposal-id", "which one? `shotclock inbox list` lists them")
+        report("proposal-id", "which one? `shotclock inbox list` lists them")
     if verb == "extend" and said["by"] is None:
-        refuse("by", "by how long? As in `shotclock inbox extend ID 2h`")
+        report("by", "by how long? As in `shotclock inbox extend ID 2h`")
     if verb == "list" and said["all"] and said["status"] is not None:
-        refuse("status", "--all and --status exclude each other")
+        report("status", "--all and --status exclude each other")
     if verb == "audit":
         is_whole = [name for name in ("verify", "head", "anchor") if said[name]]
         if is_whole and said["proposal_id"] is not None:
-            refuse(is_whole[0], "the trail is one chain: it is looked at as a whole")
+            report(is_whole[0], "the trail is one chain: it is looked at as a whole")
         if said["verify"] and said["head"]:
-            refuse("head", "--head and --verify exclude each other")
+            report("head", "--head and --verify exclude each other")
     if verb == "propose":
         if said["title"] is None:
-            refuse("title", "what is proposed? --title says it in one line")
+            report("title", "what is proposed? --title says it in one line")
         if said["current"] is not None and said["file"] is None:
-            refuse("current", "is what --file is compared with")
+            report("current", "is what --file is compared with")
         if said["choice"] and said["file"] is not None:
-            refuse("choice", "a proposed file is approved, modified or rejected")
+            report("choice", "a proposed file is approved, modified or rejected")
 
 
-def _answer(verb: str, said: dict[str, Any], admission: Call, begin: Begin, as_json: bool) -> Envelope:
+def _perform(verb: Verb, call: Call, begin: Begin) -> Outcome:
+    if call.no_time_left:
+        return no_time_left(call)
     try:
-        if admission.no_time_left:
-            return answer(admission, no_time_left(admission))
-        if verb in ("propose", "check"):
-            from .inbox_wait import ask_and_wait
+        if verb.name in ("propose", "check"):
+            from .inbox_wait import propose_or_check
 
-            return ask_and_wait(verb, said, admission)
-        if verb == "watch":
+            return propose_or_check(verb.name, verb.values, call)
+        if verb.name == "watch":
             from .inbox_wait import watch
 
-            return watch(said["for_ms"], admission, as_json)
-        outcome = _do(verb, said, begin)
-    except signals.Signalled as signalled:
-        outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
+            return watch(verb.values["for_ms"], call, verb.as_json)
+        return _do(verb.name, verb.values, begin)
     except Failure as failure:
-        outcome = refusal_outcome(failure)
-    return answer(admission, outcome)
+        return refusal_outcome(failure)
 
 
 # --- looking and deciding -------------------------------------------------------------------------------------
@@ -441,7 +426,7 @@ def _confirm(proposal: Proposal, compared: Compared, data: dict[str, Any]) -> st
 
         data["diff"] = difference(proposal, compared)
         _show("show", data, sys.stderr)
-    from .terminal import confirm
+    from .output import confirm
 
     problem = confirm(proposal.id, proposal.ask.confirmation)
     if problem is not None:
@@ -579,8 +564,10 @@ def _entry(entry: Entry) -> dict[str, object]:
 
 def _show(verb: str, data: Any, stream: TextIO) -> None:
     """Draw it all at once, and without waiting for a terminal that takes nothing."""
-    from .inbox_render import drawn, render
+    from .render import draw_text, render_inbox
 
     if isinstance(data, dict):
         to_stderr = stream is sys.stderr
-        write_quietly(stream, drawn(lambda console: render(verb, data, console, wall_time()), to_stderr), signals.heard)
+        write_quietly(
+            stream, draw_text(lambda console: render_inbox(verb, data, console, wall_time()), to_stderr), signals_heard
+        )

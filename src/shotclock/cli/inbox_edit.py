@@ -1,4 +1,4 @@
-"""What an operator makes of a proposal: from a file, or in their own editor. What they wrote is never lost.
+"""The changes of an operator to a proposal: from a file, or in their own editor. What they wrote is never lost.
 
 edit ── look it over ──┬── nothing wrong ── decide ── the copy is removed
  ↑                     │                       └──── somebody was first: the copy stays, and is named
@@ -19,25 +19,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import MAX_MS
+from ..core.clocks import MAX_MS, NS_PER_MS
 from ..core.envelope import Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
 from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
-from ..core.records import dataclass
-from ..core.texts import visible
+from ..core.value_types import dataclass
+from ..core.visible_text import visible
+from ..inbox.proposal_json import Compared, arguments_text, parse_exact_arguments
 from ..process.clock import monotonic_ns, wall_ns, wall_time
-from ..process.editor import Edited, edit
+from ..process.forked import Unfinished
+from ..process.forked import run as run_forked
+from ..process.unsupervised import Edited, edit
 from ..runtime.commands import signal_name
-from ..runtime.forked import Unfinished
-from ..runtime.forked import run as run_forked
-from ..server.web.proposal_json import Compared, arguments_text
-from ..server.web.requests import exact_arguments
 from ..store.home import create_private_file
 from ..store.store import Store
-from .output import is_terminal, say_line, write_quietly
-from .terminal import ANSWER_LIMIT_S
+from .output import ANSWER_LIMIT_S, is_terminal, say_line, write_quietly
 
 # Where nobody says which: the one that POSIX has everywhere.
 DEFAULT_EDITOR = "vi"
@@ -63,7 +60,7 @@ class Edit:
 
 
 class _Mistaken(Exception):
-    """`str()` says what is wrong with what was written."""
+    """Something is wrong with what was written; `str()` says what."""
 
 
 @contextlib.contextmanager
@@ -136,7 +133,7 @@ def _proposed_text(proposal: Proposal) -> str:
 
 
 def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
-    """Raises _Mistaken."""
+    """Return the decision that was written. Raises _Mistaken."""
     if proposal.ask.file is not None:
         decision = Decision(ProposalStatus.MODIFIED, notes, file_text=text)
         same = text == proposal.ask.file.proposed
@@ -155,7 +152,7 @@ def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
 
 def _arguments(text: str) -> dict[str, Any]:
     try:
-        return exact_arguments(text)
+        return parse_exact_arguments(text)
     except ValueError as error:
         raise _Mistaken(str(error)) from None
 

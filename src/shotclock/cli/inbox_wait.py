@@ -10,26 +10,29 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stop_problem
-from ..core.errors import Failure
+from ..core.clocks import format_duration
+from ..core.envelope import Problem, stop_problem
+from ..core.errors import Ending, Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
-from ..core.records import replace_fields
+from ..core.value_types import replace_fields
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox, Reminder
-from ..inbox.outcomes import outcome_of, refusal_outcome
-from ..inbox.wait_budget import read_response_budget_ms
-from ..process.clock import monotonic_ns, wall_time
-from ..runtime.call import Call, Outcome, answer
-from ..runtime.handlers import outcome_of_error
-from ..server.web.proposal_json import summary
+from ..inbox.person_wait import (
+    CallWait,
+    Waited,
+    ask_and_wait,
+    read_response_budget_ms,
+    refusal_outcome,
+    wait_for_decision,
+)
+from ..inbox.proposal_json import summary
+from ..process.clock import wall_time
+from ..runtime.call import Call, Outcome
+from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
-from . import signals
 from .inbox_edit import read_text
-from .output import is_terminal, say_line, write_quietly
+from .output import StopSignal, is_terminal, say_line, signals_heard, write_quietly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,22 +43,26 @@ BELL = "\a"
 WAITING_SHOWN = 200
 
 
-def ask_and_wait(verb: str, said: dict[str, Any], admission: Call) -> Envelope:
+def propose_or_check(verb: str, said: dict[str, Any], call: Call) -> Outcome:
     """Propose, or look, and wait for the decision for as long as was said. Raises Failure."""
     budget_ms = read_response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
-    _, wait_ms = JobClient.patience(admission, budget_ms if said["wait"] is None else said["wait"])
+    _, wait_ms = JobClient.patience(call, budget_ms if said["wait"] is None else said["wait"])
     asker = Principal(said.get("asker") or Principal.local().name, Role.AGENT)
     ask = _ask(said) if verb == "propose" else None
 
-    async def begin(inbox: Inbox) -> Proposal:
+    wait = CallWait(call.started_ns, wait_ms, said.get("idempotency_key"))
+
+    async def begin(inbox: Inbox, on_found: Callable[[Proposal], None]) -> Waited:
         if ask is not None:
-            return await inbox.propose(ask, asker, key=said["idempotency_key"])
-        return await inbox.wait(said["proposal_id"], 0)
+            return await ask_and_wait(inbox, ask, asker, wait, on_found)
+        found = await inbox.wait(said["proposal_id"], 0)
+        on_found(found)
+        return await wait_for_decision(inbox, found, wait)
 
     with Store.open() as store:
-        envelope = asyncio.run(_wait_until_decided(store, begin, admission, wait_ms))
-    envelope.meta["budget_ms"] = wait_ms
-    return envelope
+        outcome = asyncio.run(_wait_until_decided(store, begin, wait_ms))
+    outcome.budget_ms = wait_ms
+    return outcome
 
 
 def _ask(said: dict[str, Any]) -> ProposalRequest:
@@ -72,38 +79,35 @@ def _ask(said: dict[str, Any]) -> ProposalRequest:
 
 
 async def _wait_until_decided(
-    store: Store, begin: Callable[[Inbox], Awaitable[Proposal]], admission: Call, wait_ms: int
-) -> Envelope:
+    store: Store, begin: Callable[[Inbox, Callable[[Proposal], None]], Awaitable[Waited]], wait_ms: int
+) -> Outcome:
     inbox = Inbox(store)
     known: Proposal | None = None
 
-    async def waiting() -> Proposal:
+    def on_found(found: Proposal) -> None:
         nonlocal known
-        known = await begin(inbox)
+        known = found
         if known.is_open and wait_ms and is_terminal(sys.stderr):
             say_line(f"{known.id} waits for a decision, for up to {format_duration(wait_ms)} here")
-        spent_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-        return await inbox.wait(known.id, wait_ms - spent_ms) if known.is_open else known
 
-    with signals.StopSignal() as stop:
-        working = asyncio.ensure_future(waiting())
+    with StopSignal() as stop:
+        working = asyncio.ensure_future(begin(inbox, on_found))
         both: list[asyncio.Future[Any]] = [working, stop]
         await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         try:
             if working.done():
-                waited_ms = (monotonic_ns() - admission.started_ns) // NS_PER_MS
-                return answer(admission, _describe_outcome(working.result(), waited_ms, wait_ms))
+                return _describe_outcome(working.result())
             working.cancel()
-            return answer(admission, _describe_leaving(known, stop.result() if stop.done() else None, wait_ms))
+            return _describe_leaving(known, stop.result() if stop.done() else None, wait_ms)
         except Failure as failure:
-            return answer(admission, refusal_outcome(failure))
+            return refusal_outcome(failure)
         finally:
             await inbox.close()
 
 
-def _describe_outcome(proposal: Proposal, waited_ms: int, wait_ms: int) -> Outcome:
+def _describe_outcome(waited: Waited) -> Outcome:
     """Describe how it stands, with a way to take it back that works here: in the name of whoever asked."""
-    outcome = outcome_of(proposal, waited_ms, wait_ms)
+    outcome, proposal = waited.outcome(), waited.proposal
     if proposal.is_open and proposal.asked_by != Principal.local().name and isinstance(outcome.data, dict):
         outcome.data["cancel_command"] = f"{outcome.data['cancel_command']} --as {shlex.quote(proposal.asked_by)}"
     return outcome
@@ -115,7 +119,7 @@ def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) 
     if known is None:
         message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
         return Outcome(Ending.CANCELLED, replace_fields(problem, message=message))
-    data = _describe_outcome(known, 0, wait_ms).data
+    data = _describe_outcome(Waited(known, known.is_open, wait_ms)).data
     assert isinstance(data, dict)
     message = f"{problem.message}; {known.id} remains queued"
     return Outcome(Ending.CANCELLED, replace_fields(problem, message=message), {**data, "partial": True})
@@ -124,22 +128,22 @@ def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) 
 # --- watching -------------------------------------------------------------------------------------------------
 
 
-def watch(for_ms: int | None, admission: Call, as_json: bool) -> Envelope:
+def watch(for_ms: int | None, call: Call, as_json: bool) -> Outcome:
     """Write what waits and then every change.
 
     Ends with the time asked for, with a signal, with our caller's deadline, or when nobody takes what we say.
     """
     limits = [] if for_ms is None else [for_ms / 1000]
-    if admission.bound.bell is not None:
-        limits.append(admission.bound.bell.remaining_ms(admission.started_ns) / 1000)
+    if call.bound.bell is not None:
+        limits.append(call.bound.bell.remaining_ms(call.started_ns) / 1000)
     with Store.open() as store:
-        return asyncio.run(_watch(store, min(limits, default=None), admission, as_json))
+        return asyncio.run(_watch(store, min(limits, default=None), as_json))
 
 
-async def _watch(store: Store, limit_s: float | None, admission: Call, as_json: bool) -> Envelope:
+async def _watch(store: Store, limit_s: float | None, as_json: bool) -> Outcome:
     inbox = Inbox(store)
     told = _ChangeWriter(as_json)
-    with signals.StopSignal() as stop:
+    with StopSignal() as stop:
         working = asyncio.ensure_future(_write_changes(inbox, told))
         both: list[asyncio.Future[Any]] = [working, stop]
         # Without a limit it is the person who ends it: that is what watching is.
@@ -156,7 +160,7 @@ async def _watch(store: Store, limit_s: float | None, admission: Call, as_json: 
             working.cancel()
             await inbox.close()
     outcome.data = {"changes": told.count}
-    return answer(admission, outcome)
+    return outcome
 
 
 async def _write_changes(inbox: Inbox, told: _ChangeWriter) -> None:
@@ -193,7 +197,7 @@ class _ChangeWriter:
             text = json.dumps(event, separators=(",", ":")) + "\n"
         else:
             text = self._draw(event) + (BELL if rings else "")
-        trouble = write_quietly(sys.stdout, text, signals.heard)
+        trouble = write_quietly(sys.stdout, text, signals_heard)
         if trouble is not None and not isinstance(trouble, BrokenPipeError):
             raise Failure("FILE_UNWRITABLE", f"what changes could not be written: {trouble}")
         return trouble is None
@@ -201,7 +205,7 @@ class _ChangeWriter:
     def _draw(self, event: dict[str, Any]) -> str:
         from rich.console import Console
 
-        from .inbox_render import line_of
+        from .render import line_of
 
         self._console = self._console or Console(highlight=False)
         with self._console.capture() as captured:

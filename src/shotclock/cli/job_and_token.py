@@ -1,4 +1,4 @@
-"""`job list|status|wait|cancel`, for `shotclock` and for every App, and `shotclock token create|list|revoke`."""
+"""`job list|status|wait|extend|stop|cancel`, for `shotclock` and for every App, and `token create|list|revoke`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,16 @@ import os
 import sys
 
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stop_problem
-from ..core.errors import Failure
-from ..core.records import replace_fields
-from ..core.walltime import WallTime
+from ..core.clocks import WallTime, parse_duration_ms
+from ..core.envelope import Envelope, Problem, Warning_, stop_problem
+from ..core.errors import Ending, Failure
+from ..core.value_types import replace_fields
 from ..process.clock import monotonic_ns, wall_time
-from ..runtime.call import OURSELVES, Call, Outcome, Tool, answer
+from ..runtime.call import OURSELVES, Call, Outcome, Tool
 from ..store.store import Store
-from . import signals
-from .output import emit_help, is_terminal, say_line, wants_json, write_quietly
-from .parser import (
-    Command,
-    CommandTable,
-    Mistakes,
-    argument,
-    command_help,
-    duration,
-    flag,
-    option,
-    read_command,
-    table_help,
-)
-from .runner import TIMEOUT_MS, Work, admit_call, deliver, perform, refuse
+from .output import StopSignal, is_terminal, say_line, signals_heard, write_quietly
+from .parser import Command, CommandTable, argument, duration, flag, option
+from .subcommand import TIMEOUT_MS, Verb, Work, admit_call, conclude, deliver, perform, read_verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +29,10 @@ _JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 _JOB_ID = argument("job-id", "The job, or the beginning of its id.")
 
 
+# A run that is cancelled cleans up, which has five minutes at most (workflow/scheduler.CLEAN_UP_LIMIT_MS).
+CANCEL_MS = 300_000 + TIMEOUT_MS
+
+
 # --- jobs -----------------------------------------------------------------------------------------------------
 
 _JOB_COMMANDS = (
@@ -52,7 +43,23 @@ _JOB_COMMANDS = (
         "Wait for a job and answer with its result, or INCOMPLETE once the budget is used up.",
         (_JOB_ID, duration("--budget", "How long to wait (30s off a terminal, else until it ends)."), _JSON),
     ),
-    Command("cancel", "Stop a job, and wait until it has stopped.", (_JOB_ID, _JSON)),
+    Command(
+        "extend",
+        "Give a job, or a run, more time while it runs.",
+        (_JOB_ID, argument("by", "How much longer (30s).", read=parse_duration_ms), _JSON),
+        usage="JOB-ID D",
+    ),
+    Command(
+        "stop",
+        "Ask a job, or a run, to end by itself; what has not after that is stopped. What is done so far is kept.",
+        (
+            _JOB_ID,
+            duration("--within", "How long it may take (its own, or 5s)."),
+            option("--reason", "TEXT", "Why; the work and its answer carry it.", default=""),
+            _JSON,
+        ),
+    ),
+    Command("cancel", "Stop a job at once, and wait until it has stopped.", (_JOB_ID, _JSON)),
 )
 
 
@@ -63,72 +70,97 @@ def job_table(command: list[str]) -> CommandTable:
 
 def job_main(words: list[str], *, app: str | None, command: list[str], tool: Tool = OURSELVES) -> int:
     """Run `job VERB`. `app` limits the list to one app's jobs, `command` is how the job commands are called."""
-    table = job_table(command)
-    as_json = wants_json("--json" in words)
-    reading = read_command(table, words)
-    if reading.wants == "help" or not words:
-        emit_help(table_help(table) if reading.command is None else command_help(table, reading.command))
-        if words:
-            return 0
-    said, mistakes = reading.values, reading.mistakes
-    verb = "" if reading.command is None else reading.command.name
-    if verb not in ("", "list") and said["job_id"] is None:
-        mistakes.append({"field": "job-id", "message": "which one? `job list` lists them"})
-    budget_ms = _budget(said.get("budget"))
-    if mistakes:
-        return refuse(f"job {verb}".strip(), mistakes, as_json, tool=tool)
+
+    def check(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
+        if verb not in ("", "list") and said["job_id"] is None:
+            report("job-id", "which one? `job list` lists them")
+        if verb == "extend" and not said["by"]:
+            report("by", "by how much? `job extend JOB 30s`")
+
+    verb = read_verb(job_table(command), words, check, names_verb=True, tool=tool)
+    if isinstance(verb, int):
+        return verb
     # Waiting is bounded by the budget, and without one by the job's own clocks.
-    timeout_ms = 0 if verb == "wait" else TIMEOUT_MS
-    admission = admit_call(
-        f"job {verb}", timeout_ms, mutates=verb == "cancel", idempotent=True, tool=tool, since_start=True
+    timeout_ms = {"wait": 0, "cancel": CANCEL_MS}.get(verb.name, TIMEOUT_MS)
+    call = admit_call(
+        f"job {verb.name}",
+        timeout_ms,
+        mutates=verb.name in ("cancel", "extend", "stop"),
+        idempotent=verb.name != "extend",
+        tool=tool,
+        since_start=True,
     )
-    return deliver(_job_answer(verb, said, admission, app, command, budget_ms), as_json, _show_jobs)
+    if verb.name in ("extend", "stop"):
+        from .control import show_control
+
+        return deliver(conclude(call, lambda: _control_or_refuse(verb, app)), verb.as_json, show_control)
+    return deliver(conclude(call, lambda: _perform_job(verb, call, app, command)), verb.as_json, _show_jobs)
 
 
-def _job_answer(
-    verb: str,
-    said: dict[str, Any],
-    admission: Call,
-    app: str | None,
-    command: list[str],
-    budget_ms: int | None,
-) -> Envelope:
+def _control_or_refuse(verb: Verb, app: str | None) -> Outcome:
+    from ..inbox.person_wait import refusal_outcome
+
+    try:
+        return _control_job(verb, app)
+    except Failure as failure:
+        return refusal_outcome(failure)
+
+
+def _control_job(verb: Verb, app: str | None) -> Outcome:
+    """Extend a job or a run that is under way, or wind it down. Raises Failure where it cannot be reached."""
+    from ..dispatch.job_client import JobClient
+    from .control import send, send_to_run
+
+    said, name = verb.values, str(verb.values["job_id"])
+    how = (said.get("by"), said.get("within"), said.get("reason") or "")
+    with Store.open() as store:
+        try:
+            job = JobClient(store, []).find(name)
+        except Failure as failure:
+            run = store.runs.get(name) if failure.code == "JOB_NOT_FOUND" and app is None else None
+            if run is None:
+                raise
+            return Outcome(Ending.FINISHED, data=send_to_run(store, run, None, *how))
+        if not job.is_active or job.runner is None:
+            state = "has ended" if not job.is_active else "is only being started"
+            raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
+        return Outcome(Ending.FINISHED, data=send(store, job.runner, f"job {job.id}", {"run": job.id}, *how))
+
+
+def _perform_job(verb: Verb, call: Call, app: str | None, command: list[str]) -> Outcome | Envelope:
     import asyncio
 
     from ..dispatch.job_client import JobClient
-    from ..runtime.handlers import outcome_of_error
 
-    async def perform() -> Envelope:
+    said, budget_ms = verb.values, _budget(verb.values.get("budget"))
+
+    async def perform() -> Outcome | Envelope:
         with Store.open() as store:
             try:
-                ended = await JobClient(store, command).perform(
-                    verb,
+                return await JobClient(store, command).perform(
+                    verb.name,
                     said.get("job_id"),
-                    admission,
+                    call,
                     app=app,
                     active_only=bool(said.get("active")),
                     budget_ms=budget_ms,
                 )
-                return answer(admission, ended)
             except Failure as failure:
                 if failure.code != "JOB_NOT_FOUND" or app is not None:
                     raise
                 run = await asyncio.to_thread(store.runs.get, str(said["job_id"]))
                 if run is None:
                     raise
-                return await _answer_about_run(verb, run, store, admission, command, budget_ms)
+                return await _perform_on_run(verb.name, run, store, call, command, budget_ms)
 
-    try:
-        return asyncio.run(_unless_signalled(perform, admission))
-    except Failure as failure:
-        return answer(admission, outcome_of_error(failure))
+    return asyncio.run(_unless_signalled(perform))
 
 
-async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admission: Call) -> Envelope:
+async def _unless_signalled(perform: Callable[[], Awaitable[Outcome | Envelope]]) -> Outcome | Envelope:
     """Stop waiting when a signal comes. The job goes on: it is not ours."""
     import asyncio
 
-    with signals.StopSignal() as stop:
+    with StopSignal() as stop:
         working = asyncio.ensure_future(perform())
         both: list[asyncio.Future[Any]] = [working, stop]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the budget or the job's clocks
@@ -137,7 +169,7 @@ async def _unless_signalled(perform: Callable[[], Awaitable[Envelope]], admissio
         working.cancel()
         problem = stop_problem(stop.result())
         problem = replace_fields(problem, message=f"{problem.message}; the job goes on")
-    return answer(admission, Outcome(Ending.CANCELLED, problem, {"partial": True}))
+    return Outcome(Ending.CANCELLED, problem, {"partial": True})
 
 
 def _budget(asked_ms: int | None) -> int | None:
@@ -151,7 +183,7 @@ def _budget(asked_ms: int | None) -> int | None:
 
 def _show_jobs(envelope: Envelope) -> None:
     if isinstance(envelope.data, dict):
-        write_quietly(sys.stdout, _jobs_in_words(envelope.data), signals.heard)
+        write_quietly(sys.stdout, _jobs_in_words(envelope.data), signals_heard)
 
 
 def _jobs_in_words(data: dict[str, Any]) -> str:
@@ -178,23 +210,25 @@ def _job_line(job: dict[str, Any]) -> str:
 _JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
 
 
-async def _answer_about_run(
-    verb: str, run: Run, store: Store, admission: Call, command: list[str], budget_ms: int | None
-) -> Envelope:
-    """Answer about a run as about a job. Raises Failure where a run is to be cancelled that a process has."""
+async def _perform_on_run(
+    verb: str, run: Run, store: Store, call: Call, command: list[str], budget_ms: int | None
+) -> Outcome | Envelope:
+    """Do with a run what is done with a job. Raises Failure where a run is to be cancelled that a process has."""
     import asyncio
 
     from ..core.clocks import ClockKind, Fired
     from ..dispatch.job_client import LATER_LOOKS_S, JobClient
-    from ..process.identity import is_alive
+    from ..process.kernel import is_alive
     from ..workflow.engine import cancel
 
+    notes: tuple[Warning_, ...] = ()
     if verb == "cancel":
-        await cancel(run.id, store)
+        ended = await cancel(run.id, store)
+        notes = tuple(note for note in ended.warnings if note["code"] == "CLEAN_UP_MISSING")
         run = store.runs.get(run.id) or run
     if verb != "wait":
-        return answer(admission, Outcome(Ending.FINISHED, data=_describe_run(run, store, command)))
-    until_ns, waits_ms = JobClient.patience(admission, budget_ms)
+        return Outcome(Ending.FINISHED, data=_describe_run(run, store, command), warnings=notes)
+    until_ns, waits_ms = JobClient.patience(call, budget_ms)
     # One that no process has does not go on by itself, however long it is waited for.
     while run.envelope is None and run.parked_at is None and is_alive(run.holder):
         left_s = LATER_LOOKS_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
@@ -208,9 +242,9 @@ async def _answer_about_run(
         return Envelope(told["data"], told["error"], list(told["warnings"]), told["meta"])
     shown = _describe_run(run, store, command)
     data = {**shown, "state": "running" if shown["run_status"] == "running" else "paused"}
-    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - admission.started_ns) // 1_000_000)
+    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // 1_000_000)
     message = f"run {run.id} is {shown['run_status']}; data.continue_command goes on with it"
-    return answer(admission, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 
 def _describe_run(run: Run, store: Store, command: list[str]) -> dict[str, object]:
@@ -218,7 +252,7 @@ def _describe_run(run: Run, store: Store, command: list[str]) -> dict[str, objec
     import shlex
 
     from ..dispatch.job_client import POLL_INTERVAL_MS
-    from ..process.identity import is_alive
+    from ..process.kernel import is_alive
     from ..workflow.report import report_of
 
     made = report_of(run, store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
@@ -281,47 +315,38 @@ TOKEN_TABLE = CommandTable(
 
 def token_main(words: list[str]) -> int:
     """Run `shotclock token VERB`."""
-    as_json = wants_json("--json" in words)
-    reading = read_command(TOKEN_TABLE, words)
-    if reading.wants == "help" or not words:
-        command = reading.command
-        emit_help(table_help(TOKEN_TABLE) if command is None else command_help(TOKEN_TABLE, command))
-        if words:
-            return 0
-    verb = "" if reading.command is None else reading.command.name
-    said = reading.values
-    _check_token_words(verb, said, reading.mistakes)
-    if reading.mistakes:
-        return refuse("token", reading.mistakes, as_json)
+    verb = read_verb(TOKEN_TABLE, words, _check_token_values)
+    if isinstance(verb, int):
+        return verb
 
     def show(envelope: Envelope) -> None:
         if envelope.ok:
-            _show_tokens(verb, envelope.data)
+            _show_tokens(verb.name, envelope.data)
 
-    return perform(Work(f"token {verb}", lambda: _do_token(verb, said), mutates=verb != "list", show=show), as_json)
+    work = Work(f"token {verb.name}", lambda: _do_token(verb), mutates=verb.name != "list", show=show)
+    return perform(work, verb.as_json)
 
 
-def _check_token_words(verb: str, said: dict[str, Any], mistakes: Mistakes) -> None:
-    told = {mistake["field"] for mistake in mistakes}
-    if verb == "create" and said["role"] is None and "role" not in told:
-        mistakes.append({"field": "role", "message": "--role agent may propose, --role operator may decide"})
+def _check_token_values(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
+    if verb == "create" and said["role"] is None:
+        report("role", "--role agent may propose, --role operator may decide")
     if verb in ("create", "revoke") and not said["name"]:
         which = "whose? A name is needed" if verb == "create" else "which one? `shotclock token list` lists them"
-        mistakes.append({"field": "name", "message": which})
+        report("name", which)
 
 
-def _do_token(verb: str, said: dict[str, Any]) -> Outcome:
+def _do_token(verb: Verb) -> Outcome:
     from ..inbox.access import Access, Principal, Role
-    from ..inbox.outcomes import refusal_outcome
+    from ..inbox.person_wait import refusal_outcome
 
-    now, me = wall_time(), Principal.local()
+    said, now, me = verb.values, wall_time(), Principal.local()
     try:
         with Store.open() as store:
             access = Access(store)
-            if verb == "list":
+            if verb.name == "list":
                 tokens = [_describe_token(token, now) for token in access.tokens()]
                 return Outcome(Ending.FINISHED, data={"tokens": tokens})
-            if verb == "create":
+            if verb.name == "create":
                 issued = access.issue(said["name"], Role(said["role"]), me, now, ttl_ms=said["ttl"])
                 return Outcome(Ending.FINISHED, data={"token": issued.text, **_describe_token(issued.token, now)})
             revoked = access.revoke(said["name"], me, now)
@@ -351,10 +376,10 @@ def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
 def _show_tokens(verb: str, data: Any) -> None:
     if verb == "create":
         # Alone on stdout, so that it can be taken from there; what is about it is for the person.
-        write_quietly(sys.stdout, f"{data['token']}\n", signals.heard)
+        write_quietly(sys.stdout, f"{data['token']}\n", signals_heard)
         say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
         return
-    from .inbox_render import drawn, render_tokens
+    from .render import draw_text, render_tokens
 
     tokens, now = data["tokens" if verb == "list" else "revoked"], wall_time()
-    write_quietly(sys.stdout, drawn(lambda console: render_tokens(tokens, console, now)), signals.heard)
+    write_quietly(sys.stdout, draw_text(lambda console: render_tokens(tokens, console, now)), signals_heard)

@@ -15,21 +15,20 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ..core.effects import Ending
-from ..core.graph import Groups, needs
-from ..core.texts import one_line
-from ..core.walltime import WallTime
+from ..core.clocks import WallTime
+from ..core.errors import Ending
+from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, wall_time
-from ..workflow.plan import grace_ms, graph_of, is_per_item
-from ..workflow.report import MARKS, brief, noteworthy, why_failed
+from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, needs
+from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
+from .output import Screen
 from .render import COLOURS
-from .terminal import Screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO
+    from typing import IO, Any
 
 FRAMES_PER_S = 8
 # Lines of the terminal that are left alone: the prompt above, and where the cursor stands.
@@ -46,7 +45,7 @@ LISTED_AT_END = 30
 
 
 class View:
-    """Of one run. `changed` takes note; the frames are drawn by a task of the loop while it is entered."""
+    """The view of one run. `note_change` takes note; the frames are drawn by a task of the loop while it is entered."""
 
     def __init__(
         self,
@@ -56,7 +55,8 @@ class View:
         deadline_at: Callable[[], WallTime | None],
         known: Iterable[StepState] = (),
     ) -> None:
-        """`deadline_at` is asked once the run has begun. `known` is what an earlier process did of this run."""
+        """Make a view. `deadline_at` is asked once the run has begun. `known` is what an earlier process did of this
+        run."""
         self._screen = screen
         self._name = name
         self._deadline_at = deadline_at
@@ -64,13 +64,15 @@ class View:
         self._graph: dict[str, Groups] = graph_of(workflow)
         self._per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
         self._begun = asyncio.Event()
+        self._news: dict[str, dict[str, Any]] = {}
+        """The last that was decided about the time of each step that runs."""
         self._states: dict[str, StepState] = {}
         self._clocks: dict[str, _TryClock] = {}
         self._running: dict[str, None] = {}
         self._finished: dict[str, None] = {}
         self._grace_ms = {name: grace_ms(workflow, step) for name, step in workflow.steps.items()}
         self._gated = {name for name, step in workflow.steps.items() if step.approval} - self._per_item
-        self._on_call = _on_call(workflow)
+        self._on_call = _find_reactions(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
         for state in known:
             if state.status.is_final and state.status is not Status.SKIPPED:
@@ -84,7 +86,7 @@ class View:
 
     # --- what happens -------------------------------------------------------------------------------------
 
-    def changed(self, state: StepState) -> None:
+    def note_change(self, state: StepState) -> None:
         name = state.id
         self._begun.set()
         self._states[name] = state
@@ -93,9 +95,16 @@ class View:
         if state.status.is_final:
             self._finished[name] = None
             self._clocks.pop(name, None)
+            self._news.pop(name, None)
         else:
             self._running[name] = None
             self._clocks[name] = _TryClock()
+
+    def note_news(self, name: str, news: dict[str, Any]) -> None:
+        """Take note of what was decided about the time of a step; without a name, of the run."""
+        self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
+        if not name and news["event"] == "overtime" and self._deadline_ns is not None:
+            self._deadline_ns += news["granted_ms"] * 1_000_000
 
     async def __aenter__(self) -> View:
         self._drawing = asyncio.get_running_loop().create_task(self._draw())
@@ -112,7 +121,7 @@ class View:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """The terminal is somebody else's for a while, for a question to a person."""
+        """Leave the terminal to somebody else for a while, for a question to a person."""
         drawing, self._drawing = self._drawing, None
         self._stop()
         try:
@@ -121,7 +130,7 @@ class View:
             self._drawing = drawing
 
     async def _draw(self) -> None:
-        """Until it is cancelled."""
+        """Draw frames until it is cancelled."""
         await self._begun.wait()  # bounded by the run: it cancels us
         remaining = await asyncio.to_thread(self._remaining_ms)
         self._deadline_ns = None if remaining is None else monotonic_ns() + remaining * 1_000_000
@@ -161,7 +170,7 @@ class View:
 
     def frame(self, now_ns: int) -> Group:
         room = max(4, self._console.height - SPARE_LINES)
-        names = self._graph if len(self._graph) < room else self._chosen(room - 2)
+        names = self._graph if len(self._graph) < room else self._choose_steps(room - 2)
         lines = [self._header(now_ns)]
         for name in names:
             state = self._states.get(name)
@@ -173,8 +182,9 @@ class View:
             lines.append(Text(f"  … {more}{len(self._finished)} finished, {waiting} waiting", "bright_black"))
         return Group(*lines)
 
-    def _chosen(self, room: int) -> list[str]:
-        """What went wrong of late, what has just ended, what runs, what comes next, as far as there is room."""
+    def _choose_steps(self, room: int) -> list[str]:
+        """Return what went wrong of late, what has just ended, what runs and what comes next, as far as there is
+        room."""
         running = list(self._running)[: max(1, room * 2 // 3)]
         latest = list(reversed(self._finished))
         bad = [name for name in latest if self._states[name].status.is_bad][: max(1, room // 4)]
@@ -187,7 +197,7 @@ class View:
         return chosen[:room]
 
     def _next(self) -> list[str]:
-        """What waits, those that wait for the least first."""
+        """Return what waits, those that wait for the least first."""
         waiting = [name for name in self._graph if name not in self._states and name not in self._on_call]
         return sorted(waiting, key=lambda name: len(self._open_groups(name)))
 
@@ -196,21 +206,23 @@ class View:
         line = Text(f"  {len(self._finished)} of {len(self._graph)} done, {len(self._running)} running")
         if bad:
             line.append(f", {bad} bad", "red")
-        line.append(f"  {_ticking((now_ns - self._began_ns) // 1_000_000)}", "bright_black")
+        line.append(f"  {_format_ticking((now_ns - self._began_ns) // 1_000_000)}", "bright_black")
         if self._deadline_ns is not None:
             left_ms = max(0, (self._deadline_ns - now_ns) // 1_000_000)
             of_ms = max(1, (self._deadline_ns - self._began_ns) // 1_000_000)
-            line.append("  ").append_text(_countdown(left_ms, of_ms))
-        name = _shortened(self._name, max(SHORTEST_NAME, self._console.width - len(line) - 1))
+            line.append("  ").append_text(_draw_countdown(left_ms, of_ms))
+        if (news := self._news.get("")) is not None:
+            line.append(f"  {_describe_news(news, now_ns)}", "yellow")
+        name = _shorten(self._name, max(SHORTEST_NAME, self._console.width - len(line) - 1))
         header = Text(no_wrap=True, overflow="ellipsis")
         return header.append(name, "bold").append_text(line)
 
     def _waiting(self, name: str) -> Text:
-        line = self._named(name, Status.PENDING)
+        line = self._begin_line(name, Status.PENDING)
         if name in self._on_call:
             return line.append("waits to be called for", "bright_black")
         groups = self._open_groups(name)
-        names = ["|".join(_shortened(other, self._width) for other in group) for group in groups[:4]]
+        names = ["|".join(_shorten(other, self._width) for other in group) for group in groups[:4]]
         waits = ", ".join(names) + (", …" if len(groups) > 4 else "")
         return line.append(f"waits for {waits}" if waits else "waits for its turn", "bright_black")
 
@@ -225,7 +237,7 @@ class View:
         clock = self._clocks.get(state.id)
         if clock is not None:
             return self._running_row(state, clock, now_ns)
-        line = self._named(state.id, state.status)
+        line = self._begin_line(state.id, state.status)
         if state.started_ms is not None and state.duration_ms is not None:
             line.append(brief(state.duration_ms))
             if state.attempts > 1 and state.id not in self._per_item:
@@ -244,7 +256,7 @@ class View:
 
     def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
         clock.look(state, now_ns)
-        line = self._named(state.id, Status.RUNNING)
+        line = self._begin_line(state.id, Status.RUNNING)
         if state.id in self._gated and not state.attempts:  # its own clock starts with the first try
             return line.append("waits to be approved: shotclock inbox list", "yellow")
         if state.type == "human-input":
@@ -262,21 +274,23 @@ class View:
         if limits and spent_ms > min(limits):
             grace_ms = max(0, min(limits) + self._grace_ms.get(state.id, 0) - spent_ms)
             line.append("out of time, stopping", "red").append(
-                f"  {_ticking(grace_ms)} of grace left" if grace_ms else ""
+                f"  {_format_ticking(grace_ms)} of grace left" if grace_ms else ""
             )
         elif limits:
-            line.append_text(_countdown(max(0, min(limits) - spent_ms), max(1, min(limits))))
+            line.append_text(_draw_countdown(max(0, min(limits) - spent_ms), max(1, min(limits))))
         else:
-            line.append(f"{_ticking(spent_ms)}, no limit")
+            line.append(f"{_format_ticking(spent_ms)}, no limit")
         if state.attempts > 1 and state.id not in self._per_item:
             line.append(f"  try {state.attempts}", "yellow")
+        if (news := self._news.get(state.id)) is not None:
+            line.append(f"  {_describe_news(news, now_ns)}", "yellow")
         return line
 
-    def _named(self, name: str, status: Status) -> Text:
+    def _begin_line(self, name: str, status: Status) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(f"{MARKS[status]} ", COLOURS[status])
         return line.append(
-            f"{_shortened(name, self._width):<{self._width}}  ", "bold" if status is Status.RUNNING else ""
+            f"{_shorten(name, self._width):<{self._width}}  ", "bold" if status is Status.RUNNING else ""
         )
 
     @property
@@ -285,7 +299,8 @@ class View:
 
 
 class _TryClock:
-    """When the try that runs began, seen from outside: tries are counted, but nobody calls when one starts."""
+    """The time at which the try that runs began, seen from outside: tries are counted, but nobody calls when one
+    starts."""
 
     def __init__(self) -> None:
         self.began_ns = monotonic_ns()
@@ -305,15 +320,15 @@ class _TryClock:
         return state.error is not None and state.error is not self._before
 
 
-def _on_call(workflow: WorkflowFile) -> set[str]:
-    """Steps that only start when a reaction names them."""
+def _find_reactions(workflow: WorkflowFile) -> set[str]:
+    """Return the steps that only start when a reaction names them."""
     reactions = [each for step in workflow.steps.values() for each in (step.on_fail, step.on_success) if each]
     waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
     return {name for reaction in reactions for name in reaction.run} - waited_for
 
 
-def _shortened(name: str, width: int) -> str:
-    """Names that begin alike mostly differ at their ends, so what is left out is in the middle."""
+def _shorten(name: str, width: int) -> str:
+    """Shorten a name in the middle: names that begin alike mostly differ at their ends."""
     flat = one_line(name)
     if len(flat) <= width:
         return flat
@@ -321,14 +336,20 @@ def _shortened(name: str, width: int) -> str:
     return f"{flat[: width - 1 - end]}…{flat[len(flat) - end :]}"
 
 
-def _countdown(left_ms: int, of_ms: int) -> Text:
+def _describe_news(news: dict[str, Any], now_ns: int) -> str:
+    if news["event"] == "wind_down":
+        return f"winding down, {_format_ticking(max(0, news['until_ns'] - now_ns) // 1_000_000)}"
+    return one_line(news_in_words(news))
+
+
+def _draw_countdown(left_ms: int, of_ms: int) -> Text:
     share = left_ms / of_ms
     colour = "green" if share > 0.4 else "yellow" if share > 0.15 else "red"
     full = min(BAR_WIDTH, round(BAR_WIDTH * share))
     line = Text("━" * full, colour) + Text("─" * (BAR_WIDTH - full), "bright_black")
-    return line.append(f" {_ticking(left_ms)} left", colour)
+    return line.append(f" {_format_ticking(left_ms)} left", colour)
 
 
-def _ticking(ms: int) -> str:
-    """With one digit, so that it moves, and does not flicker."""
+def _format_ticking(ms: int) -> str:
+    """Write a duration with one digit, so that it moves and does not flicker."""
     return f"{ms / 1000:.1f}s" if ms < 60_000 else brief(ms // 1000 * 1000)

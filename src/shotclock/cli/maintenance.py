@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 
-from ..core.effects import Ending
 from ..core.envelope import Problem, warning
-from ..core.errors import ErrorEntry, Failure, error_entries, warning_entries
+from ..core.errors import Ending, ErrorEntry, Failure, error_entries, warning_entries
 from ..runtime.call import Outcome
 
 TYPE_CHECKING = False
@@ -89,8 +88,8 @@ def errors_page() -> str:
 
 
 def examine_machine(*, sweep: bool, trace_id: str | None) -> Outcome:
-    """Probe the machine; the probes are in runtime/machine_check.py."""
-    from ..runtime.machine_check import examine
+    """Probe the machine; the probes are in runtime/doctor.py."""
+    from ..runtime.doctor import examine
 
     findings = examine(sweep=sweep, trace_id=trace_id)
     problem = None
@@ -109,7 +108,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
 
     from ..dispatch.job_client import JobClient
     from ..process.clock import wall_time
-    from ..process.identity import is_alive
+    from ..process.kernel import is_alive
     from ..runtime.outcomes import failure_outcome
     from ..store.retention import prune, read_retention
     from ..store.store import Store

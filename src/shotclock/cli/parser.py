@@ -1,4 +1,4 @@
-"""Read a command line: a table of commands, one reader for all of them, every mistake at once.
+"""The reader of command lines: a table of commands, one reader for all of them, every mistake at once.
 
 `shotclock`, its subcommands (`exec` included) and the commands of every App are tables of `Command` and `Parameter`.
 The conventions are argparse's: `--name value`, `--name=value`, `--` ends the options, options may stand before or after
@@ -9,8 +9,8 @@ it always needs.
 
 from __future__ import annotations
 
-from ..core.durations import parse_duration_ms
-from ..core.records import default_factory, record, value
+from ..core.clocks import parse_duration_ms
+from ..core.value_types import default_factory, record, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def _key(name: str) -> str:
 
 @value
 class Command:
+    """A command of a table, and what it takes."""
+
     name: str
     summary: str = ""
     parameters: tuple[Parameter, ...] = ()
@@ -180,7 +182,7 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
         reading = Reading(words=words, given={"json": "--json" in words})
         nearest = nearest_of(name, table.names)
         reading.suggestion = None if nearest is None else f"did you mean {nearest}?"
-        listed = reading.suggestion or _listed(table)
+        listed = reading.suggestion or _list_names(table)
         reading.refuse(table.kind, f"there is no {table.kind} {name!r}; {listed}")
         return reading
     if "-h" in before or "--help" in before:
@@ -191,7 +193,7 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
         for word in others:
             if is_option(word):
                 name = word.partition("=")[0]
-                reading.refuse(name, _unknown(name, ["--version", "--json"], f"see {table.name} --help"))
+                reading.refuse(name, _describe_unknown(name, ["--version", "--json"], f"see {table.name} --help"))
             else:
                 reading.refuse("arguments", f"{word!r} is one too many")
         return reading
@@ -199,9 +201,9 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
     known = {each.name for command in table.commands for each in command.parameters}
     for word in before:
         if is_option(word) and (name := word.partition("=")[0]) not in known:
-            reading.refuse(name, _unknown(name, known, f"see {table.name} --help"))
+            reading.refuse(name, _describe_unknown(name, known, f"see {table.name} --help"))
     if not reading.mistakes:
-        reading.refuse(table.kind, f"none given; {_listed(table)}")
+        reading.refuse(table.kind, f"none given; {_list_names(table)}")
     return reading
 
 
@@ -211,6 +213,8 @@ def read(command: Command, words: list[str], *, hint: str) -> Reading:
 
 
 class _Reader:
+    """The reading of the words of one command."""
+
     def __init__(self, command: Command, words: list[str], hint: str) -> None:
         self._command, self._words, self._hint = command, words, hint
         self._reading = Reading(command, words)
@@ -242,11 +246,11 @@ class _Reader:
         else:
             self._place(given)
         for each in self._command.parameters:
-            if each.required and not self._is_told_of(each):
+            if each.required and not self._is_reported(each):
                 self._reading.refuse(each.field, f"{each.metavar or each.name} is missing")
         return self._reading
 
-    def _is_told_of(self, parameter: Parameter) -> bool:
+    def _is_reported(self, parameter: Parameter) -> bool:
         """Return whether it was given, or is the matter of a mistake already."""
         known = parameter.key in self._reading.given or parameter.key in self._reading.guessed
         return known or any(mistake["field"] == parameter.field for mistake in self._reading.mistakes)
@@ -287,7 +291,7 @@ class _Reader:
     def _read_unknown(self, name: str, has_value: bool) -> None:
         """Read on as if it had been spelt right, or its value would be taken for an argument."""
         known = [*self._options, *self._negated, "--help"]
-        self._reading.refuse(name, _unknown(name, known, self._hint))
+        self._reading.refuse(name, _describe_unknown(name, known, self._hint))
         nearest = nearest_of(name, known)
         said = {word.partition("=")[0] for word in self._words}
         meant = None if nearest is None or nearest in said else self._options.get(nearest)
@@ -386,12 +390,12 @@ def _find_command(table: CommandTable, words: list[str]) -> int | None:
     return None
 
 
-def _listed(table: CommandTable) -> str:
+def _list_names(table: CommandTable) -> str:
     names = [*table.names, *([] if "help" in table.names else ["help"])]
     return f"there are {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _unknown(name: str, known: Iterable[str], hint: str) -> str:
+def _describe_unknown(name: str, known: Iterable[str], hint: str) -> str:
     nearest = nearest_of(name, known)
     return f"unknown option; {hint if nearest is None else f'did you mean {nearest}?'}"
 
@@ -465,25 +469,25 @@ def _text_in_help(parameter: Parameter) -> str:
 def _page(usage: str, summary: str, sections: dict[str, list[tuple[str, str]]], epilogue: str) -> str:
     lines = [usage, ""]
     if summary:
-        lines += [*_wrapped(summary), ""]
+        lines += [*_wrap(summary), ""]
     for heading, entries in sections.items():
         if entries:
             lines += [f"{heading}:", *(line for entry in entries for line in _entry(*entry)), ""]
     if epilogue:
-        lines += [*_wrapped(epilogue), ""]
+        lines += [*_wrap(epilogue), ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
 def _entry(name: str, text: str) -> list[str]:
     indent = " " * _HELP_COLUMN
-    lines = _wrapped(text, HELP_WIDTH - _HELP_COLUMN)
+    lines = _wrap(text, HELP_WIDTH - _HELP_COLUMN)
     if len(name) + 4 > _HELP_COLUMN:
         return [f"  {name}", *(indent + line for line in lines)]
     first, *others = lines or [""]
     return [f"  {name}".ljust(_HELP_COLUMN) + first if first else f"  {name}", *(indent + line for line in others)]
 
 
-def _wrapped(text: str, width: int = HELP_WIDTH) -> list[str]:
+def _wrap(text: str, width: int = HELP_WIDTH) -> list[str]:
     import textwrap
 
     lines: list[str] = []

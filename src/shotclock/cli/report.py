@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from ..core.effects import Ending
-from ..core.errors import Failure
+from ..core.errors import Ending, Failure
 from ..process.clock import wall_time
-from ..process.identity import is_alive
+from ..process.kernel import is_alive
 from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
 from ..store.runs import Run
@@ -36,7 +35,7 @@ def report(run_id: str, *, html: str | None, output: str, output_file: str | Non
         with Store.open() as store:
             made = stored_report(store, _find(store, run_id))
             if keeps and html is None:
-                html = _kept_page(store, made.run_id)
+                html = _page_path(store, made.run_id)
         data = made.to_dict()
         if html is not None:
             from ..workflow.html_report import to_html
@@ -58,7 +57,7 @@ def say_where(data: dict[str, Any], name: str = "html") -> str:
     return f"written to {data[name]}"
 
 
-def _kept_page(store: Store, run_id: str) -> str:
+def _page_path(store: Store, run_id: str) -> str:
     """Return where the page of a run is when nobody says where. An id is somebody's text, and no path."""
     return str(store.folder("reports") / f"{quote(run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
 
@@ -68,7 +67,7 @@ def show(outcome: Outcome, *, says: bool) -> None:
 
     Not part of the work: what that starts is stopped when it ends, and a browser is not.
     """
-    from ..process.detached import open_in_browser
+    from ..process.unsupervised import open_in_browser
 
     data: Any = outcome.data
     is_somebody_there = is_terminal(sys.stderr) and not os.environ.get("CI")
@@ -91,7 +90,7 @@ def stored_report(store: Store, run: Run) -> Report:
 
 
 def text_of(made: Report, output: str) -> str:
-    from ..workflow.formats import to_junit, to_markdown
+    from ..workflow.report import to_junit, to_markdown
 
     renderings: dict[str, Callable[[Report], str]] = {"markdown": to_markdown, "junit": to_junit}
     return renderings[output](made)

@@ -13,31 +13,40 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.clocks import Clocks
-from ..core.durations import format_duration
-from ..core.effects import Ending
-from ..core.envelope import EX_IOERR, Envelope, warning
-from ..core.errors import Failure
-from ..core.records import default_factory, value
-from ..core.texts import one_line
-from ..core.walltime import WallTime
-from ..inbox.wait_budget import read_response_budget_ms
+from ..core.clocks import Clocks, WallTime, format_duration
+from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
+from ..core.errors import Ending, Failure
+from ..core.value_types import default_factory, value
+from ..core.visible_text import one_line
+from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
-from ..runtime.call import Outcome, admit, answer
-from ..runtime.handlers import outcome_of_error
+from ..runtime.call import Outcome
+from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
-from ..workflow.engine import RunRequest, read_record, resume, start
+from ..workflow.engine import RunCaller, RunRequest, resume, start
 from ..workflow.lint import lint
-from ..workflow.report import MARKS, brief, unstarted, why_failed
+from ..workflow.loader import judge, load_or_refuse
+from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
 from ..workflow.schema import WorkflowFile
-from ..workflow.state import Status, StepState
-from . import signals, workflow_files
-from .output import emit, emit_text, is_terminal, say_line, summary_line, write_quietly
+from ..workflow.state import Status, StepState, read_record
+from .output import (
+    Outlet,
+    Signalled,
+    StopSignal,
+    emit,
+    emit_text,
+    is_terminal,
+    note_stops,
+    raise_on_stop,
+    say_line,
+    screen_here,
+    signals_heard,
+    summary_line,
+    write_quietly,
+)
 from .parser import Mistakes
 from .report import ensure_writable, stored_report, text_of, write_file
-from .runner import problem_of
-from .runner import unstarted as unstarted_call
-from .terminal import Outlet, screen_here
+from .subcommand import answer_at_once, problem_of
 
 # It is a word of the commands that go on with a run, and a part of other names.
 RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
@@ -45,7 +54,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 @value
 class RunOptions:
-    """What `shotclock run` was told."""
+    """The options of `shotclock run`."""
 
     flow: str | None
     run_id: str | None = None
@@ -65,19 +74,16 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
     """Run a workflow and deliver its answer. `is_asked_for`: somebody wants the envelope alone, and is not told of
     every change beside it."""
     try:
-        envelope = _perform(asked, alone=is_asked_for or asked.output == "json")
-    except signals.Signalled as signalled:
-        from ..core.envelope import stop_problem
-
-        admission = admit("run", Clocks())
-        envelope = answer(admission, Outcome(Ending.NOT_STARTED, stop_problem(signalled.name)))
+        done = _perform(asked, alone=is_asked_for or asked.output == "json")
+    except Signalled as signalled:
+        done = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
-        outcome = outcome_of_error(failure)
-        outcome.ending = Ending.NOT_STARTED
-        envelope = answer(admit("run", Clocks()), outcome)
+        done = outcome_of_error(failure)
+        done.ending = Ending.NOT_STARTED
     except Exception as error:  # ours; whoever waits for an envelope gets one
-        envelope = answer(admit("run", Clocks()), outcome_of_error(error))
-    signals.note_stops()
+        done = outcome_of_error(error)
+    envelope = done if isinstance(done, Envelope) else answer_at_once("run", done, Clocks())
+    note_stops()
     return _deliver(envelope, asked, as_json or asked.output == "json")
 
 
@@ -96,31 +102,32 @@ def _is_on(name: str, path: str) -> bool:
     return any(os.path.isfile(file) and os.access(file, os.X_OK) for file in files)
 
 
-def _perform(asked: RunOptions, *, alone: bool) -> Envelope:
-    signals.raise_on_stop()
+def _perform(asked: RunOptions, *, alone: bool) -> Envelope | Outcome:
+    """Return the answer of the run, or why there is none. Raises Signalled and Failure."""
+    raise_on_stop()
     if mistakes := _find_mistakes(asked):
-        return unstarted_call("run", problem_of(mistakes))
+        return Outcome(Ending.NOT_STARTED, problem_of(mistakes))
     _make_findable()
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     budget_ms = _budget_ms(asked)
     with Store.open() as store, _Events(asked.events) as events:
         if asked.resume is not None:
-            return events.ended(asyncio.run(_resume(asked.resume, store, events, alone, budget_ms)))
+            return events.finish(asyncio.run(_resume(asked.resume, store, events, alone, budget_ms)))
         assert asked.flow is not None
-        loaded = workflow_files.load(asked.flow)
+        loaded = load_or_refuse(asked.flow)
         if isinstance(loaded, Outcome):
-            return answer(admit("run", Clocks()), loaded)
+            return loaded
         findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
-        refused = workflow_files.judge(loaded, findings, may_be_tight=asked.force)
+        refused = judge(loaded, findings, may_be_tight=asked.force)
         if refused.problem is not None or loaded.workflow is None:
             refused.ending = Ending.NOT_STARTED
-            return answer(admit("run", Clocks()), refused)
+            return refused
         request = RunRequest(
             loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
             timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
         )  # fmt: skip
-        return events.ended(asyncio.run(_start(request, store, events, alone, budget_ms)))
+        return events.finish(asyncio.run(_start(request, store, events, alone, budget_ms)))
 
 
 def _find_mistakes(asked: RunOptions) -> Mistakes:
@@ -144,11 +151,10 @@ def _budget_ms(asked: RunOptions) -> int | None:
 
 async def _start(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = request.run_id
-    with signals.StopSignal() as stop:
+    with StopSignal() as stop:
         async with _show_changes(store, request.run_id, request.name, request.workflow, events, alone) as watch:
-            return await start(
-                request, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
-            )
+            caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
+            return await start(request, store, caller)
 
 
 async def _resume(run_id: str, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
@@ -156,15 +162,17 @@ async def _resume(run_id: str, store: Store, events: _Events, alone: bool, budge
     run = store.runs.get(run_id)
     workflow = None if run is None or run.ended_at is not None else read_record(run, store)[0]
     name = "" if run is None else run.name
-    with signals.StopSignal() as stop:
+    with StopSignal() as stop:
         async with _show_changes(store, run_id, name, workflow, events, alone) as watch:
-            return await resume(
-                run_id, store, stop=stop, on_change=watch.on_change, aside=watch.aside, budget_ms=budget_ms
-            )
+            caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
+            return await resume(run_id, store, caller)
 
 
 class _Watch(NamedTuple):
-    on_change: workflow_files.OnChange
+    """Whom to call when a step changes."""
+
+    on_change: Callable[[StepState], None]
+    on_news: Callable[[str, dict[str, Any]], None]
     aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     """Whoever draws leaves the terminal to somebody else while this is entered."""
 
@@ -179,16 +187,23 @@ async def _show_changes(
     if screen is None or workflow is None:
         lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
 
-        def on_line(state: StepState) -> None:
+        def write_line(line: str) -> None:
             nonlocal lines
-            events.write(state)
             if lines is not None:
                 try:
-                    lines.write(_line(state) + "\n")
+                    lines.write(line + "\n")
                 except OSError:  # whoever read them has left, or does not keep up
                     lines = None
 
-        yield _Watch(on_line)
+        def on_line(state: StepState) -> None:
+            events.write(state)
+            write_line(_line(state))
+
+        def on_news_line(step: str, news: dict[str, Any]) -> None:
+            events.write_news(step, news)
+            write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
+
+        yield _Watch(on_line, on_news_line)
         if lines is not None:
             lines.finish()
         return
@@ -204,9 +219,13 @@ async def _show_changes(
         def on_change(state: StepState) -> None:
             events.write(state)
             if state.id in workflow.steps:  # and not one of a workflow inside
-                view.changed(state)
+                view.note_change(state)
 
-        yield _Watch(on_change, view.aside)
+        def on_news(step: str, news: dict[str, Any]) -> None:
+            events.write_news(step, news)
+            view.note_news(step, news)
+
+        yield _Watch(on_change, on_news, view.aside)
 
 
 class _Events:
@@ -237,16 +256,20 @@ class _Events:
         if self._outlet is not None:
             self._say("step", {"id": state.id, **state.to_answer()})
 
-    def ended(self, envelope: Envelope) -> Envelope:
+    def write_news(self, step: str, news: dict[str, Any]) -> None:
+        if self._outlet is not None:
+            self._say(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
+
+    def finish(self, envelope: Envelope) -> Envelope:
         """Write the last line. That not all of them were taken is told by the envelope."""
         if self._outlet is None:
             return envelope
         try:
             self._say("run", {"ok": envelope.ok, "code": envelope.code, "exit_code": envelope.exit_code})
-            is_told = self._outlet.finish()
+            is_taken = self._outlet.finish()
         except OSError:
-            is_told = False
-        if not is_told and not any(note["code"] == "NOT_TOLD" for note in envelope.warnings):
+            is_taken = False
+        if not is_taken and not any(note["code"] == "NOT_TOLD" for note in envelope.warnings):
             envelope.warnings.append(warning("NOT_TOLD", "of the last changes: nobody took them"))
         return envelope
 
@@ -285,9 +308,9 @@ def _deliver(envelope: Envelope, asked: RunOptions, as_json: bool) -> int:
 def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | None, as_json: bool) -> int:
     code = envelope.exit_code
     if text is not None:
-        code = emit_text(text, code, signals.heard)
+        code = emit_text(text, code, signals_heard)
     elif as_json:
-        return emit(envelope, signals.heard)
+        return emit(envelope, signals_heard)
     elif data.get("outputs"):
         write_quietly(sys.stdout, json.dumps(data["outputs"], indent=2, ensure_ascii=False) + "\n")
     if as_json:  # the text has said it all

@@ -92,8 +92,12 @@ class Signature:
         """Write the schema that pydantic would."""
         properties = {}
         for name, (_, default) in self._fields.items():
-            told = {} if default is ... else {"default": default}
-            properties[name] = {**told, **self._plain[name].schema, "title": name.title().replace("_", " ").strip()}
+            written_default = {} if default is ... else {"default": default}
+            properties[name] = {
+                **written_default,
+                **self._plain[name].schema,
+                "title": name.title().replace("_", " ").strip(),
+            }
         schema: dict[str, Any] = {"properties": properties, "type": "object", "additionalProperties": self._takes_more}
         required = [name for name, (_, default) in self._fields.items() if default is ...]
         return {**schema, "required": required} if required else schema
@@ -155,7 +159,11 @@ def _plain_type(hint: Any) -> _PlainType | None:
     """Return the type as it is known here, None where pydantic has to know it."""
     if isinstance(hint, type) and hint in _PLAIN_SCHEMAS:
         return _PlainType({"type": _PLAIN_SCHEMAS[hint]}, _accept_float if hint is float else _make_acceptor(hint))
+    if hint is Any:
+        return _PlainType({}, lambda value: value)
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is dict and inside == (str, Any):
+        return _PlainType({"additionalProperties": True, "type": "object"}, _accept_dict)
     if origin is Literal and len(set(inside)) == len(inside) and all(type(choice) is str for choice in inside):
         words = {"const": inside[0]} if len(inside) == 1 else {"enum": list(inside)}
         return _PlainType({**words, "type": "string"}, lambda value: value if _is_one_of(value, inside) else _OTHERWISE)
@@ -198,6 +206,10 @@ def _accept_float(value: object) -> object:
 
 def _is_one_of(value: object, choices: tuple[object, ...]) -> bool:
     return type(value) is str and value in choices
+
+
+def _accept_dict(value: object) -> object:
+    return dict(value) if type(value) is dict and all(type(key) is str for key in value) else _OTHERWISE
 
 
 def _accept_list(value: object, accept: Callable[[object], object]) -> object:
@@ -311,11 +323,22 @@ def _is_json_already(value: object) -> bool:
 _LEAVES = frozenset({type(None), bool, int, float, str})
 
 
+def _with_lists(value: Any) -> Any:
+    """Return it with lists for its tuples. Raises TypeError where more than that keeps it from being JSON."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if kind is list or kind is tuple:
+        return [_with_lists(item) for item in value]
+    if kind is dict and all(type(key) is str for key in value):
+        return {key: _with_lists(item) for key, item in value.items()}
+    raise TypeError
+
+
 def _plain(value: object, bytes_mode: Literal["base64", "hex"] = "base64") -> Any:
     try:
-        if _is_json_already(value):
-            return value
-    except RecursionError:  # told below, by who knows why
+        return value if _is_json_already(value) else _with_lists(value)
+    except (TypeError, RecursionError):  # what pydantic knows, or tells the reason why it is refused
         pass
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -390,45 +413,45 @@ def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, An
         value = to_valid_json(value)[0]
     if isinstance(value, float) and not math.isfinite(value):
         return False  # is no number in JSON
-    for keyword, said in schema.items():
+    for keyword, rule in schema.items():
         if keyword in _SAYS_NOTHING:
             continue
-        if keyword == "type" and isinstance(said, str):
-            if not isinstance(value, _TYPES[said]) or (isinstance(value, bool) and said in ("integer", "number")):
+        if keyword == "type" and isinstance(rule, str):
+            if not isinstance(value, _TYPES[rule]) or (isinstance(value, bool) and rule in ("integer", "number")):
                 return False
         elif keyword == "anyOf":
-            if not any(_fits(value, option, definitions) for option in said):
+            if not any(_fits(value, option, definitions) for option in rule):
                 return False
         elif keyword == "enum":
-            if not any(type(value) is type(choice) and value == choice for choice in said):
+            if not any(type(value) is type(choice) and value == choice for choice in rule):
                 return False
         elif keyword == "const":
-            if type(value) is not type(said) or value != said:
+            if type(value) is not type(rule) or value != rule:
                 return False
-        elif keyword == "items" and isinstance(said, dict):
-            if isinstance(value, list) and not all(_fits(item, said, definitions) for item in value):
+        elif keyword == "items" and isinstance(rule, dict):
+            if isinstance(value, list) and not all(_fits(item, rule, definitions) for item in value):
                 return False
         elif keyword == "required":
-            if isinstance(value, dict) and any(name not in value for name in said):
+            if isinstance(value, dict) and any(name not in value for name in rule):
                 return False
         elif keyword == "properties":
             if isinstance(value, dict) and not all(
-                _fits(value[name], each, definitions) for name, each in said.items() if name in value
+                _fits(value[name], each, definitions) for name, each in rule.items() if name in value
             ):
                 return False
         elif keyword == "additionalProperties":
-            if not _others_fit(value, said, schema.get("properties", {}), definitions):
+            if not _others_fit(value, rule, schema.get("properties", {}), definitions):
                 return False
         else:
             raise _TooMuch
     return True
 
 
-def _others_fit(value: object, said: Any, known: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
-    if said is True or not isinstance(value, dict):
+def _others_fit(value: object, rule: Any, known: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
+    if rule is True or not isinstance(value, dict):
         return True
     others = [item for name, item in value.items() if name not in known]
-    return not others if said is False else all(_fits(item, said, definitions) for item in others)
+    return not others if rule is False else all(_fits(item, rule, definitions) for item in others)
 
 
 _JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})

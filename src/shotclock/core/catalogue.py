@@ -1,21 +1,82 @@
-"""Catalogue of an App as plain data: enough to list its commands, call them and answer for them without importing it.
+"""Operations, which can be called, and the catalogue of an App as plain data.
 
-A server that runs no code of the app's works from this; so do the manifest and the runner of a job.
+The catalogue is enough to list an App's commands, call them and answer for them without importing it: a server that
+runs no code of the app's works from it, and so do the manifest and the runner of a job.
 
 docs/design.md: R28.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, field, fields
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
-from .operation import HandlerReference, Isolation, Operation, hyphenate
 from .proposal_request import Policy
-from .records import as_dict, dataclass
+from .value_types import as_dict, dataclass
+
+Isolation = Literal["auto", "process", "loop", "thread"]
+RunsIn = Literal["process", "loop", "thread"]
+Guard = Callable[..., Any]
+OvertimeKeys = dict[str, Any] | bool | str | None
+
+
+def hyphenate(name: str) -> str:
+    """Return the name as a command line writes it. Two that differ only in their spelling are one."""
+    return name.replace("_", "-").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerReference:
+    """A handler that is called where it is imported, which is not here: by module and name, as in `app:import`."""
+
+    module: str
+    qualname: str
+    is_async: bool = False
+
+
+Handler = Callable[..., Any] | HandlerReference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """A handler with a name. `auto` isolates sync functions in a killable process, async ones on a loop."""
+
+    name: str
+    handler: Handler
+    isolation: Isolation = "auto"
+    mutates: bool = True
+    """Whether it may change anything. Not said means yes: an envelope must not promise what nobody declared."""
+    idempotent: bool = False
+    clocks: Clocks = field(default_factory=Clocks)
+    guards: tuple[Guard, ...] = ()
+    overtime: OvertimeKeys = None
+    """As it is written: see `core/overtime.py`."""
+    min_time_ms: int = 0
+    """With less than this left it is not started."""
+    is_async: bool = field(init=False)
+    place: RunsIn = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("an operation needs a name")
+        if not callable(self.handler) and not isinstance(self.handler, HandlerReference):
+            raise TypeError(f"the handler of {self.name!r} cannot be called")
+        if self.isolation not in get_args(Isolation):
+            raise ValueError(f"{self.name!r}: isolation must be one of {', '.join(get_args(Isolation))}")
+        handler = self.handler
+        is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
+        if self.isolation == "loop" and not is_async:
+            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process' or a 'thread'")
+        if self.isolation == "thread" and is_async:
+            raise ValueError(f"{self.name!r} is async: run it on a 'loop', or in a 'process' to make it killable")
+        place: RunsIn = ("loop" if is_async else "process") if self.isolation == "auto" else self.isolation
+        object.__setattr__(self, "is_async", is_async)
+        object.__setattr__(self, "place", place)
+
 
 JsonSchema = dict[str, Any]
 
@@ -98,6 +159,8 @@ class CommandSpec:
     """How many calls of it may run at the same time, on this machine."""
     reads_stdin: bool = False
     on_mcp: bool = True
+    overtime: OvertimeKeys = None
+    min_time_ms: int = 0
 
     @property
     def hyphenated(self) -> str:
@@ -119,6 +182,8 @@ class CommandSpec:
             mutates=self.mutates,
             idempotent=self.idempotent,
             clocks=self.clocks,
+            overtime=self.overtime,
+            min_time_ms=self.min_time_ms,
         )
 
 
@@ -143,6 +208,8 @@ class Catalogue:
     """Whether its server has a tool to ask the operator for anything, beside the commands that ask by themselves."""
     debug: bool = False
     """Whether its answers carry the traceback of what a command raised."""
+    is_served: bool = False
+    """Whether it is called by clients of a server, who are told less of exceptions. Jobs know it from here."""
     elicitation: bool = False
     """Whether its server lets a client ask its own person for an approval."""
     file: str | None = None
@@ -154,6 +221,7 @@ class Catalogue:
         return semantic_version(self.version)
 
     def to_plain(self) -> dict[str, Any]:
+        """Return the catalogue as JSON holds it."""
         plain = asdict(self)
         for spec, command in zip(plain["commands"], self.commands, strict=True):
             spec["clocks"] = as_dict(command.clocks)
@@ -162,6 +230,7 @@ class Catalogue:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the catalogue of which `to_plain` gave this."""
         commands = []
         for spec in plain["commands"]:
             interruption, approval, approved_file = spec["interruption"], spec["approval"], spec["approved_file"]

@@ -1,19 +1,265 @@
-"""The clocks of a call, and the record of the one that fired.
+"""The clocks of a call: durations as people write them, deadlines and how they nest, the record of one that fired; and
+the instants and processes of what is stored.
 
-docs/design.md: R9.
+A duration is whole milliseconds: `500ms`, `30s`, `5m`, `1h30m`, `1.5s`, `2d`, and ISO 8601 `PT1H30M`. A bare number is
+refused unless the caller says which unit it is in, because guessing between seconds and milliseconds is how a minute
+becomes sixteen hours. `0` alone is unambiguous and means "none" to whoever asks for a clock.
+
+A deadline is an instant on the monotonic clock of this boot. The rules, once, for every kind of work:
+- a child's bell is the earlier of its own timeout and its parent's deadline minus the reserve, never later;
+- the polite stop is sent at the bell, the kill at bell + grace, and never past half the reserve before the
+  parent's deadline, so that the child's answer is there before the parent's own bell rings.
+
+What is stored outlives a boot, which a deadline does not. So `WallTime` is another type on purpose: the two clocks
+cannot be compared, and the wall clock may step.
+
+docs/design.md: R6, R9.
 """
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from operator import attrgetter
 
-from .deadlines import Deadline
-from .durations import DurationError, parse_duration_ms
-from .records import fields_of, value
+from .value_types import fields_of, value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, overload
+else:
+
+    def overload(function):
+        return function
+
+
+# Ten years. Far beyond any sane clock, far below where nanoseconds leave a signed 64-bit integer.
+MAX_MS = 10 * 365 * 24 * 3600 * 1000
+
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+# Compiled where they are first needed: `exec --timeout 5s` needs none of them.
+_PART = rf"({_NUMBER})(ms|s|m|h|d)"
+_COMPACT = rf"(?:{_NUMBER}(?:ms|s|m|h|d))+"
+_ISO = rf"P(?:(?P<d>{_NUMBER})D)?(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
+_BARE = rf"[+-]?(?:{_NUMBER}|inf(?:inity)?|nan)"
+_ORDER = ["d", "h", "m", "s", "ms"]
+
+
+class DurationError(ValueError):
+    """A text or number that is not a duration; the message says why and what would be."""
+
+
+def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
+    """Return the duration in milliseconds. `bare` names the unit ("ms" or "s") of a number written without one."""
+    if isinstance(value, bool):
+        raise DurationError(f"{value!r} is not a duration: write 30s, 500ms, 1h30m or PT30S")
+    if isinstance(value, int | float):
+        return _of_number(float(value) if isinstance(value, float) else value, bare)
+    if not isinstance(value, str):
+        if hasattr(value, "total_seconds") and not isinstance(value, type):
+            return _of_timedelta(value)
+        raise DurationError(f"a {type(value).__name__} is not a duration: write 30s, 500ms, 1h30m or PT30S")
+    text = value.strip()
+    if len(text) > 64:
+        raise DurationError(f"{text[:20]!r}… is too long to be a duration")
+    unit = text.lstrip("0123456789")
+    if unit in _UNIT_MS and unit != text:  # nearly always
+        return _of_parts(text, [(unit, text.removesuffix(unit))])
+    if re.fullmatch(_BARE, text, re.ASCII | re.IGNORECASE):
+        number = float(text) if not text.isdecimal() else int(text)
+        return _of_number(number, bare)
+    if text.startswith("-"):
+        raise DurationError(f"{text!r} is negative: write a time above 0, as in 30s, or 0 for no limit")
+    if re.fullmatch(_COMPACT, text, re.ASCII):
+        return _of_parts(text, [(unit, number) for number, unit in re.findall(_PART, text, re.ASCII)])
+    iso = re.fullmatch(_ISO, text, re.ASCII)
+    if iso and any(iso.groups()):
+        return _of_parts(text, [(unit, number) for unit, number in iso.groupdict().items() if number])
+    raise DurationError(f"{text!r} is not a duration: write 30s, 500ms, 1h30m or PT30S")
+
+
+def format_duration(ms: int) -> str:
+    """Return the shortest compact form that parses back to the same number of milliseconds."""
+    if ms <= 0:
+        return "0ms" if ms == 0 else f"-{format_duration(-ms)}"
+    whole, text = ms, ""
+    for unit in ("d", "h", "m"):
+        count, whole = divmod(whole, _UNIT_MS[unit])
+        if count:
+            text += f"{count}{unit}"
+    if whole and not text and whole < 1000:
+        return f"{whole}ms"
+    if whole:
+        text += f"{whole // 1000}.{whole % 1000:03d}".rstrip("0").rstrip(".") + "s"
+    return text
+
+
+def in_seconds(ms: int) -> str:
+    """Return the duration in words: 1 second, 2.5 seconds."""
+    if ms == 1000:
+        return "1 second"
+    return f"{ms / 1000:g} seconds" if ms < 10**9 else f"{ms // 1000} seconds"
+
+
+def _of_timedelta(delta: Any) -> int:
+    microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if microseconds < 0:
+        raise DurationError(f"{delta} is negative: write a time above 0, as in 30s, or 0 for no limit")
+    ms, rest = divmod(microseconds, 1000)
+    if rest:
+        raise DurationError(f"{delta} is too exact: write whole milliseconds, as in 1500ms")
+    return _checked(ms, str(delta))
+
+
+def _of_number(number: float | int, bare: str | None) -> int:
+    if isinstance(number, float) and number - number != 0:  # infinite, or no number at all
+        raise DurationError(f"{number} is not a duration: leave the clock out (or write 0) for none")
+    if isinstance(number, int) and number.bit_length() > 64:
+        raise DurationError("that number is too large: ten years is the most")
+    if number < 0:
+        raise DurationError(f"{number:g} is negative: write a time above 0, as in 30s, or 0 for no limit")
+    if number == 0:
+        return 0
+    if bare is None:
+        raise DurationError(f"{number} is ambiguous: write {number}s for seconds or {number}ms for milliseconds")
+    return _checked(number * _UNIT_MS[bare], str(number))
+
+
+def _of_parts(text: str, parts: list[tuple[str, str]]) -> int:
+    units = [unit for unit, _ in parts]
+    if units != sorted(set(units), key=_ORDER.index):
+        raise DurationError(f"{text!r} is ambiguous: write each unit once, the largest first, as in 1h30m")
+    # Scaled integers, not floats: 1.1s is exactly 1100 ms, and a long number cannot lose its last digits.
+    total = 0
+    for unit, number in parts:
+        digits, _, fraction = number.partition(".")
+        scaled = int(digits + fraction) * _UNIT_MS[unit]
+        whole, rest = divmod(scaled, 10 ** len(fraction))
+        if rest:
+            raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
+        total += whole
+    return _checked(total, text)
+
+
+def _checked(ms: float | int, text: str) -> int:
+    if ms > MAX_MS:
+        raise DurationError(f"{text!r} is too long: ten years is the most")
+    whole = round(ms)
+    if whole == 0 and ms != 0:
+        raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
+    if isinstance(ms, float) and abs(ms - whole) > 1e-3:  # less is what floats cannot tell
+        raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
+    return whole
+
+
+NS_PER_MS = 1_000_000
+# What a parent keeps back from a child, unless told otherwise: enough to stop a tree and pass an envelope up.
+DEFAULT_RESERVE_MS = 500
+# A short parent cannot spare that much; it keeps back this share of what is left.
+RESERVE_SHARE = 10
+
+
+@value
+class Deadline:
+    """An instant on the monotonic clock. Not comparable with a stored, wall-clock time on purpose."""
+
+    at_ns: int
+
+    @classmethod
+    def after_ms(cls, now_ns: int, ms: int) -> Deadline:
+        return cls(now_ns + ms * NS_PER_MS)
+
+    def remaining_ns(self, now_ns: int) -> int:
+        return max(0, self.at_ns - now_ns)
+
+    def remaining_ms(self, now_ns: int) -> int:
+        """Return what is left, rounded down: what is handed on must never be more than what is there."""
+        return self.remaining_ns(now_ns) // NS_PER_MS
+
+    def has_passed(self, now_ns: int) -> bool:
+        return now_ns >= self.at_ns
+
+
+@value
+class Bound:
+    """When the work is asked to stop, when it is killed, and whose clock that is. None is 'no bound'."""
+
+    bell: Deadline | None
+    grace_ms: int
+    """From the polite stop to the kill. Near the parent's deadline it shrinks."""
+    limit_ms: int
+    """What was granted at the start, from start to bell; 0 where there is no bell."""
+    owner: str
+    """Who set the bell: the call itself, or the parent whose deadline cuts it short."""
+    source: Deadline | None = None
+    """The deadline that set it: the bell itself, or the parent's. Names may be alike; this very object is one clock."""
+
+    @property
+    def kill_ns(self) -> int | None:
+        return None if self.bell is None else self.bell.at_ns + self.grace_ms * NS_PER_MS
+
+
+def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
+    """Return what a parent with this much time left keeps back from a child."""
+    wanted = DEFAULT_RESERVE_MS if asked_ms is None else asked_ms
+    return min(wanted, remaining_ms // RESERVE_SHARE) if asked_ms is None else min(wanted, remaining_ms)
+
+
+def nest(
+    now_ns: int,
+    *,
+    timeout_ms: int,
+    grace_ms: int,
+    owner: str,
+    parent: Deadline | None = None,
+    parent_owner: str = "caller",
+    reserve_ms: int | None = None,
+) -> Bound:
+    """Return the bound of work that starts now. `timeout_ms` 0 means no clock of its own."""
+    own = Deadline(now_ns + timeout_ms * NS_PER_MS) if timeout_ms else None
+    if parent is None:
+        return Bound(own, grace_ms, timeout_ms, owner, own)
+    reserve_ns = reserve_ms_for(parent.remaining_ms(now_ns), reserve_ms) * NS_PER_MS
+    cap = Deadline(parent.at_ns - reserve_ns)
+    if own is not None and own.at_ns <= cap.at_ns:
+        bell, whose, source = own, owner, own
+    else:
+        bell, whose, source = cap, parent_owner, parent
+    latest_kill_ns = parent.at_ns - reserve_ns // 2
+    grace_ms = min(grace_ms, (latest_kill_ns - bell.at_ns) // NS_PER_MS)
+    return Bound(bell, grace_ms, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose, source)
+
+
+def latest_bell(parent: Deadline | None, started_ns: int, reserve_ms: int | None = None) -> Deadline | None:
+    """Return the latest bell that work which started then may have inside a parent's deadline, as `nest` gave it; None
+    where there is no such deadline."""
+    if parent is None:
+        return None
+    return Deadline(parent.at_ns - reserve_ms_for(parent.remaining_ms(started_ns), reserve_ms) * NS_PER_MS)
+
+
+def move_bell(bound: Bound, by_ms: int, latest: Deadline | None, parent: Deadline | None) -> Bound | None:
+    """Return the bound with its bell that much later, as far as that is not past the latest; None where it cannot be
+    moved. It is the call's own clock from then on."""
+    if bound.bell is None or by_ms <= 0:
+        return None
+    at_ns = bound.bell.at_ns + by_ms * NS_PER_MS
+    if latest is not None:
+        at_ns = min(at_ns, latest.at_ns)
+    moved_ms = (at_ns - bound.bell.at_ns) // NS_PER_MS
+    if moved_ms <= 0:
+        return None
+    bell, grace_ms = Deadline(at_ns), bound.grace_ms
+    if parent is not None:  # the kill comes halfway to the parent's deadline, at the latest, as in `nest`
+        grace_ms = min(grace_ms, max(0, parent.at_ns - at_ns) // 2 // NS_PER_MS)
+    return Bound(bell, grace_ms, bound.limit_ms + moved_ms, bound.owner, bell)
+
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_GRACE_MS = 5_000
+# What work that was asked to wind down has before it is stopped.
+DEFAULT_WIND_DOWN_MS = 5_000
 
 
 class ClockKind(StrEnum):
@@ -27,7 +273,9 @@ class ClockKind(StrEnum):
 
 @value
 class Clocks:
-    """Limits in milliseconds. None: not set, the next level decides. 0: none, set explicitly."""
+    """Limits in milliseconds. None: not set, the next level decides. 0: none, set explicitly.
+
+    The one declaration of what clocks there are: whoever lists them takes the list from here."""
 
     timeout_ms: int | None = None
     soft_ms: int | None = None
@@ -35,6 +283,7 @@ class Clocks:
     queue_ms: int | None = None
     grace_ms: int | None = None
     reserve_ms: int | None = None
+    wind_down_ms: int | None = None
 
     @classmethod
     def of(
@@ -46,18 +295,20 @@ class Clocks:
         queue: object = None,
         grace: object = None,
         reserve: object = None,
+        wind_down: object = None,
     ) -> Clocks:
         """Make clocks from durations as people write them; raises DurationError naming the clock at fault."""
-        said = {
+        given = {
             "timeout": timeout,
             "soft": soft,
             "idle": idle,
             "queue": queue,
             "grace": grace,
             "reserve": reserve,
+            "wind_down": wind_down,
         }
         limits: dict[str, int | None] = {}
-        for name, written in said.items():
+        for name, written in given.items():
             try:
                 limits[f"{name}_ms"] = None if written is None else parse_duration_ms(written)
             except DurationError as error:
@@ -74,6 +325,9 @@ class Clocks:
 
 
 _limits_of = attrgetter(*fields_of(Clocks))
+CLOCK_NAMES = tuple(name.removesuffix("_ms") for name in fields_of(Clocks))
+# Of the work itself: what `exec`, a step and its defaults may say. The others are about its place in a queue or a call.
+WORK_CLOCKS = tuple(name for name in CLOCK_NAMES if name not in ("queue", "reserve"))
 
 
 @value
@@ -88,9 +342,85 @@ class Fired:
     """The deadline that passed, where it was one of this process: whoever made it knows it again (`is`)."""
 
     def as_context(self) -> dict[str, object]:
+        """Return the record as the context of an error holds it."""
         return {
             "kind": self.kind.value,
             "owner": self.owner,
             "limit_ms": self.limit_ms,
             "elapsed_ms": self.elapsed_ms,
         }
+
+
+# The last millisecond of the year 9999: later ones have no ISO rendering that anybody reads.
+LATEST_MS = 253_402_300_799_999
+
+
+@value
+class WallTime:
+    """Milliseconds since the epoch, UTC. Adding and taking away whole milliseconds gives another instant."""
+
+    ms: int
+
+    def __post_init__(self) -> None:
+        if type(self.ms) is not int:
+            raise TypeError(f"a wall-clock time is whole milliseconds, not {self.ms!r}")
+        if not 0 <= self.ms <= LATEST_MS:
+            raise ValueError(f"{self.ms} ms since the epoch is not between 1970 and 9999")
+
+    @classmethod
+    def of_ns(cls, ns: int) -> WallTime:
+        """Convert the reading of a nanosecond clock, rounded down."""
+        return cls(ns // NS_PER_MS)
+
+    def __add__(self, ms: int) -> WallTime:
+        return WallTime(self.ms + ms) if type(ms) is int else NotImplemented
+
+    @overload
+    def __sub__(self, other: WallTime) -> int: ...
+    @overload
+    def __sub__(self, other: int) -> WallTime: ...  # noqa: F811
+    def __sub__(self, other: WallTime | int) -> WallTime | int:  # noqa: F811
+        """Return the milliseconds between two instants (negative if `other` is later), or the instant that much
+        earlier."""
+        if isinstance(other, WallTime):
+            return self.ms - other.ms
+        return WallTime(self.ms - other) if type(other) is int else NotImplemented
+
+    def since_ms(self, earlier: WallTime) -> int:
+        """Return how long ago `earlier` was; 0 if the clock was set back meanwhile and it seems to lie ahead."""
+        return max(0, self.ms - earlier.ms)
+
+    def __lt__(self, other: object) -> bool:
+        return self.ms < other.ms if isinstance(other, WallTime) else NotImplemented
+
+    def __le__(self, other: object) -> bool:
+        return self.ms <= other.ms if isinstance(other, WallTime) else NotImplemented
+
+    def __gt__(self, other: object) -> bool:
+        return self.ms > other.ms if isinstance(other, WallTime) else NotImplemented
+
+    def __ge__(self, other: object) -> bool:
+        return self.ms >= other.ms if isinstance(other, WallTime) else NotImplemented
+
+    def iso(self) -> str:
+        """Return the instant as `2026-11-15T00:00:00.000Z`."""
+        from datetime import UTC, datetime, timedelta  # this module is imported by every start of the command line
+
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.ms)
+        return at.isoformat(timespec="milliseconds")[:-6] + "Z"
+
+    def __str__(self) -> str:
+        return self.iso()
+
+
+@value
+class ProcessIdentity:
+    """A process that holds something, named so that no later process can be mistaken for it."""
+
+    host: str
+    boot_id: str
+    pid: int
+    started: int
+    """Clock ticks since boot: with boot and pid, an identity that is never used twice."""
+    namespace: str = ""
+    """Where the pid counts. A sandbox or a container has pids of its own under the same boot."""

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from .clocks import Fired
-from .effects import Ending, SideEffects, may_retry, side_effects_of
-from .errors import ErrorEntry, error_entry, warning_summary
-from .records import value
+from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
+from .value_types import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,6 +125,7 @@ class Envelope:
         return str(self.meta["ending"])
 
     def to_dict(self) -> dict[str, object]:
+        """Return the five keys of the answer."""
         return {
             "ok": self.ok,
             "data": self.data,
@@ -168,6 +168,9 @@ class Problem:
     side_effects: SideEffects | None = None
     entry: ErrorEntry | None = None
     """Only where the code is registered in another process: an app's own."""
+    outside: str | None = None
+    """What callers elsewhere are told of an exception in place of the message, which may hold anything. None: the
+    message was written for every caller."""
 
     @property
     def registered(self) -> ErrorEntry:
@@ -176,6 +179,7 @@ class Problem:
 
 
 def warning(code: str, message: str | None = None, **context: object) -> Warning_:
+    """Return a warning of a registered code."""
     made: Warning_ = {"code": code, "message": message or warning_summary(code)}
     if context:
         made["context"] = context

@@ -1,4 +1,5 @@
-"""The one registry of error and warning codes: exit code, HTTP status, retryable, side effects, hint.
+"""The one registry of error and warning codes: exit code, HTTP status, retryable, side effects, hint; how work may end,
+what it may have changed, and whether to try again.
 
 Exit codes, HTTP statuses, MCP errors, the reference page and `shotclock errors` all come from here. A code
 that is not registered cannot be put into an envelope. Apps add their own with a namespace: `ACME_NO_STOCK`.
@@ -10,15 +11,58 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 
-from .effects import SideEffects
-from .records import value
+from .value_types import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
 _CODE = r"[A-Z][A-Z0-9_]+"
+
+
+class Ending(StrEnum):
+    FINISHED = "finished"
+    KILLED = "killed"
+    CANCELLED = "cancelled"
+    ABANDONED = "abandoned"
+    NOT_STARTED = "not_started"
+    DETACHED = "detached"
+
+
+class SideEffects(StrEnum):
+    NONE = "none"
+    PARTIAL = "partial"
+    COMPLETE = "complete"
+    UNKNOWN = "unknown"
+
+
+def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
+    """Return what can honestly be said. Work that mutates and did not end well may have done anything."""
+    if ending is Ending.NOT_STARTED or not mutates:
+        return SideEffects.NONE
+    if ok and ending is Ending.FINISHED:
+        return SideEffects.COMPLETE
+    return SideEffects.UNKNOWN
+
+
+def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEffects:
+    """Return what several pieces of work did together: no more is claimed than of the worst known of them."""
+    seen = set(parts)
+    for worse in (SideEffects.UNKNOWN, SideEffects.PARTIAL):
+        if worse in seen:
+            return worse
+    if SideEffects.COMPLETE not in seen:
+        return SideEffects.NONE
+    return SideEffects.COMPLETE if ended_well else SideEffects.PARTIAL
+
+
+def may_retry(*, registered: bool, effects: SideEffects, mutates: bool, idempotent: bool) -> bool:
+    """Return whether to try again: the registry's word, lowered where a repeat could do the same thing twice. Never
+    raised."""
+    may_have_changed = effects is not SideEffects.NONE
+    return registered and not (mutates and not idempotent and may_have_changed)
 
 
 @value
@@ -50,6 +94,14 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "give the caller more time, or call earlier"),
         ErrorEntry("OPERATION_TIMEOUT", 10, 408, True, UNKNOWN, "The server's backstop rang before the work ended.",
                    "raise the server's operation timeout above the longest tool's own"),
+        ErrorEntry("NOT_EXTENDABLE", 4, 409, False, NONE, "The call cannot be given more time.",
+                   "declare `overtime`, or give whoever called it more time"),
+        ErrorEntry("OBSERVER_UNAVAILABLE", 4, 412, False, NONE, "Nobody can be asked about overtime here.",
+                   "choose another observer"),
+        ErrorEntry("OVERTIME_DECLINED", 4, 409, False, NONE, "The call asked for overtime and got none.",
+                   "finish with what there is until the deadline in meta.remaining_ms"),
+        ErrorEntry("CALL_NOT_FOUND", 5, 404, False, NONE, "What was named does not run, or cannot be reached.",
+                   "see what runs with `shotclock job list --active` or `shotclock report`"),
         ErrorEntry("INCOMPLETE", 14, 202, False, UNKNOWN, "The caller's budget ran out; the work goes on as a job.",
                    "run data.continue_command"),
         # What the caller asked for. Nothing ran.
@@ -160,6 +212,21 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "read data.stderr; data.exit_code is the command's own"),
         ErrorEntry("STEPS_FAILED", 3, 500, False, UNKNOWN, "Some steps of the workflow did not succeed.",
                    "look at data.failed and data.steps; what succeeded is in data.completed"),
+        # Models: what a provider of them said, or why an agent was ended.
+        ErrorEntry("LIMIT_REACHED", 3, 429, False, UNKNOWN, "The agent has used up what it was given, and was ended.",
+                   "raise the limit that error.context names, or ask for less; the output is what it said until then"),
+        ErrorEntry("MODEL_AUTH_FAILED", 8, 401, False, NONE, "The provider of the model did not take the key.",
+                   "set the variable that holds the key to one that is valid for this model"),
+        ErrorEntry("MODEL_RATE_LIMITED", 11, 429, True, NONE, "The provider of the model takes no more requests now.",
+                   "try again after error.retry_after_ms, raise `ai.retry`, or name a model in `ai.fallback`"),
+        ErrorEntry("MODEL_QUOTA_EXCEEDED", 9, 402, False, NONE, "The account at the provider of the model is used up.",
+                   "raise its quota or pay for more, or name another model in `ai.fallback`"),
+        ErrorEntry("MODEL_REQUEST_REFUSED", 1, 422, False, NONE, "The model does not take the request as it is.",
+                   "error.message is what its provider said: look at the model's name, the prompt and its size"),
+        ErrorEntry("MODEL_UNAVAILABLE", 12, 503, True, NONE, "The model does not answer: no connection, or an error.",
+                   "try again later, raise `ai.retry`, or name another model in `ai.fallback`"),
+        ErrorEntry("MODEL_ANSWER_INVALID", 1, 502, True, NONE, "What the model answered cannot be used.",
+                   "try again; with `output_schema`, say in the prompt what is wanted, or ask for something simpler"),
         ErrorEntry("STEP_INVALID", 1, 500, False, NONE, "A step cannot be run as it is written.",
                    "correct the step; error.message says what is wrong"),
         ErrorEntry("TEMPLATE_FAILED", 1, 500, False, NONE, "A template could not be rendered.",
@@ -237,11 +304,13 @@ _WARNINGS: dict[str, str] = {
     "OUTPUT_NOT_UTF8": "The output is not UTF-8; the exact bytes are in the field ending in _base64.",
     "DEADLINE_INHERITED": "The caller's deadline is earlier than the timeout asked for, and wins.",
     "SOFT_LIMIT": "The soft clock rang before the work ended.",
+    "WOUND_DOWN": "The work was asked to end early; its result may be partial.",
     "HOST_REPLACED": "The process of the async handlers was replaced; what they kept in its memory is lost.",
     "CHECKPOINT_DISCARDED": "What was kept before was for another input; the work starts over.",
     "HUMAN_DEFAULTED": "Nobody answered the question; its default is the answer.",
     "OUTPUT_MISSING": "An output of the run could not be made, and is null.",
     "NUMBER_KEPT_AS_TEXT": "A number that was printed cannot be kept exactly, so it is passed on as text.",
+    "CLEAN_UP_MISSING": "The run was cancelled where what its steps declare as clean-up could not be run.",
     "NOT_TOLD": "Whoever watched the run could not be told of its changes any more; it went on.",
     "NOT_WRITTEN_DOWN": "The store did not take what became of the run; only this answer says it.",
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",
@@ -308,6 +377,7 @@ def _rebuild_failure(message: str, state: dict[str, object]) -> Failure:
 
 
 def error_entry(code: str) -> ErrorEntry:
+    """Return the entry of a code. Raises LookupError unless it is registered."""
     try:
         return _ERRORS[code]
     except KeyError:
@@ -315,6 +385,7 @@ def error_entry(code: str) -> ErrorEntry:
 
 
 def warning_summary(code: str) -> str:
+    """Return what a warning means. Raises LookupError unless it is registered."""
     try:
         return _WARNINGS[code]
     except KeyError:

@@ -30,11 +30,12 @@ from .arguments import NotSerializable, Signature, to_jsonable
 _SIMPLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _SCALARS = (type(None), bool, int, float, str, bytes)
+_PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
 _NAN = struct.pack(">d", math.nan)
 
 
 class Typed(NamedTuple):
-    """One value that is not JSON."""
+    """Value that is not JSON."""
 
     path: str
     type: str
@@ -113,8 +114,8 @@ def _plain_dict(value: dict[Any, Any], path: str, typed: list[Typed]) -> dict[st
         place = _inside(path, name)
         if type(key) is not str:
             # A blank stands in no place, so this is the name and not the value.
-            told = type(key) in (bool, int, type(None))
-            typed.append(Typed(f"{place} name", name_of_class(type(key)), None if told else _State().text(key)))
+            is_plain = type(key) in (bool, int, type(None))
+            typed.append(Typed(f"{place} name", name_of_class(type(key)), None if is_plain else _State().text(key)))
         plain[name] = _plain(each, place, typed)
     return plain
 
@@ -228,6 +229,9 @@ class _State:
             return ["set", *self._members(value)]
         if kind is dict:
             return ["dict", *([self._of(key), self._of(each)] for key, each in value.items())]
+        if kind.__name__ in _PATHS and kind.__module__.partition(".")[0] == "pathlib":
+            # Since 3.13 it is pickled as the pieces that it was put together from, which tell equal paths apart.
+            return ["object", name_of_class(kind), str(value)]
         return ["object", name_of_class(kind), *self._reduce(value)]
 
     def _reduce(self, value: Any) -> list[Any]:
@@ -276,7 +280,7 @@ def _copy(value: Any) -> Any:
 
 
 class Look(NamedTuple):
-    """What is to be known about arguments that fit."""
+    """Findings of the check of arguments that fit."""
 
     runs_as: dict[str, Any]
     """What the function gets where that is another value than was given, by its place."""

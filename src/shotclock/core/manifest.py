@@ -7,8 +7,7 @@ import re
 from typing import Any
 
 from .catalogue import BUDGET_VARIABLE, CONFIRMATION, Catalogue, CommandSpec
-from .effects import SideEffects
-from .errors import RAISED_CODES, error_entry
+from .errors import RAISED_CODES, SideEffects, error_entry
 
 SCHEMA_VERSION = "3.21"
 CONFIRM_FLAG = CONFIRMATION.replace("_", "-")
@@ -70,6 +69,7 @@ _POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, Any]:
+    """Return the manifest of an app: every command, flag, exit code and error."""
     commands = {spec.hyphenated: _command(spec) for spec in catalogue.commands}
     commands["manifest"] = _builtin_command("This list: every command, flag and exit code.")
     if any(spec.interruption for spec in catalogue.commands):
@@ -313,7 +313,7 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
         entry = error_entry(code)
         ran = mutates and (entry.side_effects is not SideEffects.NONE or code in raised)
         # One exit code may stand for several errors: it promises only what all of them keep.
-        said = table.setdefault(
+        row = table.setdefault(
             str(entry.exit_code),
             {
                 "name": _EXIT_NAMES.get(entry.exit_code, code),
@@ -323,10 +323,10 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
                 "error_codes": [],
             },
         )
-        said["error_codes"].append(code)
+        row["error_codes"].append(code)
         if ran:
-            said["side_effects"] = "partial"
-        said["retryable"] = said["retryable"] and entry.retryable and said["side_effects"] == "none"
+            row["side_effects"] = "partial"
+        row["retryable"] = row["retryable"] and entry.retryable and row["side_effects"] == "none"
     if "143" in table:
         table["130"] = {**table["143"], "name": "SIGINT"}
     return table

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .durations import MAX_MS
+from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
 from .errors import Failure
 from .proposal_request import (
@@ -31,10 +31,10 @@ from .proposal_request import (
     problems_with_answer,
     problems_with_key,
 )
-from .records import dataclass
-from .walltime import LATEST_MS, ProcessIdentity, WallTime
+from .value_types import dataclass
 
 __all__ = [
+    "ActionOutcome",
     "Decision",
     "InboxLimits",
     "Kind",
@@ -44,7 +44,6 @@ __all__ = [
     "ProposalRequest",
     "ProposalStatus",
     "ProposedFile",
-    "Ran",
     "Runner",
     "Summary",
     "apply_decision",
@@ -79,7 +78,7 @@ class Runner:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ActionOutcome:
     """Outcome of what was approved."""
 
     ok: bool
@@ -104,7 +103,7 @@ class Summary:
     decided_via: str | None
     used_at: WallTime | None
     runner: Runner | None
-    outcome: Ran | None
+    outcome: ActionOutcome | None
     kind: Kind
     title: str
     operation: str | None
@@ -141,7 +140,7 @@ class Proposal:
     """When the approved operation was dispatched: an approval lets one pass."""
     runner: Runner | None = None
     """Who dispatched it."""
-    outcome: Ran | None = None
+    outcome: ActionOutcome | None = None
     """What became of it, once that is known."""
     reminded_at: WallTime | None = None
     seq: int = 0
@@ -286,7 +285,7 @@ def apply_going_on(proposal: Proposal, action_hash: str, runner: Runner) -> Prop
     return replace(proposal, runner=runner)
 
 
-def apply_outcome(proposal: Proposal, outcome: Ran) -> Proposal:
+def apply_outcome(proposal: Proposal, outcome: ActionOutcome) -> Proposal:
     """Return it with its outcome. Raises Failure unless it was used, and nobody has said yet what became of it."""
     if proposal.is_unused:
         raise Failure("NOT_ALLOWED", f"nothing was run with {proposal.id}")

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Literal
 
-from .durations import MAX_MS
-from .records import dataclass
+from .clocks import MAX_MS
+from .value_types import dataclass
 
 JSON = Any  # whatever `json.loads` gives; a recursive alias would say no more to anybody who has to look inside
 
@@ -28,7 +28,8 @@ ACTION_FORM = 2
 
 @dataclass(frozen=True, slots=True)
 class InboxLimits:
-    """How many proposals may be open at once. An agent that asks in a loop buries neither a person nor other agents."""
+    """Limits of how many proposals may be open at once. An agent that asks in a loop buries neither a person nor other
+    agents."""
 
     each: int = 100
     """Of one asker."""
@@ -89,7 +90,7 @@ class ProposedFile:
 
 @dataclass(frozen=True, slots=True)
 class ProposalRequest:
-    """What is proposed. Never changes; whoever wants something else makes another proposal."""
+    """Content of a proposal. Never changes; whoever wants something else makes another proposal."""
 
     kind: Kind
     title: str
@@ -111,7 +112,7 @@ class ProposalRequest:
     @property
     def text(self) -> str:
         """Return all of what would be done, as everybody is shown it."""
-        from .actions import action_text  # every App has policies, and few start with a proposal
+        from .visible_text import action_text  # every App has policies, and few start with a proposal
 
         return action_text(self)
 
@@ -167,14 +168,15 @@ class ProposalRequest:
         }
 
     @classmethod
-    def of_json(cls, said: Mapping[str, JSON]) -> ProposalRequest:
-        policy = said["policy"]
+    def of_json(cls, plain: Mapping[str, JSON]) -> ProposalRequest:
+        """Return the request of which `as_json` gave this."""
+        policy = plain["policy"]
         return cls(**{
             "form": 1,
-            **said,
-            "kind": Kind(said["kind"]),
-            "file": None if said["file"] is None else ProposedFile(**said["file"]),
-            "choices": tuple(said["choices"]),
+            **plain,
+            "kind": Kind(plain["kind"]),
+            "file": None if plain["file"] is None else ProposedFile(**plain["file"]),
+            "choices": tuple(plain["choices"]),
             "policy": Policy(**{**policy, "deciders": tuple(policy["deciders"])}),
         })  # fmt: skip
 
@@ -201,8 +203,9 @@ class Decision:
         }
 
     @classmethod
-    def of_json(cls, said: Mapping[str, JSON]) -> Decision:
-        return cls(**{**said, "status": ProposalStatus(said["status"])})
+    def of_json(cls, plain: Mapping[str, JSON]) -> Decision:
+        """Return the decision of which `as_json` gave this."""
+        return cls(**{**plain, "status": ProposalStatus(plain["status"])})
 
 
 def canonical(value: JSON) -> str:
@@ -224,6 +227,7 @@ Problems = list[dict[str, str]]
 
 
 def problems_with(ask: ProposalRequest) -> Problems:
+    """Return everything that is wrong with a request; empty if it can be proposed."""
     found: Problems = []
     kind: object = ask.kind
     if not isinstance(kind, Kind):
@@ -261,6 +265,7 @@ def problems_with(ask: ProposalRequest) -> Problems:
 
 
 def problems_with_key(key: str | None) -> Problems:
+    """Return what is wrong with a key; empty if it can be used."""
     found: Problems = []
     if key is not None:
         _text(found, "idempotency_key", key, KEY_LIMIT, needed=True)
@@ -268,6 +273,7 @@ def problems_with_key(key: str | None) -> Problems:
 
 
 def problems_with_answer(ask: ProposalRequest, decision: Decision) -> Problems:
+    """Return everything that is wrong with a decision on this request; empty if it can be carried out."""
     found: Problems = []
     modified = decision.status is ProposalStatus.MODIFIED
     status: object = decision.status

@@ -66,7 +66,7 @@ class Redaction:
         self.learn(environment)
 
     def learn(self, variables: Mapping[str, str]) -> None:
-        """Of these, the values of those whose names look secret."""
+        """Add the values of the variables whose names look secret to what is hidden."""
         new = {value for name, value in variables.items() if looks_secret(name) and len(value) >= SHORTEST}
         if new <= self._known:
             return
@@ -75,7 +75,7 @@ class Redaction:
         self._ways = sorted(written, key=len, reverse=True)
 
     def holds(self, text: str) -> bool:
-        """Whether a secret is in it, written in any of these ways."""
+        """Return whether a secret is in the text, written in any of these ways."""
         return any(written in text for written in self._ways)
 
     def text(self, text: str) -> str:
@@ -113,7 +113,8 @@ def _ways_to_write(secret: str) -> Iterator[str]:
 
 
 def _in_base64(data: bytes) -> Iterator[str]:
-    """What is the same whatever stands around it: three bytes are four characters, so there are three ways."""
+    """Yield the parts of its base64 that are the same whatever stands around it: three bytes are four characters, so
+    there are three ways."""
     for before in range(3):
         encoded = base64.b64encode(b"\0" * before + data).decode()
         end = len(encoded) - (0, 3, 2)[(before + len(data)) % 3]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .records import value
+from .value_types import value
 
 TRACEPARENT_VARIABLE = "TRACEPARENT"
 TRACESTATE_VARIABLE = "TRACESTATE"

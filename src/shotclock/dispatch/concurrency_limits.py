@@ -14,13 +14,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 from ..core.catalogue import Catalogue, CommandSpec
-from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration
-from ..core.effects import Ending
+from ..core.clocks import NS_PER_MS, ClockKind, format_duration
 from ..core.envelope import Problem
+from ..core.errors import Ending
 from ..process.clock import monotonic_ns, wall_time
-from ..process.identity import is_alive, this_process
+from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
 from ..store.locks import Conflict, Held
 from ..store.store import Store

@@ -18,28 +18,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from ..core.arguments import NotSerializable, to_valid_json
-from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec
-from ..core.clocks import Clocks
-from ..core.deadlines import NS_PER_MS, Bound, Deadline
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, stop_problem, warning
-from ..core.errors import Failure
-from ..core.operation import Operation
-from ..core.records import replace_fields
+from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
+from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
+from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
+from ..core.errors import Ending, Failure
+from ..core.value_types import replace_fields
 from ..process.clock import monotonic_ns
-from ..runtime.call import Call, Outcome, Tool, invalid
+from ..process.context import CallListener, Progress
+from ..runtime.call import Call, CallRequest, Outcome, Tool, invalid
 from ..runtime.command_runner import run_shielded
 from ..runtime.preloaded_zygote import Program
-from ..runtime.request import CallRequest
 from ..runtime.runtime import Runtime
-from .checkpointing import Checkpointing
 
 if TYPE_CHECKING:
     from ..core.exact_values import Look
     from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
+    from ..inbox.person_wait import StepSurroundings
     from ..store.store import Store
-    from .invocation import Invocation
+    from .invocation import Invocation, InvocationCheckpoint
     from .job_client import JobClient
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
@@ -67,14 +64,16 @@ class Dispatcher:
         command: list[str] | None = None,
         inbox_of: Callable[[], Inbox] | None = None,
         place: str | None = None,
+        step: StepSurroundings | None = None,
     ) -> None:
-        """With a `program`, commands that declare it go on as jobs in a process that imports it. `command` is how
-        the `job` commands are called, for the hints in their envelopes. `inbox_of` is where people are asked, and
-        whoever gave it closes it; without one it is the store's. `place` is the file or the module of the commands,
-        where nothing goes on as a job and there is no `program`."""
+        """Prepare the stages; nothing is opened yet. With a `program`, commands that declare it go on as jobs in a
+        process that imports it. `command` is how the `job` commands are called, for the hints in their envelopes.
+        `inbox_of` is where people are asked, and whoever gave it closes it; without one it is the store's. `place` is
+        the file or the module of the commands, where nothing goes on as a job and there is no `program`, and
+        `step` the step of a run that they are called for."""
         self.catalogue = catalogue
         self.runtime = runtime
-        runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug)
+        runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
         self._program = program
         self._command = command or ["shotclock"]
         self._checks = ArgumentChecks(runtime)
@@ -86,8 +85,14 @@ class Dispatcher:
             from ..inbox.approval import Approvals
 
             self._approvals = runtime.approvals = Approvals(
-                catalogue, self.inbox, self._checks.look_at, place if program is None else program.place
+                catalogue, self.inbox, self._checks.look_at, place if program is None else program.place, step
             )
+        if any(spec.overtime for spec in catalogue.commands):
+            from functools import partial
+
+            from ..inbox.overtime_question import ask_person
+
+            runtime.person_observer = partial(ask_person, self.inbox)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
             from .concurrency_limits import ConcurrencyLimits
 
@@ -138,11 +143,11 @@ class Dispatcher:
         """Start the clocks of a call. From here on all of it is on them: looking at its arguments, waiting for a place
         or for the first call with the same key, and the work. Only while a person is asked they stand still."""
         spec = self.catalogue.find(request.name)
-        is_said: object = False
+        by_argument: object = False
         if spec is not None and spec.needs_confirmation and CONFIRMATION in request.arguments:
             request.arguments = dict(request.arguments)
-            is_said = request.arguments.pop(CONFIRMATION)
-            if not isinstance(is_said, bool) and request.refusal is None:
+            by_argument = request.arguments.pop(CONFIRMATION)
+            if not isinstance(by_argument, bool) and request.refusal is None:
                 request.refusal = invalid([{"field": CONFIRMATION, "message": "must be true or false"}])
         call = self.runtime.begin(
             request.name if spec is None else self.runtime.operation(spec.name),
@@ -156,7 +161,7 @@ class Dispatcher:
             return call
         if _has_dry_run(spec) and request.arguments.get("dry_run") is True:
             request.dry_run = True
-        is_confirmed = spec.destructive and (request.confirmed or is_said is True)
+        is_confirmed = spec.destructive and (request.confirmed or by_argument is True)
         if request.dry_run or request.validate_only or (spec.needs_confirmation and not is_confirmed):
             assert call.operation is not None
             # By its own word it changes nothing. And it is not what is registered: it takes nobody's place.
@@ -225,7 +230,7 @@ class Dispatcher:
             if await asyncio.to_thread(self._is_known, call, spec, request):
                 return None
         except Failure as failure:
-            from ..inbox.outcomes import refusal_outcome
+            from ..inbox.person_wait import refusal_outcome
 
             return refusal_outcome(failure)
         return await self._approve(call, spec, request)
@@ -270,24 +275,30 @@ class Dispatcher:
     async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
         """Run the work below this process, and say how far its steps came."""
 
-        def key() -> str:
-            from .invocation import invocation_key
+        def checkpoint() -> InvocationCheckpoint:
+            from .invocation import InvocationCheckpoint, invocation_key
 
-            return invocation_key(
-                self.catalogue, spec.name, arguments, request.idempotency_key, request.stdin, request.owner
+            key, stdin = request.idempotency_key, request.stdin
+            return InvocationCheckpoint(
+                self.store,
+                lambda: invocation_key(self.catalogue, spec.name, arguments, key, stdin, request.owner),
             )
 
         arguments = call.arguments or {}
-        listener = CommandListener(self.store, key, spec, request)
+        stdin_path = None if request.stdin is None else request.stdin.path
+        listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
         outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
         if isinstance(outcome, StopSignal):
             outcome = outcome.outcome(Ending.KILLED)
         if outcome.problem is not None and spec.steps:
-            outcome.data = listener.partial(outcome.data)
+            kept = outcome.data is None and call.partial is not None
+            outcome.data = listener.add_steps(call.partial if kept else outcome.data)
+            if kept:
+                call.partial = outcome.data
         outcome.warnings += tuple(listener.warnings)
-        if outcome.problem is None and listener.kept:
-            await asyncio.to_thread(listener.clear)
+        if outcome.problem is None:
+            await listener.forget_checkpoint()
         return outcome
 
     # --- what the stages need --------------------------------------------------------------------------------
@@ -434,19 +445,67 @@ class ArgumentChecks:
         return self._operations[spec.name]
 
 
-class CommandListener(Checkpointing):
-    """Listens to one call of a command that is run here and now."""
+class CommandListener(CallListener):
+    """Listens to one call of a command: which of its declared steps it is at, how far it is, and what it wants kept.
+
+    `checkpoint` makes where that is kept when the command first asks: most keep nothing."""
 
     def __init__(
-        self, store: Callable[[], Store], key: Callable[[], str], spec: CommandSpec, request: CallRequest
+        self,
+        checkpoint: Callable[[], InvocationCheckpoint],
+        steps: tuple[str, ...] = (),
+        resume_from: str | None = None,
+        on_progress: Progress | None = None,
+        stdin_path: str | None = None,
     ) -> None:
-        super().__init__(store, key, spec.steps, request.resume_from)
-        self._on_progress = request.on_progress
-        self.stdin_path = None if request.stdin is None else request.stdin.path
+        self._make_checkpoint = checkpoint
+        self._checkpoint: InvocationCheckpoint | None = None
+        self._steps = steps
+        self._begun: list[str] = []
+        self._on_progress = on_progress
+        self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
+        self.stdin_path = stdin_path
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
             self._on_progress(done, total, unit)
+
+    def step(self, name: str) -> None:
+        if name not in self._begun:
+            self._begun.append(name)
+
+    async def checkpoint(self, state: object) -> None:
+        await self._get_checkpoint().save(state)
+
+    async def restore(self, fingerprint: str) -> object:
+        return await self._get_checkpoint().restore(fingerprint)
+
+    def _get_checkpoint(self) -> InvocationCheckpoint:
+        if self._checkpoint is None:
+            self._checkpoint = self._make_checkpoint()
+        return self._checkpoint
+
+    @property
+    def warnings(self) -> list[Warning_]:
+        return [] if self._checkpoint is None else self._checkpoint.warnings
+
+    async def forget_checkpoint(self) -> None:
+        """Delete what was kept, if anything was."""
+        if self._checkpoint is not None and self._checkpoint.is_kept:
+            await asyncio.to_thread(self._checkpoint.clear)
+
+    def add_steps(self, data: object) -> dict[str, object]:
+        """Return the data of a command that did not succeed, with how far its steps came."""
+        completed = self._begun[:-1]
+        skipped = list(self.skipped_steps)
+        pending = [name for name in self._steps if name not in completed and name not in skipped]
+        shown: dict[str, Any] = dict(data) if isinstance(data, dict) else {} if data is None else {"result": data}
+        shown |= {"completed_steps": completed, "pending_steps": pending, "skipped_steps": skipped}
+        if self._begun:
+            shown["failed_step"] = self._begun[-1]
+        if pending:
+            shown["resume_from"] = self._begun[-1] if self._begun else pending[0]
+        return shown
 
 
 class StopSignal(NamedTuple):
@@ -507,8 +566,13 @@ def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
     """Say of the failure of a rehearsal that it is one: what would be done could not be shown."""
     problem = preview.problem() if callable(preview.problem) else preview.problem
     if problem is not None and (problem.phase != "validation" or preview.ending is not Ending.NOT_STARTED):
-        message = f"{spec.name} was not confirmed, and its preview (dry_run) failed: {problem.message}"
-        problem = replace_fields(problem, message=message, context={**(problem.context or {}), "preview": True})
+        why = f"{spec.name} was not confirmed, and its preview (dry_run) failed"
+        problem = replace_fields(
+            problem,
+            message=f"{why}: {problem.message}",
+            outside=None if problem.outside is None else f"{why}: {problem.outside}",
+            context={**(problem.context or {}), "preview": True},
+        )
     preview.problem = problem
     return preview
 

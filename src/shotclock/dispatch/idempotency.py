@@ -7,12 +7,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from ..core.effects import Ending, SideEffects
+from ..core.clocks import WallTime
 from ..core.envelope import Envelope, Problem, stop_problem, warning
+from ..core.errors import Ending, SideEffects
 from ..core.exact_values import identity
-from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_time
-from ..process.identity import is_alive, this_process
+from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import timeout_problem
 from ..store.idempotency import Beginning, Finished, Fresh, Interrupted, Mismatch
@@ -36,7 +36,7 @@ def _key_reused(key: str, began_at: WallTime) -> Outcome:
 
 
 class KeyedCall:
-    """One call with a key: runs if it is the first, waits for the first otherwise."""
+    """Call with a key: it runs if it is the first, and waits for the first otherwise."""
 
     def __init__(
         self, store: Store, scope: str, key: str, arguments: Mapping[str, object], stdin: Stdin | None = None

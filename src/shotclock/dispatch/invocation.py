@@ -1,25 +1,36 @@
-"""One invocation of a command that may outlive its caller, and its identity: equal ones are the same work."""
+"""One invocation of a command that may outlive its caller, its identity (equal ones are the same work), and the
+checkpoint that is kept under it."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..core.arguments import to_jsonable
+from ..core.arguments import NotSerializable, to_jsonable
 from ..core.catalogue import Catalogue, CommandSpec
+from ..core.clocks import WallTime
+from ..core.envelope import Warning_, warning
+from ..core.errors import Failure
 from ..core.exact_values import identity
-from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.value_types import dataclass
+from ..process.clock import wall_time
 from ..runtime.preloaded_zygote import Program
 from ..store.jobs import NewJob
+
+if TYPE_CHECKING:
+    from ..store.store import Store
+
+# What one checkpoint may hold: it is read and written whole.
+CHECKPOINT_LIMIT = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Stdin:
-    """What came in on the caller's stdin, spooled to a file that is the caller's to remove."""
+    """Input from the caller's stdin, spooled to a file that is the caller's to remove."""
 
     path: str
     digest: str
@@ -48,6 +59,7 @@ class Invocation:
         return invocation_key(self.catalogue, self.spec.name, arguments, self.idempotency_key, self.stdin, self.owner)
 
     def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
+        """Return the job that does this work, for the store."""
         interruption = self.spec.interruption
         assert interruption is not None
         return NewJob(
@@ -101,6 +113,54 @@ def invocation_key(
     ]
     text = json.dumps(work, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class InvocationCheckpoint:
+    """The checkpoint of one invocation, in the store, under its identity."""
+
+    def __init__(self, store: Callable[[], Store], key: Callable[[], str]) -> None:
+        """`store` opens the store and `key` makes the identity when they are needed, in a thread: the one may take a
+        moment, and not every argument can be put into JSON."""
+        self._store = store
+        self._make_key = key
+        self._fingerprint = ""
+        self.is_kept = False
+        self.warnings: list[Warning_] = []
+
+    @property
+    def _key(self) -> str:
+        try:
+            return self._make_key()
+        except NotSerializable as error:
+            raise Failure("CHECKPOINTS_UNAVAILABLE", f"the arguments of the call cannot be recorded: {error}") from None
+
+    async def save(self, state: object) -> None:
+        """Keep the state, durably, before this returns. Raises Failure where it cannot be kept."""
+        plain = to_jsonable(state)
+        if len(json.dumps(plain)) > CHECKPOINT_LIMIT:
+            raise Failure("CHECKPOINTS_UNAVAILABLE", f"a checkpoint holds at most {CHECKPOINT_LIMIT} characters")
+        await asyncio.to_thread(self._save, plain)
+
+    async def restore(self, fingerprint: str) -> object:
+        """Return the state kept last; None, and delete it, where it was for another input."""
+        kept = await asyncio.to_thread(lambda: self._store().checkpoints.load(self._key))
+        self._fingerprint = fingerprint
+        if kept is None:
+            return None
+        self.is_kept = True
+        if kept.fingerprint != fingerprint:
+            self.warnings.append(warning("CHECKPOINT_DISCARDED", kept_for=kept.fingerprint, now=fingerprint))
+            await asyncio.to_thread(self.clear)
+            return None
+        return kept.state
+
+    def clear(self) -> None:
+        """Delete the checkpoint."""
+        self._store().checkpoints.clear(self._key)
+
+    def _save(self, state: object) -> None:
+        self.is_kept = True
+        self._store().checkpoints.save(self._key, self._fingerprint, state, wall_time())
 
 
 def _directory() -> str:

@@ -14,26 +14,25 @@ import secrets
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.catalogue import semantic_version
-from ..core.clocks import ClockKind, Clocks, Fired
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration
-from ..core.effects import Ending
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
 from ..core.envelope import Envelope, Problem
-from ..core.errors import Failure
+from ..core.errors import Ending, Failure
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
-from ..core.walltime import WallTime
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
-from ..process.detached import start_detached
-from ..process.identity import is_alive
+from ..process.kernel import is_alive
+from ..process.unsupervised import start_detached
 from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import Store
 from .invocation import Invocation
+
+if TYPE_CHECKING:
+    from ..core.proposal import Proposal
 
 # Between two looks at a job. The first are close together, because most work is short.
 FIRST_LOOK_S = 0.02
@@ -74,7 +73,14 @@ class JobClient:
         if verb == "list":
             jobs = await asyncio.to_thread(self.list, app, active_only=active_only, of=of)
             return Outcome(Ending.FINISHED, data={"jobs": jobs})
-        job = await asyncio.to_thread(self.find, job_id or "", of)
+        try:
+            job = await asyncio.to_thread(self.find, job_id or "", of)
+        except Failure:
+            # What waits for a person tells its caller its proposal's id as that of a job.
+            found = await self._perform_on_proposal(verb, job_id or "", call, of, budget_ms)
+            if found is None:
+                raise
+            return found
         if verb == "status":
             return Outcome(Ending.FINISHED, data=self.describe(job))
         if verb == "cancel":
@@ -110,14 +116,14 @@ class JobClient:
             if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
                 os.close(create_private_file(Path(job.stdin_path)))
                 shutil.copyfile(invocation.stdin.path, job.stdin_path)
-            self._start_keeper(job, trace)
+            self._start_runner(job, trace)
         return job
 
     def find_attached(self, invocation: Invocation) -> Job | None:
         """Return the job that does this work already, or has done it and told nobody. Nothing is started."""
         return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", wall_time()), wall_time(), is_alive)
 
-    def _start_keeper(self, job: Job, trace: TraceContext) -> None:
+    def _start_runner(self, job: Job, trace: TraceContext) -> None:
         assert job.log_path is not None
         environment = {name: value for name, value in os.environ.items() if name != TRACESTATE_VARIABLE}
         environment |= trace.as_variables()
@@ -140,6 +146,7 @@ class JobClient:
             os.close(output)
 
     def forget_old(self) -> None:
+        """Delete jobs and checkpoints that are too old, with the files of the jobs."""
         self._store.checkpoints.forget_saved_before(WallTime(max(0, wall_time().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, wall_time().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
@@ -159,16 +166,16 @@ class JobClient:
         """Return the job's own envelope once it has ended; INCOMPLETE when the caller's time is up first."""
         until_ns, waits_ms = self.patience(call, budget_ms)
         pause_s = FIRST_LOOK_S
-        told: object = None
+        reported: object = None
         while True:
             current = await asyncio.to_thread(self.look, job.id)
             if current is None:
                 return _not_found(job.id)
             if not current.is_active:
                 return await asyncio.to_thread(self.deliver, current)
-            if current.progress is not None and current.progress != told and on_progress is not None:
-                told = current.progress
-                on_progress(told.done, told.total, told.unit)
+            if current.progress is not None and current.progress != reported and on_progress is not None:
+                reported = current.progress
+                on_progress(reported.done, reported.total, reported.unit)
             left_s = None if until_ns is None else (until_ns - monotonic_ns()) / 1e9
             if left_s is not None and left_s <= 0:
                 return self.incomplete(current, call, waits_ms)
@@ -197,9 +204,9 @@ class JobClient:
     def deliver(self, job: Job) -> Envelope:
         """Return how it ended, and write down that somebody was told."""
         self._store.jobs.deliver(job.id, wall_time())
-        told = job.envelope or lost_envelope(job)
-        meta = {**told["meta"], "job_id": job.id}
-        return Envelope(told["data"], told["error"], list(told["warnings"]), meta)
+        envelope = job.envelope or lost_envelope(job)
+        meta = {**envelope["meta"], "job_id": job.id}
+        return Envelope(envelope["data"], envelope["error"], list(envelope["warnings"]), meta)
 
     def incomplete(self, job: Job, call: Call, budget_ms: int) -> Outcome:
         """Say that the job goes on, how far it is, and how to wait for it or cancel it."""
@@ -213,8 +220,8 @@ class JobClient:
             "state": "running",
             "job_id": job.id,
             "progress": progress_of(job),
-            "continue_command": self._words("wait", job.id),
-            "cancel_command": self._words("cancel", job.id),
+            "continue_command": self._command_line("wait", job.id),
+            "cancel_command": self._command_line("cancel", job.id),
         }
         fired = Fired(ClockKind.BUDGET, "caller", budget_ms, elapsed_ms)
         message = f"{job.command} goes on as job {job.id}"
@@ -237,6 +244,7 @@ class JobClient:
     def list(
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
     ) -> list[dict[str, object]]:
+        """Return the newest jobs as they are now, as the job commands show them."""
         found = self._store.jobs.list(app, active_only, of=of)
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
@@ -258,9 +266,9 @@ class JobClient:
             "command": job.command,
             "status": _status(job),
             "terminal": not job.is_active,
-            "status_command": self._words("status", job.id),
-            "continue_command": self._words("wait", job.id),
-            "cancel_command": self._words("cancel", job.id),
+            "status_command": self._command_line("status", job.id),
+            "continue_command": self._command_line("wait", job.id),
+            "cancel_command": self._command_line("cancel", job.id),
             "poll_interval_ms": POLL_INTERVAL_MS,
             "timeout_ms": job.spec["timeout_ms"] or job.max_lifetime_ms,
             "progress": progress_of(job),
@@ -275,15 +283,62 @@ class JobClient:
             shown["code"] = job.envelope["error"]["code"]
         return shown
 
-    def _words(self, verb: str, job_id: str) -> str:
+    async def _perform_on_proposal(
+        self, verb: str, proposal_id: str, call: Call, of: str | None, budget_ms: int | None
+    ) -> Outcome | None:
+        """Do with a proposal what is done with a job; None where there is none of that id that `of` may see. Raises
+        Failure where one is to be cancelled that is decided, or somebody else's."""
+        from ..inbox.access import Principal, Role
+        from ..inbox.inbox import Inbox
+        from ..inbox.person_wait import outcome_of
+
+        by = Principal.local() if of is None else Principal(of, Role.AGENT)
+        inbox = Inbox(self._store)
+        try:
+            proposal = await inbox.get(proposal_id)
+            if proposal is None or not by.may_see(proposal):
+                return None
+            if verb == "cancel":
+                proposal = await inbox.withdraw(proposal.id, by)
+            if verb != "wait":
+                return Outcome(Ending.FINISHED, data=self._describe_proposal(proposal))
+            until_ns, waits_ms = self.patience(call, budget_ms)
+            proposal = await inbox.wait_until(proposal, None if until_ns is None else Deadline(until_ns))
+            return outcome_of(proposal, (monotonic_ns() - call.started_ns) // NS_PER_MS, waits_ms)
+        finally:
+            await inbox.close()
+
+    def _describe_proposal(self, proposal: Proposal) -> dict[str, object]:
+        """Describe a proposal as a job is described: the work is a person's decision."""
+        from ..core.proposal import ProposalStatus
+
+        status = "running" if proposal.is_open else "complete" if proposal.status.allows else "failed"
+        return {
+            "job_id": proposal.id,
+            "proposal_id": proposal.id,
+            "command": proposal.ask.operation or proposal.ask.title,
+            "status": "cancelled" if proposal.status is ProposalStatus.WITHDRAWN else status,
+            "proposal_status": proposal.status.value,
+            "terminal": not proposal.is_open,
+            "status_command": self._command_line("status", proposal.id),
+            "continue_command": f"shotclock inbox check {proposal.id}",
+            "cancel_command": self._command_line("cancel", proposal.id),
+            "poll_interval_ms": POLL_INTERVAL_MS,
+            "timeout_ms": proposal.ask.policy.ttl_ms,
+            "progress": {"done": int(not proposal.is_open), "total": 1, "unit": "decisions"},
+            "created_at": proposal.created_at.iso(),
+        }
+
+    def _command_line(self, verb: str, job_id: str) -> str:
         return shlex.join([*self._command, "job", verb, job_id])
 
 
 def progress_of(job: Job) -> dict[str, object]:
+    """Return how far a job is, without what is not known."""
     if job.progress is None:
         return {"done": 0}
-    said = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
-    return {name: value for name, value in said.items() if value is not None}
+    fields = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _status(job: Job) -> str:
@@ -308,7 +363,8 @@ def lost_envelope(job: Job) -> dict[str, Any]:
 
 def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
     """Answer instead of a job whose runner cannot."""
-    tool = Tool(semantic_version(job.tool_version))
+    catalogue = job.spec.get("catalogue") or {}
+    tool = Tool(semantic_version(job.tool_version), is_served=catalogue.get("is_served", False))
     return answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool), outcome)
 
 

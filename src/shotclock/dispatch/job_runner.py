@@ -14,28 +14,30 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
-from ..core.effects import Ending
 from ..core.envelope import Envelope, Problem, shorten
-from ..core.errors import Failure
-from ..core.proposal import Ran, Runner
+from ..core.errors import Ending, Failure
+from ..core.proposal import ActionOutcome, Runner
 from ..inbox.approval import Approvals
 from ..inbox.inbox import Inbox
+from ..inbox.overtime_question import ask_person
 from ..process.clock import monotonic_ns, wall_time
-from ..process.identity import this_process
+from ..process.kernel import this_process
 from ..runtime import telemetry
 from ..runtime.call import Outcome, Tool
-from ..runtime.handlers import outcome_of_error
+from ..runtime.control_channel import runs as running_runs
+from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.jobs import Job
 from ..store.store import Store
-from .checkpointing import Checkpointing
 from .concurrency_limits import ConcurrencyLimits
-from .dispatcher import ArgumentChecks
+from .dispatcher import ArgumentChecks, CommandListener
+from .invocation import InvocationCheckpoint
 from .job_client import answer_for_job
 
 # How often a runner says that it lives, and looks whether it should stop.
@@ -72,7 +74,7 @@ def main(home: str, job_id: str) -> None:
         store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         if proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
-            ran = Ran(envelope.ok, wall_time(), envelope.code, None if envelope.ok else shorten(message, 500))
+            ran = ActionOutcome(envelope.ok, wall_time(), envelope.code, None if envelope.ok else shorten(message, 500))
             with contextlib.suppress(Failure):  # the job itself says it
                 store.proposals.record_outcome(proposal_id, ran)
         if envelope.ok:
@@ -95,15 +97,18 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         workers=1,
         program=program,
     )
-    runtime.tool = Tool(catalogue.semantic_version, catalogue.debug)
+    runtime.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
     runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
+    runtime.person_observer = partial(ask_person, lambda: inbox)
     runtime.approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
-    attending = Keeping(store, job, spec.steps, job.spec["resume_from"])
+    listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
     async with runtime:
+        runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=timeout_ms))
-        working = asyncio.ensure_future(runtime.conclude(call, listener=attending))
+        running_runs[job.id] = call
+        working = asyncio.ensure_future(runtime.conclude(call, listener=listener))
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
             if not _still_wanted(store, job):
@@ -118,10 +123,10 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         if envelope.code == "CANCELLED":
             envelope.data = envelope.data or {"partial": True}
     await inbox.close()
-    attending.write_progress()
+    listener.write_progress()
     if not envelope.ok and spec.steps:
-        envelope.data = attending.partial(envelope.data)
-    envelope.warnings += attending.warnings
+        envelope.data = listener.add_steps(envelope.data)
+    envelope.warnings += listener.warnings
     envelope.meta["job_id"] = job.id
     logbook.take(log)
     return envelope
@@ -137,13 +142,16 @@ def _still_wanted(store: Store, job: Job) -> bool:
     return True
 
 
-class Keeping(Checkpointing):
-    """Listens to the work and writes down how far it is."""
+class JobListener(CommandListener):
+    """Listens to the work of a job and records in the store how far it is."""
 
     def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
-        super().__init__(lambda: store, lambda: job.key, steps, resume_from)
+        def checkpoint() -> InvocationCheckpoint:
+            return InvocationCheckpoint(lambda: store, lambda: job.key)
+
+        super().__init__(checkpoint, steps, resume_from, stdin_path=job.stdin_path)
+        self._store = store
         self._job = job
-        self.stdin_path = job.stdin_path
         self._latest: tuple[int, int | None, str | None] | None = None
         self._written_ns = 0
 
@@ -153,11 +161,12 @@ class Keeping(Checkpointing):
             self.write_progress()
 
     def write_progress(self) -> None:
+        """Record the latest progress, if there is any that is not recorded."""
         if self._latest is None:
             return
         self._written_ns = monotonic_ns()
         with contextlib.suppress(Exception):  # progress is worth a try, not the work
-            self._store().jobs.progress(self._job.id, *self._latest, wall_time(), attempt=self._job.attempt)
+            self._store.jobs.progress(self._job.id, *self._latest, wall_time(), attempt=self._job.attempt)
             self._latest = None
 
 
@@ -169,13 +178,14 @@ def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tup
 
 
 class Logbook:
-    """What the work prints, up to a limit: a flood costs two files, not the disk."""
+    """Log of what the work prints, up to a limit: a flood costs two files, not the disk."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path, self._file = path, file
         self._written = os.fstat(file).st_size
 
     def take(self, pipe: int) -> None:
+        """Append what is in the pipe. A disk that is full loses it, and stops nothing."""
         for _ in range(64):  # a flood must not keep us from the rest of our work
             try:
                 chunk = os.read(pipe, 65536)

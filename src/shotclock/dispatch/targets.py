@@ -6,13 +6,11 @@ import os
 import sys
 from typing import Any
 
-from ..core.catalogue import Catalogue
-from ..core.clocks import Clocks
-from ..core.durations import format_duration
+from ..core.catalogue import Catalogue, HandlerReference, Operation
+from ..core.clocks import Clocks, format_duration
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.operation import HandlerReference, Operation
-from ..core.records import dataclass
+from ..core.value_types import dataclass
 from ..process.worker_main import MAIN_ALIAS
 from ..runtime.call import Tool
 from ..runtime.preloaded_zygote import Program
@@ -27,7 +25,7 @@ TRACEBACK_SHOWN = 8000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an App is: a module or a file, and the name it has in there."""
+    """Place of an App: a module or a file, and the name it has in there."""
 
     attribute: str
     module: str | None = None
@@ -38,7 +36,8 @@ class Target:
 
     @property
     def program(self) -> Program:
-        """Imports are looked for where `python FILE` and `python -m MODULE` look for them."""
+        """Return how a process of its own imports the target. Imports are looked for where `python FILE` and `python -m
+        MODULE` look for them."""
         ours = [entry for entry in sys.path if entry]
         folder = os.path.dirname(self.file) if self.file else os.getcwd()
         return Program(file=self.file, imports=(self.module,) if self.module else (), path=(folder, *ours))

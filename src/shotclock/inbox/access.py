@@ -17,11 +17,10 @@ import secrets
 from dataclasses import field
 from enum import StrEnum
 
-from ..core.durations import MAX_MS
+from ..core.clocks import MAX_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
-from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.value_types import dataclass
 from ..store.store import Store
 from ..store.tokens import Token
 from .audit_file import AuditFile
@@ -72,6 +71,10 @@ class Principal:
         learnt from the refusal."""
         if self.role is not Role.OPERATOR:
             raise Failure("NOT_ALLOWED", f"{self.name} is an agent: agents propose, operators {to}")
+
+
+# Nobody's name: no token can be issued for it.
+ANONYMOUS = Principal("(anonymous)", Role.AGENT)
 
 
 @dataclass(frozen=True, slots=True)

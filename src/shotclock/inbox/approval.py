@@ -16,27 +16,33 @@ import asyncio
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.arguments import NotSerializable
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
-from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
+from ..core.clocks import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.exact_values import Look, Typed, copy_arguments, exact
 from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
 from ..core.proposal_request import FILE_LIMIT
-from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.redaction import HIDDEN
 from ..process.clock import monotonic_ns
-from ..runtime.call import Call, Outcome, invalid
-from ..runtime.request import CallRequest
+from ..runtime.call import Call, CallRequest, Outcome, invalid
 from .access import Principal
-from .inbox import Inbox
-from .outcomes import CALL_AGAIN, action_changed, describe_proposal, outcome_of, refusal_outcome, undecided_outcome
-from .wait_budget import read_response_budget_ms
+from .inbox import EDITED, HIDDEN_VALUES, Inbox, hide_secrets, restore_hidden
+from .person_wait import (
+    CALL_AGAIN,
+    NOT_BOUND,
+    CallWait,
+    StepSurroundings,
+    action_changed,
+    ask_and_wait,
+    read_response_budget_ms,
+    refusal_outcome,
+)
 
 TITLE_LENGTH = 200
 # The one parameter beside the text that a command with an approved file may have.
@@ -44,24 +50,9 @@ JUSTIFICATION = "justification"
 Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 
-@dataclass(frozen=True, slots=True)
-class RunWait:
-    """How a step of a run waits for a person: for as long as the run has time, unless the run is parked meanwhile."""
-
-    key: str
-    """Finds the question again, also from a process that goes on with the run."""
-    run_began_at: WallTime | None
-    """What was asked under the key before that was asked by another run."""
-    waits: Callable[[str, Proposal], AbstractContextManager[Any]]
-    """Entered while a person is waited for."""
-    bounded: Callable[[], Call]
-    """Gives what bounds the waiting, once somebody is to be asked."""
-    surroundings: Callable[[Inbox], Awaitable[Mapping[str, Any]]]
-    """Gives what else the step decides of what is done, as a person is shown it."""
-
-
 class Approvals:
-    """Raises Failure when it is made where the environment says nonsense about how long people are waited for."""
+    """Asks a person before a command that declares `approval` is run, and records what became of it. Raises Failure
+    when it is made, if the environment holds no valid time to wait for people."""
 
     def __init__(
         self,
@@ -69,9 +60,11 @@ class Approvals:
         inbox: Callable[[], Inbox],
         check: Check | None = None,
         program: str | None = None,
+        step: StepSurroundings | None = None,
     ) -> None:
         """`check` looks at arguments without running anything, where that is possible, as a part of the call. `program`
-        is the file or the module that the commands are in."""
+        is the file or the module that the commands are in, `step` the step of a run that they are called for."""
+        self._step = step
         self._check = check
         self._program = program
         self._file = catalogue.file
@@ -81,6 +74,7 @@ class Approvals:
         self._budget_ms = read_response_budget_ms() if self._specs else 0
 
     def guards(self, name: str) -> bool:
+        """Return whether the command needs an approval."""
         return name in self._specs
 
     async def approve(self, call: Call, look: Look | None = None) -> Outcome | None:
@@ -111,28 +105,15 @@ class Approvals:
         wait_ms = self._patience_ms(request.budget_ms, call.parent, started_ns)
         inbox, run_wait = self._inbox(), request.run_wait
         by = request.principal or Principal.local()
-        around = None if run_wait is None else run_wait.bounded()
         while True:
             ask = await self._question(call, spec, request, look)
             # The hash of a file knows not what is there now, which makes it another question.
             identity = None if ask.file is None else digest([ask.title, ask.action_hash, ask.file.current])
-            if run_wait is None:
-                proposal = await inbox.propose(ask, by, key=request.idempotency_key or identity)
-            else:
-                proposal = await _proposed_for_run(inbox, ask, by, run_wait)
-            if not _is_asked_alike(proposal.ask, ask):
-                message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
-                raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
-            waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-            if has_waited := proposal.is_open:
-                if run_wait is None or around is None:
-                    proposal = await inbox.wait(proposal.id, wait_ms - waited_ms)
-                else:
-                    with run_wait.waits(run_wait.key, proposal):
-                        proposal = await inbox.wait_until(proposal, around.bound.bell)
-                waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+            wait = run_wait or CallWait(started_ns, wait_ms, request.idempotency_key or identity)
+            waited = await ask_and_wait(inbox, ask, by, wait, partial(_must_be_asked_alike, ask, run_wait is not None))
+            proposal = waited.proposal
             goes_on = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
-            if has_waited and (goes_on or proposal.status.allows):
+            if waited.was_open and (goes_on or proposal.status.allows):
                 call.restart_clocks()
                 # What it would do now may not be what was asked: another directory, another file, other conversions.
                 if look is not None and self._check is not None:
@@ -144,12 +125,12 @@ class Approvals:
                 if not _is_asked_alike(proposal.ask, now):
                     message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
                     raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
-            if not goes_on and proposal.is_open and around is not None:
-                return undecided_outcome(proposal.id, describe_proposal(proposal), around)
             if not goes_on and not proposal.status.allows:
-                again = request.repeat_hint or f"call {spec.name} again with the same arguments"
-                return outcome_of(proposal, waited_ms, wait_ms, again)
-            approved = _approved(spec, call.arguments or {}, proposal)
+                return waited.outcome(request.repeat_hint or f"call {spec.name} again with the same arguments")
+            approved = _make_approved_arguments(spec, call.arguments or {}, proposal)
+            is_shown_hidden = self._step_of(request) is not None and spec.approved_file is None
+            if is_shown_hidden and (edited := _find_edited(approved, call.arguments or {})):
+                return invalid([{"field": name, "message": EDITED} for name in edited])
             if proposal.status is ProposalStatus.MODIFIED and self._check is not None:
                 checked = await self._check(call, spec, approved)
                 if checked.problem is not None:
@@ -157,6 +138,7 @@ class Approvals:
             if await inbox.use(proposal.id, ask.action_hash, unanswered=goes_on):
                 call.arguments, call.proposal_id = approved, proposal.id
                 if request.budget_ms is not None:
+                    waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
                     request.budget_ms = max(0, request.budget_ms - waited_ms)
                 return None
 
@@ -175,13 +157,25 @@ class Approvals:
             added["stdin"] = {"sha256": request.stdin.digest}
         if request.resume_from is not None:
             added["resume from"] = request.resume_from
-        if request.run_wait is not None:
-            added |= await request.run_wait.surroundings(self._inbox())
-        added |= _conversions(look)
-        arguments, justification = call.arguments or {}, request.justification
+        conversions, shown = _conversions(look), call.arguments or {}
+        if (step := self._step_of(request)) is not None:
+            inbox, redact = self._inbox(), step.redact
+            added |= await step.describe(inbox)
+            hidden: list[str] = []
+            shown = await hide_secrets(inbox, redact, shown, "arguments", hidden)
+            conversions = await hide_secrets(inbox, redact, conversions, "conversions", hidden)
+            if hidden:
+                added[HIDDEN_VALUES] = [*added.get(HIDDEN_VALUES, ()), *hidden]
+        added |= conversions
         if spec.approved_file is None:
-            return await self._ask_for_operation(spec, arguments, justification, added)
-        return await asyncio.to_thread(self._ask_for_file, spec, spec.approved_file, arguments, justification, added)
+            return await self._ask_for_operation(spec, shown, request.justification, added)
+        return await asyncio.to_thread(
+            self._ask_for_file, spec, spec.approved_file, call.arguments or {}, request.justification, added
+        )
+
+    def _step_of(self, request: CallRequest) -> StepSurroundings | None:
+        """Return the step that a call is made for; a call inside another one is made for the step of the whole App."""
+        return self._step if request.run_wait is None else request.run_wait.step
 
     def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
         limits = [self._budget_ms]
@@ -201,15 +195,17 @@ class Approvals:
     ) -> ProposalRequest:
         assert spec.approval is not None
         given, typed = exact(arguments)
-        filling = _Filling(spec.input_schema)
-        arguments = {**_defaults(spec), **filling.filled(given)}
-        title = f"{self._app} {spec.name}" + "".join(f" {name}={arguments[name]}" for name in _telling(spec, arguments))
+        filling = _DefaultFiller(spec.input_schema)
+        arguments = {**_defaults(spec), **filling.fill(given)}
+        title = f"{self._app} {spec.name}" + "".join(
+            f" {name}={arguments[name]}" for name in _names_in_title(spec, arguments)
+        )
         surroundings = {**self._surroundings(spec, filling), **added}
         if typed:
             surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
         return ProposalRequest(
             Kind.OPERATION,
-            _shortened(title),
+            _shorten_title(title),
             justification,
             operation=f"{self._app}/{spec.name}",
             arguments=arguments,
@@ -238,9 +234,9 @@ class Approvals:
         assert spec.approval is not None
         return ProposalRequest(
             Kind.FILE,
-            _shortened(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
+            _shorten_title(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
             justification or str(arguments.get(JUSTIFICATION, "")),
-            file=ProposedFile(file.path, str(arguments[file.proposed]), text_at(file.path), was_read=True),
+            file=ProposedFile(file.path, str(arguments[file.proposed]), read_text_file(file.path), was_read=True),
             policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
             surroundings={
                 "command": f"{self._app}/{spec.name}",
@@ -250,19 +246,22 @@ class Approvals:
             dispatched=True,
         )
 
-    def _surroundings(self, spec: CommandSpec, filling: _Filling | None = None) -> dict[str, Any]:
+    def _surroundings(self, spec: CommandSpec, filling: _DefaultFiller | None = None) -> dict[str, Any]:
         """Say where it runs, and which arguments nobody can be shown because only the program knows them."""
         try:
             found: dict[str, Any] = {"directory": os.getcwd()}
         except OSError:  # it was removed under us
             found = {"directory": None}
+        found |= NOT_BOUND
         if self._program is not None:
             found["program"] = self._program
         if self._file is not None and self._file != self._program:  # a name stands for whatever is found by it
             found["program file"] = self._file
         properties = spec.input_schema.get("properties", {})
         required = spec.input_schema.get("required", [])
-        unknown = sorted(name for name, said in properties.items() if name not in required and "default" not in said)
+        unknown = sorted(
+            name for name, declared in properties.items() if name not in required and "default" not in declared
+        )
         if filling is not None:
             unknown = sorted([*unknown, *filling.unknown])
             if filling.undeclared:
@@ -285,10 +284,10 @@ def _conversions(look: Look | None) -> dict[str, Any]:
 def _defaults(spec: CommandSpec) -> dict[str, Any]:
     """Return what the command is run with where the caller says nothing."""
     properties = spec.input_schema.get("properties", {})
-    return {name: said["default"] for name, said in properties.items() if "default" in said}
+    return {name: declared["default"] for name, declared in properties.items() if "default" in declared}
 
 
-def _telling(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
+def _names_in_title(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the arguments that are not as by default, in one order, however the call was written: the
     identical call has the identical title."""
     defaults, declared = _defaults(spec), list(spec.input_schema.get("properties", {}))
@@ -296,8 +295,8 @@ def _telling(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name not in defaults or canonical(defaults[name]) != canonical(arguments[name])]
 
 
-class _Filling:
-    """What the models inside arguments are run with where the caller says nothing, as far as their schema tells."""
+class _DefaultFiller:
+    """Fills in the defaults of the models inside arguments, as far as their schema tells them."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
@@ -306,14 +305,15 @@ class _Filling:
         self.undeclared: list[str] = []
         """What is ignored, or is another name of something whose default is shown beside it."""
 
-    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the defaults of the models inside them."""
         properties = self._schema.get("properties", {})
         return {name: self._value(value, properties.get(name, {}), name) for name, value in given.items()}
 
     def _value(self, value: Any, schema: Any, path: str) -> Any:
         if not isinstance(value, dict | list):
             return value
-        fitting = self._fitting(value, schema)
+        fitting = self._find_shapes(value, schema)
         if len(fitting) > 1:
             self.unknown.append(path)
         if len(fitting) != 1:
@@ -330,26 +330,30 @@ class _Filling:
         if properties and not more:
             self.undeclared += [f"{path}.{name}" for name in value if name not in properties]
         found = {name: self._value(each, properties.get(name, more), f"{path}.{name}") for name, each in value.items()}
-        for name, said in properties.items():
-            if name not in value and "default" in said:
-                found[name] = said["default"]
+        for name, declared in properties.items():
+            if name not in value and "default" in declared:
+                found[name] = declared["default"]
             elif name not in value:
                 self.unknown.append(f"{path}.{name}")
         return found
 
-    def _fitting(self, value: dict[str, Any] | list[Any], schema: Any) -> list[dict[str, Any]]:
-        """Return those of the shapes it may have that this value may have been meant as."""
+    def _find_shapes(self, value: dict[str, Any] | list[Any], schema: Any) -> list[dict[str, Any]]:
+        """Return the schemas, of those that are allowed here, that this value may be written for."""
         if not isinstance(schema, dict):
             return []
         if "$ref" in schema:
-            return self._fitting(value, self._schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]))
+            return self._find_shapes(value, self._schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]))
         for several in ("anyOf", "oneOf", "allOf"):
             if several in schema:
-                return [each for option in schema[several] for each in self._fitting(value, option)]
+                return [each for option in schema[several] for each in self._find_shapes(value, option)]
         if schema.get("type") != ("array" if isinstance(value, list) else "object"):
             return []
         if isinstance(value, dict):
-            constants = {name: said["const"] for name, said in schema.get("properties", {}).items() if "const" in said}
+            constants = {
+                name: declared["const"]
+                for name, declared in schema.get("properties", {}).items()
+                if "const" in declared
+            }
             if any(name in value and value[name] != constant for name, constant in constants.items()):
                 return []
             if any(name not in value for name in schema.get("required", [])):
@@ -357,16 +361,14 @@ class _Filling:
         return [schema]
 
 
-async def _proposed_for_run(inbox: Inbox, ask: ProposalRequest, by: Principal, run_wait: RunWait) -> Proposal:
-    try:
-        proposal = await inbox.propose(ask, by, key=run_wait.key, since=run_wait.run_began_at)
-    except Failure as failure:
-        if failure.code != "KEY_REUSED":
-            raise
-        raise action_changed(failure.context.get("proposal_id"), failure.context) from None
-    if not _is_asked_alike(proposal.ask, ask):
+def _must_be_asked_alike(ask: ProposalRequest, is_step: bool, proposal: Proposal) -> None:
+    """Raise Failure unless the proposal asks the same question."""
+    if _is_asked_alike(proposal.ask, ask):
+        return
+    if is_step:
         raise action_changed(proposal.id, {"proposal_id": proposal.id})
-    return proposal
+    message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
+    raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
 
 
 def _is_asked_alike(there: ProposalRequest, ask: ProposalRequest) -> bool:
@@ -375,7 +377,14 @@ def _is_asked_alike(there: ProposalRequest, ask: ProposalRequest) -> bool:
     return (there.title, there.policy, there.file, there.text) == (ask.title, ask.policy, ask.file, ask.text)
 
 
-def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal) -> Mapping[str, object]:
+def _find_edited(approved: Mapping[str, object], arguments: Mapping[str, object]) -> list[str]:
+    """Return the arguments in which somebody has changed a text around a hidden value."""
+    return [name for name, value in approved.items() if value is not arguments.get(name) and HIDDEN in canonical(value)]
+
+
+def _make_approved_arguments(
+    spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal
+) -> Mapping[str, object]:
     """Return what the command is run with: as it was given, where nobody changed it: it may be more than JSON can
     say."""
     file = spec.approved_file
@@ -385,7 +394,7 @@ def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Prop
         asked = dict(proposal.ask.arguments or {})
         # A default that was shown and left alone stays the command's own: not every one would pass as an argument.
         return {
-            name: arguments[name] if is_same else value
+            name: arguments[name] if is_same else restore_hidden(value, asked.get(name), arguments.get(name))
             for name, value in (proposal.arguments or {}).items()
             if not (is_same := name in asked and canonical(asked[name]) == canonical(value)) or name in arguments
         }
@@ -399,12 +408,12 @@ def _approved(spec: CommandSpec, arguments: Mapping[str, object], proposal: Prop
     return approved
 
 
-def _shortened(title: str) -> str:
+def _shorten_title(title: str) -> str:
     title = " ".join(title.split())
     return title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…"
 
 
-def text_at(path: str) -> str | None:
+def read_text_file(path: str) -> str | None:
     """Read a text file; None where there is no such file. Raises Failure where nobody could be shown what would
     change."""
     try:

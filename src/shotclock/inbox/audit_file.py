@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, ProposalStatus, canonical, digest
-from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.value_types import dataclass
 from ..process.clock import pause
 from ..store.audit import NOTHING_BEFORE, Entry
 from ..store.home import StoreUnusable, create_private_file, sync_directory
-from ..store.proposals import Kept
+from ..store.proposals import StoredProposal
 from ..store.store import Store
 
 FILE_NAME = "audit.jsonl"
@@ -101,8 +101,8 @@ class AuditFile:
         problems: list[AuditProblem] = []
         for number, line in enumerate(_read_anchors(anchor), 1):
             try:
-                said = json.loads(line)
-                seq, hash = said["seq"], said["hash"]
+                anchored = json.loads(line)
+                seq, hash = anchored["seq"], anchored["hash"]
                 found = self._store.audit.entries(seq - 1, 1) if seq else []
             except (ValueError, TypeError, KeyError, RecursionError):
                 problems.append(AuditProblem("anchor", f"line {number} of {anchor} is not an anchor", None, number))
@@ -258,16 +258,16 @@ class AuditFile:
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
         """Check that the tokens are what their entries say. Those of before entries had a digest are known by name."""
         digests = self._store.tokens.digests()  # first: what others issue from here on has no digest yet
-        told: dict[str, str | None] = {}
+        recorded: dict[str, str | None] = {}
         for entry in self._entries():
             if entry.action in ("token-issued", "token-revoked"):
-                told[entry.details["token"]] = entry.details.get("row")
+                recorded[entry.details["token"]] = entry.details.get("row")
         for id, digest_now in digests.items():
-            if id not in told:
+            if id not in recorded:
                 problems.append(AuditProblem("token", f"token {id} is in the store without any entry"))
-            elif told[id] not in (None, digest_now) and self._store.tokens.digests().get(id) != told[id]:
+            elif recorded[id] not in (None, digest_now) and self._store.tokens.digests().get(id) != recorded[id]:
                 problems.append(AuditProblem("token", f"token {id} is not what its entries say: it was changed"))
-        for id in sorted(told.keys() - self._store.tokens.digests().keys()):
+        for id in sorted(recorded.keys() - self._store.tokens.digests().keys()):
             problems.append(AuditProblem("token", f"token {id} is gone from the store"))
 
     def _entries(self) -> Iterator[Entry]:
@@ -332,7 +332,7 @@ class _ProposalHistory:
         self.expires_at = entry.details.get("expires_at", self.expires_at)
         self.row = entry.details.get("row")
 
-    def fits(self, kept: Kept, proposal: Proposal) -> bool:
+    def fits(self, kept: StoredProposal, proposal: Proposal) -> bool:
         """Return whether the proposal is what its entries say."""
         decision = None if proposal.decision is None else digest(proposal.decision.as_json())
         return (
@@ -364,10 +364,10 @@ def _missing_text(descriptor: int, lines: list[bytes]) -> bytes:
 
 def _seq_of(line: bytes) -> int | None:
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    seq = said.get("seq") if isinstance(said, dict) else None
+    seq = entry.get("seq") if isinstance(entry, dict) else None
     return seq if type(seq) is int else None
 
 

@@ -14,21 +14,21 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ..core.deadlines import Deadline
+from ..core.clocks import Deadline, WallTime
 from ..core.envelope import shorten
 from ..core.errors import Failure
 from ..core.proposal import (
+    ActionOutcome,
     Decision,
     InboxLimits,
     Proposal,
     ProposalRequest,
     ProposalStatus,
-    Ran,
     Runner,
     Summary,
     may_decide,
@@ -38,18 +38,17 @@ from ..core.proposal import (
     problems_with_key,
     refusal,
 )
-from ..core.records import dataclass
-from ..core.walltime import WallTime
+from ..core.redaction import HIDDEN, looks_secret
+from ..core.value_types import dataclass
 from ..process.clock import monotonic_ns, wall_time
-from ..process.identity import is_alive, this_process
+from ..process.kernel import is_alive, this_process
 from ..store.audit import Entry
 from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
-from ..store.retention import prune_by_the_way
 from ..store.store import Store
 from .access import Principal
 from .audit_file import AuditFile, AuditProblem
-from .wait_budget import read_inbox_limits
+from .person_wait import read_inbox_limits
 from .watcher import Watcher
 
 # How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
@@ -58,6 +57,9 @@ CLOSE_LIMIT_S = 15.0
 CHANGES_LOOK_S = 15.0
 # A wait without an end is made of pieces of this; only how often the store is looked at depends on it.
 LONGEST_WAIT_MS = 3_600_000
+# What is too old is not looked for while those wait for whom the process was started, but when it has run for so long,
+# or ends.
+PRUNE_AFTER_MS = 60_000
 # What is read for a watcher at once.
 CHANGES_AT_ONCE = 100
 # What is proposed in one transaction, at most.
@@ -96,6 +98,7 @@ class Inbox:
         self._filing = False
         self._closed = False
         self._key: bytes | None = None
+        self._prune_at = Deadline.after_ms(monotonic_ns(), PRUNE_AFTER_MS)
 
     async def close(self) -> None:
         """Close the inbox: whoever still waits gets the proposal as it was. The store stays open."""
@@ -134,16 +137,16 @@ class Inbox:
             return await self._do(lambda: self._get_existing(proposal_id))
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
-        told = self._watcher.register(proposal_id)
+        decided = self._watcher.register(proposal_id)
         bell = None
         try:
             proposal = await self._do(lambda: self._get_existing(proposal_id, watched=True))
             if not proposal.is_open:
                 return proposal
-            bell = loop.call_at(until, _time_out, told)
-            return await told or proposal
+            bell = loop.call_at(until, _time_out, decided)
+            return await decided or proposal
         finally:
-            self._watcher.unregister(proposal_id, told)
+            self._watcher.unregister(proposal_id, decided)
             if bell is not None:
                 bell.cancel()
 
@@ -185,11 +188,20 @@ class Inbox:
 
     def record_outcome(self, proposal_id: str, code: str | None, message: str = "") -> None:
         """Record what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
-        outcome = Ran(code is None, wall_time(), code, shorten(message, OUTCOME_SHOWN) if code is not None else None)
+        outcome = ActionOutcome(
+            code is None, wall_time(), code, shorten(message, OUTCOME_SHOWN) if code is not None else None
+        )
 
+        self._do_later(lambda: self._proposals.record_outcome(proposal_id, outcome))
+
+    def withdraw_unneeded(self, proposal_id: str, by: Principal) -> None:
+        """Withdraw what nobody waits for any more, unless it was just decided. Nobody waits for this but `close`."""
+        self._do_later(lambda: self._proposals.withdraw(proposal_id, by.name, wall_time()))
+
+    def _do_later(self, change: Callable[[], object]) -> None:
         def work() -> None:
             try:
-                self._proposals.record_outcome(proposal_id, outcome)
+                change()
             except Failure:  # it is known already, or the store cannot be used: what was done is done
                 return
             self._announce_change()
@@ -261,17 +273,17 @@ class Inbox:
         """
         seq = await self._do(self._proposals.last_seq) if after_seq is None else after_seq
         while True:
-            told = self._watcher.register(None)
+            changed = self._watcher.register(None)
             try:
                 found = await self._do(partial(self._list_changes, seq))
                 if not found:
-                    await asyncio.wait([told], timeout=CHANGES_LOOK_S)
+                    await asyncio.wait([changed], timeout=CHANGES_LOOK_S)
             except Failure as failure:
                 if failure.code == "SHUTTING_DOWN":
                     return
                 raise
             finally:
-                self._watcher.unregister(None, told)
+                self._watcher.unregister(None, changed)
             for proposal, action in found:
                 seq = proposal.seq
                 yield Reminder(proposal) if action == "reminded" else proposal
@@ -370,11 +382,18 @@ class Inbox:
         with self._lock:
             self._filing = False
         self._file.catch_up_if_possible()
-        prune_by_the_way(self._store, os.environ, wall_time(), is_alive)
+        if self._prune_at.has_passed(monotonic_ns()):
+            self._prune()
 
     def _finish(self) -> None:
         self._watcher.close()
         self._file.catch_up_if_possible()
+        self._prune()
+
+    def _prune(self) -> None:
+        from ..store.retention import prune_by_the_way
+
+        prune_by_the_way(self._store, os.environ, wall_time(), is_alive)
 
     # --- last, because from here on its name is not the built-in type's ---------------------------------------
 
@@ -398,6 +417,46 @@ class Inbox:
         return await self._do(work)
 
 
-def _time_out(told: asyncio.Future[Proposal | None]) -> None:
-    if not told.done():
-        told.set_result(None)
+def _time_out(waiter: asyncio.Future[Proposal | None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+# What a person is shown of the values that are hidden.
+HIDDEN_VALUES = "hidden values, by digest"
+EDITED = "a text with a hidden value can be left as it is, or replaced, but not edited"
+
+
+async def hide_secrets(inbox: Inbox, redact: Callable[[str], str], value: Any, place: str, hidden: list[str]) -> Any:
+    """Return it without its secrets. Each text that had one is told in `hidden`, by a digest of all of it."""
+    if isinstance(value, Mapping):
+        shown: dict[str, Any] = {}
+        for name, each in value.items():
+            label = await hide_secrets(inbox, redact, str(name), f"a name in {place}", hidden)
+            if label in shown:  # two that differ in what is hidden
+                label = f"{label} ({len(shown)})"
+            if place == "environment" and looks_secret(name):  # however short it is
+                shown[label] = HIDDEN
+                hidden.append(f"{place}.{label}: {await inbox.digest_of_hidden(each)}")
+            else:
+                shown[label] = await hide_secrets(inbox, redact, each, f"{place}.{label}", hidden)
+        return shown
+    if isinstance(value, list):
+        return [
+            await hide_secrets(inbox, redact, each, f"{place}[{number}]", hidden) for number, each in enumerate(value)
+        ]
+    if isinstance(value, str) and (redacted := redact(value)) != value:
+        hidden.append(f"{place}: {await inbox.digest_of_hidden(value)}")
+        return redacted
+    return value
+
+
+def restore_hidden(decided: Any, shown: Any, real: Any) -> Any:
+    """Return what was decided, with each hidden text that was left as it was shown as it really is."""
+    if isinstance(decided, dict) and isinstance(shown, dict) and isinstance(real, Mapping):
+        return {name: restore_hidden(each, shown.get(name), real.get(name)) for name, each in decided.items()}
+    if isinstance(decided, list) and isinstance(shown, list) and isinstance(real, list):
+        known = [*zip(shown, real, strict=True), *[(None, None)] * len(decided)]
+        return [restore_hidden(each, *pair) for each, pair in zip(decided, known, strict=False)]
+    is_hidden = isinstance(shown, str) and HIDDEN in shown and decided == shown
+    return real if is_hidden and isinstance(real, str) else decided

@@ -13,9 +13,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 
+from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal
-from ..core.walltime import WallTime
 from ..process.clock import wall_time
 from ..store.proposals import Feed, Proposals
 
@@ -49,19 +49,20 @@ class Watcher:
 
         Without an id: with None after any change of any proposal.
         """
-        told: ProposalFuture = asyncio.get_running_loop().create_future()
+        waiter: ProposalFuture = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._closed:
-                told.set_result(None)
+                waiter.set_result(None)
             else:
-                self._waiters.setdefault(proposal_id, set()).add(told)
-        return told
+                self._waiters.setdefault(proposal_id, set()).add(waiter)
+        return waiter
 
-    def unregister(self, proposal_id: str | None, told: ProposalFuture) -> None:
+    def unregister(self, proposal_id: str | None, waiter: ProposalFuture) -> None:
+        """Forget a future that nobody waits for any more."""
         with self._lock:
             registered = self._waiters.get(proposal_id)
             if registered is not None:
-                registered.discard(told)
+                registered.discard(waiter)
                 if not registered:
                     del self._waiters[proposal_id]
 
@@ -160,16 +161,16 @@ class Watcher:
 
 def _tell(registered: Iterable[ProposalFuture], proposal: Proposal | None) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[ProposalFuture]] = {}
-    for told in registered:
-        by_loop.setdefault(told.get_loop(), []).append(told)
-    for loop, all_told in by_loop.items():
+    for waiter in registered:
+        by_loop.setdefault(waiter.get_loop(), []).append(waiter)
+    for loop, waiters in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_resolve, all_told, proposal)
+            loop.call_soon_threadsafe(_resolve, waiters, proposal)
         except RuntimeError:  # the loop was closed, and whoever waited on it is gone
             pass
 
 
-def _resolve(all_told: list[ProposalFuture], proposal: Proposal | None) -> None:
-    for told in all_told:
-        if not told.done():
-            told.set_result(proposal)
+def _resolve(waiters: list[ProposalFuture], proposal: Proposal | None) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(proposal)

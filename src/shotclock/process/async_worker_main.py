@@ -11,23 +11,32 @@ import contextvars
 import inspect
 import mmap
 import os
-import pickle
 import select
 import socket
 import threading
 import types
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator
 from typing import Any, NoReturn
 
-from ..core.clocks import Clocks
-from ..core.deadlines import Deadline
-from ..core.envelope import Envelope
-from ..core.records import as_dict
-from . import call_processes, ipc, kernel
+from . import call_processes, ipc, kernel, messages
 from .clock import monotonic_ns
-from .context import Context, Scope, current_scope
-from .environment import quiet_this_process
-from .worker_main import CallTrace, Reply, bind, reply_to_error, reply_to_result
+from .context import Scope, current_scope
+from .messages import (
+    Answer,
+    Cancel,
+    Done,
+    Heard,
+    MoveBell,
+    Partial,
+    Process,
+    Progress,
+    Ready,
+    Run,
+    Step,
+    WindDown,
+    Wrote,
+)
+from .worker_main import Reply, RunningCall, call_variables, reply_to_error, reply_to_result, take_answer
 
 # The memory an async worker shares with the runtime, in words of eight bytes. It can be read when nothing here answers.
 SHARED_SIZE = 4096
@@ -50,7 +59,7 @@ SAY_AT_LEAST_NS = 5_000_000
 def serve_async_calls(sock: socket.socket, memory: int) -> NoReturn:
     """Serve calls until the runtime closes the socket, or the supervisor kills us."""
     kernel.name_process("shotclock-host")
-    quiet_this_process()
+    call_variables.remove_prepared()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -65,15 +74,14 @@ class _AsyncWorker:
         self.loop = asyncio.new_event_loop()
         self.words = words
         self._sock = sock
-        self._inbox = ipc.MessageReader(sock)
+        self._inbox = messages.Reader(sock)
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self.pid = os.getpid()
         self._thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._calls: dict[int, _Call] = {}
-        self._questions: dict[int, asyncio.Future[bytes]] = {}
-        self._asked = 0
+        self.questions: dict[int, asyncio.Future[bytes]] = {}
         self._outbox = bytearray()
         self._flushing = False
         self._flushed_ns = 0
@@ -83,7 +91,7 @@ class _AsyncWorker:
         self.loop.set_task_factory(self._make_task)
         call_processes.watch(self._report_process)
         self.loop.add_reader(self._sock, self._read)
-        self.send("ready")
+        self.send(Ready())
         while True:
             try:
                 self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
@@ -101,44 +109,41 @@ class _AsyncWorker:
 
     def _report_process(self, started: call_processes.StartedProcesses, pid: int) -> None:
         """Send at once that a call has started a process, so that it can be killed whatever its loop does then."""
-        number = _number.get()
+        self.send_from_anywhere(Process(_number.get(), started.mark, pid))
         if self.is_here():
-            self.send("process", number, started.mark, pid)
             self._flush()
-        else:
-            self.loop.call_soon_threadsafe(self.send, "process", number, started.mark, pid, context=self._context)
 
     # --- what the runtime says ----------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
-            messages = self._inbox.receive()
+            received = self._inbox.receive()
         except BlockingIOError:
             return
         except ipc.Broken:
             os._exit(0)
-        for message in messages:
+        for message in received:
             self._take(message)
 
     def _take(self, message: ipc.Message) -> None:
-        match message[0]:
-            case "run":
-                call = _Call(self, message[1])
-                self._calls[call.number] = call
-                call.task = self.loop.create_task(call.run(*message[2:]), context=self._context.copy())
+        match message:
+            case Run():
+                call = self._calls[message.number] = _Call(self, message)
+                call.task = self.loop.create_task(call.run(), context=self._context.copy())
                 call.task.add_done_callback(call.on_end, context=self._context)
-            case "cancel":
-                self.send("heard", message[1])
-                if (stopped := self._calls.get(message[1])) is not None:
-                    stopped.stopping = True
-                    stopped.task.cancel()
-            case "stopping":
-                if (warned := self._calls.get(message[1])) is not None:
+            case Cancel():
+                self.send(Heard(message.number))
+                if (cancelled := self._calls.get(message.number)) is not None:
+                    cancelled.stopping = True
+                    cancelled.task.cancel()
+            case WindDown():
+                if (warned := self._calls.get(message.number)) is not None:
                     warned.stopping = True
-            case "answer":
-                question = self._questions.pop(message[1], None)
-                if question is not None and not question.done():
-                    question.set_result(message[2])
+            case MoveBell():
+                if (moved := self._calls.get(message.number)) is not None:
+                    moved.take_bell(message)
+            case Answer():
+                take_answer(message, self.questions)
 
     def look(self) -> None:
         """Read what has come, for a handler that asks without letting the loop run."""
@@ -152,19 +157,26 @@ class _AsyncWorker:
         """Return whether this is the loop's thread, and not one that a handler has started."""
         return threading.get_ident() == self._thread
 
-    def send(self, *message: object) -> None:
+    def send(self, message: messages.FromWorker) -> None:
         """Send a message at the end of this turn of the loop, together with whatever else is sent until then."""
-        self._outbox += ipc.frame(message)
+        self._outbox += messages.pack(message)
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush, context=self._context)
 
-    def send_or_drop(self, *message: object) -> None:
+    def send_from_anywhere(self, message: messages.FromWorker) -> None:
+        """Send a message that may come from a thread which a handler has started."""
+        if self.is_here():
+            self.send(message)
+        else:
+            self.loop.call_soon_threadsafe(self.send, message, context=self._context)
+
+    def send_or_drop(self, message: Progress | Partial | Step) -> None:
         """Send progress and the like: from any thread, and dropped rather than piled up."""
         if not self.is_here():
-            self.loop.call_soon_threadsafe(self.send_or_drop, *message, context=self._context)
+            self.loop.call_soon_threadsafe(self.send_or_drop, message, context=self._context)
         elif len(self._outbox) < PROGRESS_HELD:
-            self.send(*message)
+            self.send(message)
             if monotonic_ns() - self._flushed_ns > SAY_AT_LEAST_NS:
                 self._flush()
 
@@ -185,78 +197,47 @@ class _AsyncWorker:
         self.loop.remove_writer(self._sock)
         self._flush()
 
-    async def ask(self, kind: str, number: int, *details: object) -> bytes:
-        """Ask the runtime and return its answer. Bounded by the call's own clock: at its bell we are cancelled here."""
-        self._asked += 1
-        question = self._asked
-        answer: asyncio.Future[bytes] = self.loop.create_future()
-        self._questions[question] = answer
-        self.send(kind, number, question, *details)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if self._questions.pop(question, None) is not None:
-                self.send("never mind", question)
-            raise
-
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
 
 
-class _Call:
-    """One call, seen from inside."""
+class _Call(RunningCall):
+    """One of the calls on the loop."""
 
-    __slots__ = ("_has_replied", "_worker", "number", "stopping", "task")
-
-    def __init__(self, worker: _AsyncWorker, number: int) -> None:
+    def __init__(self, worker: _AsyncWorker, request: Run) -> None:
+        super().__init__(request, worker.questions)
         self._worker = worker
         self._has_replied = False
-        self.number = number
-        self.stopping = False
         self.task: asyncio.Task[None]
 
-    async def run(
-        self,
-        module: str,
-        qualname: str,
-        payload: bytes,
-        name: str,
-        request_id: str,
-        bell_ns: int,
-        depth: int,
-        skipped_steps: tuple[str, ...],
-        caller: tuple[str, bool, str],
-    ) -> None:
-        words = self._worker.words
+    def send(self, message: messages.FromWorker) -> None:
+        self._worker.send(message)
+
+    def send_news(self, message: Progress | Partial | Step) -> None:
+        self._worker.send_or_drop(message)
+
+    def _write(self, text: str) -> None:
+        self._worker.send_from_anywhere(Wrote(self.number, text))
+
+    def is_stopping(self) -> bool:
+        if not self.stopping:
+            self._worker.look()
+        return self.stopping
+
+    async def run(self) -> None:
+        words, request = self._worker.words, self.request
         # In this order: whoever closes sets its word first and looks at ours then, so one of us sees the other's.
         words[BEGUN] = self.number
         if words[CLOSED]:
             return
 
-        trace = CallTrace(caller, request_id)
-        trace.stand()
+        self.trace.stand()
         _number.set(self.number)
-        current_scope.set(Scope(Deadline(bell_ns) if bell_ns else None, depth, name, trace))
-
-        def context(_: Callable[..., Any]) -> Context:
-            return Context(
-                name=name,
-                request_id=request_id,
-                deadline=Deadline(bell_ns) if bell_ns else None,
-                depth=depth,
-                on_progress=self._progress,
-                on_call=self._call,
-                is_stopping=self._is_stopping,
-                on_step=self._step,
-                on_ask=self._ask,
-                trace=trace,
-                skipped_steps=skipped_steps,
-            )
-
+        current_scope.set(Scope(self.deadline, request.depth, request.name, self.trace))
         words[RUNNING] = self.number
         reply: Reply
         try:
-            bound = bind(module, qualname, payload, context)
+            bound = self.bind()
             if isinstance(bound, tuple):
                 reply = bound
             else:
@@ -278,44 +259,15 @@ class _Call:
         words[RUNNING] = 0
         self._has_replied = True
         try:
-            self._worker.send("done", self.number, *reply, finished_ns)
+            self.send(Done(self.number, *reply, [], finished_ns))
         except (ValueError, OverflowError) as error:  # gigabytes
-            self._worker.send("done", self.number, "unserializable", f"the result cannot be sent: {error}", finished_ns)
+            why = f"the result cannot be sent: {error}"
+            self.send(Done(self.number, "unserializable", why, [], finished_ns))
 
     def on_end(self, task: asyncio.Task[None]) -> None:
         self._worker.forget(self.number)
         if not self._has_replied:  # cancelled before its first step
-            self._worker.send("done", self.number, "unbegun", None, monotonic_ns())
-
-    # --- the context --------------------------------------------------------------------------------------
-
-    def _progress(self, done: float, total: float | None, unit: str | None) -> None:
-        self._worker.send_or_drop("progress", self.number, done, total, unit)
-
-    def _step(self, name: str) -> None:
-        self._worker.send_or_drop("step", self.number, name)
-
-    def _is_stopping(self) -> bool:
-        if not self.stopping:
-            self._worker.look()
-        return self.stopping
-
-    def _call(
-        self, operation: object, arguments: Mapping[str, object], clocks: Clocks
-    ) -> Coroutine[Any, Any, Envelope]:
-        name = operation if isinstance(operation, str) else getattr(operation, "name", None)
-        if not isinstance(name, str):
-            raise TypeError("ctx.call in a host process takes the name of a registered operation")
-        return self._further(name, pickle.dumps(dict(arguments)), as_dict(clocks))
-
-    async def _further(self, name: str, arguments: bytes, limits: dict[str, Any]) -> Envelope:
-        return pickle.loads(await self._worker.ask("call", self.number, name, arguments, limits))  # type: ignore[no-any-return]
-
-    async def _ask(self, question: str, value: object) -> object:
-        went_well, answer = pickle.loads(await self._worker.ask("ask", self.number, question, pickle.dumps(value)))
-        if not went_well:
-            raise answer
-        return answer
+            self.send(Done(self.number, "unbegun", None, [], monotonic_ns()))
 
 
 async def _trace_task(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:

@@ -10,7 +10,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..core.walltime import WallTime
+    from ..core.clocks import WallTime
 
 monotonic_ns = time.monotonic_ns
 
@@ -44,6 +44,6 @@ def wall_seconds() -> float:
 
 def wall_time() -> WallTime:
     """Return the instant on the wall clock, for what is stored."""
-    from ..core.walltime import WallTime  # what `exec` has no use for
+    from ..core.clocks import WallTime  # what `exec` has no use for
 
     return WallTime.of_ns(wall_ns())

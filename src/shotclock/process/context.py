@@ -7,12 +7,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from ..core.clocks import Clocks
-from ..core.deadlines import Deadline
+from ..core.clocks import Clocks, Deadline, parse_duration_ms
 from ..core.errors import Failure
-from ..core.records import dataclass
 from ..core.trace import TraceContext
+from ..core.value_types import dataclass
 from . import clock
+
+OVERTIME = "overtime"
+"""The question of `ctx.request_overtime`."""
 
 Progress = Callable[[float, float | None, str | None], None]
 """How far it is, of how much, and what is being done or counted."""
@@ -32,6 +34,9 @@ class CallListener:
     def step(self, name: str) -> None:
         """Take note that a step has begun; those before it are done."""
 
+    def wrote(self, text: str) -> None:
+        """Take the next piece of the text that the call is producing."""
+
     async def checkpoint(self, state: object) -> None:
         """Keep the state, durably, before this returns."""
         raise Failure("CHECKPOINTS_UNAVAILABLE")
@@ -41,10 +46,12 @@ class CallListener:
         raise Failure("CHECKPOINTS_UNAVAILABLE")
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
-        """Answer what a handler asked from wherever it runs; only these two."""
+        """Answer what a handler asked from wherever it runs. Whoever knows further questions answers them as well."""
         if question == "checkpoint":
             return self.checkpoint(value)
-        return self.restore(str(value))
+        if question == "restore":
+            return self.restore(str(value))
+        raise Failure("UNKNOWN_OPERATION", f"nobody here answers the question {question!r}")
 
 
 class Traced(Protocol):
@@ -64,6 +71,8 @@ class Scope:
     span: Traced
     limit_ms: int = 0
     """What was set, where the deadline is that of the call named here; 0 where it is somebody else's."""
+    call: Any = None
+    """The call itself, where it is one of this process."""
 
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
@@ -107,6 +116,8 @@ class Context:
         is_stopping: Callable[[], bool],
         on_step: Callable[[str], None],
         on_ask: Callable[[str, object], Any],
+        on_partial: Callable[[object], None],
+        on_write: Callable[[str], None],
         trace: Traced,
         skipped_steps: tuple[str, ...] = (),
     ) -> None:
@@ -119,6 +130,8 @@ class Context:
         self._is_stopping = is_stopping
         self._on_step = on_step
         self._on_ask = on_ask
+        self._on_partial = on_partial
+        self._on_write = on_write
         self._trace = trace
         self._skipped_steps = skipped_steps
 
@@ -149,6 +162,18 @@ class Context:
             raise TypeError(f"ctx.progress: the message is a text, not a {type(message).__name__}")
         self._on_progress(_number("done", done), None if total is None else _number("total", total), message)
 
+    def keep(self, partial: object) -> None:
+        """Keep the result so far (plain JSON data, instead of what was kept before): where the call is stopped before
+        it returns, this is the envelope's `data`, marked `partial`. It counts as a sign of life."""
+        self._on_partial(partial)
+
+    def request_overtime(self, reason: str, by: object) -> Any:
+        """Ask for more time before the soft clock rings, and return how many milliseconds were granted: 0 where that
+        was declined. Await it if async. Raises Failure NOT_EXTENDABLE where the call may have none."""
+        if not str(reason).strip():
+            raise ValueError("ctx.request_overtime: say why")
+        return self._on_ask(OVERTIME, (parse_duration_ms(by), str(reason)))
+
     def step(self, name: str) -> bool:
         """Begin a declared step. Return False where the caller resumes from a later one: it was done before, skip
         it."""
@@ -156,6 +181,16 @@ class Context:
             return False
         self._on_step(name)
         return True
+
+    def write(self, text: str) -> None:
+        """Hand a piece of text to the caller as it comes. It is kept if the call is stopped. It is a sign of life, also
+        where it is empty."""
+        self._on_write(text)
+
+    def ask(self, question: str, value: object) -> Any:
+        """Ask the caller something that only it can answer or do. Await it if async. Raises Failure where the caller
+        does."""
+        return self._on_ask(question, value)
 
     def checkpoint(self, state: object) -> Any:
         """Keep what is done so far (plain JSON data): once this returns it survives a crash. Await it if async."""
@@ -174,12 +209,12 @@ class Context:
         return self._on_call(operation, arguments or {}, Clocks.of(**clocks))
 
 
-def _number(name: str, said: Any) -> float:
-    if not isinstance(said, int | float) or isinstance(said, bool):
-        if isinstance(said, bool) or not (hasattr(said, "__index__") or hasattr(said, "__float__")):
-            raise TypeError(f"ctx.progress: {name} is a number, not a {type(said).__name__}")
-        said = said.__index__() if hasattr(said, "__index__") else said.__float__()
-    if isinstance(said, float) and not math.isfinite(said):
-        raise ValueError(f"ctx.progress: {name} is a number with an end, not {said}")
-    number: float = said
+def _number(name: str, given: Any) -> float:
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        if isinstance(given, bool) or not (hasattr(given, "__index__") or hasattr(given, "__float__")):
+            raise TypeError(f"ctx.progress: {name} is a number, not a {type(given).__name__}")
+        given = given.__index__() if hasattr(given, "__index__") else given.__float__()
+    if isinstance(given, float) and not math.isfinite(given):
+        raise ValueError(f"ctx.progress: {name} is a number with an end, not {given}")
+    number: float = given
     return number

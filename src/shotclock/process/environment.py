@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 
-from ..core.deadlines import NS_PER_MS, Deadline
+from ..core.clocks import NS_PER_MS, Deadline
 from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE, TraceContext
 from . import kernel
 from .clock import monotonic_ns
@@ -20,6 +20,10 @@ REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
 CALL_VARIABLE = "SHOTCLOCK_CALL"
 """In the environment of what a call starts that shares its process with others: which call it was."""
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
+STOP_FILE_VARIABLE = "SHOTCLOCK_STOP_FILE"
+"""A file that appears when the command is asked to wind down."""
+OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"
+"""What `shotclock overtime` asks with: the call, its token, and the socket of the process that waits for it."""
 
 # `false` as an editor: git and others say at once that there was a problem with it, and how to do without.
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
@@ -27,6 +31,8 @@ QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROM
 
 _TRACEPARENT, _TRACESTATE = TRACEPARENT_VARIABLE.encode(), TRACESTATE_VARIABLE.encode()
 _REMAINING, _DEADLINE = REMAINING_VARIABLE.encode(), DEADLINE_VARIABLE.encode()
+# Longer ones than any of ours; they are replaced before a call begins.
+_LONGEST_INHERITED = 64
 _TRACEPARENT_IS, _REMAINING_IS, _DEADLINE_IS = _TRACEPARENT + b"=", _REMAINING + b"=", _DEADLINE + b"="
 
 
@@ -45,7 +51,8 @@ def child_environment(
     if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
         variables.pop(TRACESTATE_VARIABLE, None)
         variables |= trace.as_variables()
-    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, ""):  # a nameless one could be inherited, but not passed on
+    # Of these only its own are right for it. A nameless one could be inherited, but not passed on.
+    for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, OVERTIME_VARIABLE, ""):
         variables.pop(name, None)
     if deadline is not None:
         variables |= _deadline_variables(deadline)
@@ -62,6 +69,7 @@ def _deadline_variables(deadline: Deadline) -> dict[str, str]:
 def quiet_this_process() -> None:
     """Set the variables in a process that runs functions of others: what they start gets the same as any command."""
     os.environ.update({**QUIET, **NO_EDITOR})
+    os.environ.pop(OVERTIME_VARIABLE, None)  # of a call further up
 
 
 class CallVariables:
@@ -71,6 +79,20 @@ class CallVariables:
         self._entries = kernel.OwnEntries(_TRACEPARENT, _REMAINING, _DEADLINE) if kernel.LINUX else None
         known: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
         self._known: MutableMapping[bytes, bytes] = os.environb if known is None or self._entries is None else known
+
+    def prepare(self) -> None:
+        """Make room for the variables in the process that workers are forked from. The first call of each worker would
+        pay a millisecond for it."""
+        if self._entries is not None:
+            names = (_TRACEPARENT, _REMAINING, _DEADLINE)
+            self._entries.write(*(name + b"=" + self._known.get(name, b"")[:_LONGEST_INHERITED] for name in names))
+
+    def remove_prepared(self) -> None:
+        """Remove the variables that only `prepare` has set, in a process that serves several calls at once."""
+        if self._entries is not None:
+            for name in (_TRACEPARENT, _REMAINING, _DEADLINE):
+                if name not in self._known:
+                    os.unsetenv(name)
 
     def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
         """Set the variables of a call. A deadline of 0 is none. Each call pays for this, and may be short: what is

@@ -6,15 +6,15 @@ import contextlib
 import os
 import select
 import signal
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
-from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
+from ..core.clocks import NS_PER_MS, ClockKind
 from . import ipc, kernel
-from .cgroups import Cgroup
 from .clock import monotonic_ns, pause
-from .command_task import CommandReport, CommandTask
-from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, kill_below
+from .command_task import CommandReport, CommandTask, News, Order
+from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
 from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
 # Past the latest kill, the verification and this, the supervisor itself must be broken.
@@ -78,7 +78,30 @@ def fill_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
 
 
-def run(task: CommandTask, signals: Signals) -> CommandReport:
+class Negotiation:
+    """Decides about a command while it runs: when to act next, and what to do then. This one has nothing to decide."""
+
+    act_ns: int | None = None
+    fds: tuple[int, ...] = ()
+    """Where something may come that it waits for."""
+
+    def act(self, order: Callable[..., None]) -> None:
+        """Do what is due."""
+
+    def take_look(self, stdout: bytes, stderr: bytes, written: int) -> None:
+        """Take what the command has written so far."""
+
+    def take(self, fd: int, order: Callable[..., None]) -> None:
+        """Read what came on one of `fds`."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+NO_NEGOTIATION = Negotiation()
+
+
+def run(task: CommandTask, signals: Signals, negotiation: Negotiation = NO_NEGOTIATION) -> CommandReport:
     """Run the command to its end. A signal to us stops it; if we are killed, its supervisor kills it.
 
     Nothing survives this call, except what the report lists as survivors or was asked to be left.
@@ -102,55 +125,71 @@ def run(task: CommandTask, signals: Signals) -> CommandReport:
     if task.stdin:
         _let_go_of_stdin()
     with contextlib.closing(control):
-        report = _await_report(task, control, signals, pid)
+        try:
+            report = _await_report(task, control, signals, pid, negotiation)
+        finally:
+            negotiation.close()
     if report is None:
         return _replace_lost_supervisor(pid, task, signals)
     _collect(pid)
     return report
 
 
-def _await_report(task: CommandTask, control: ipc.Socket, signals: Signals, supervisor: int) -> CommandReport | None:
+def _await_report(
+    task: CommandTask, control: ipc.Socket, signals: Signals, supervisor: int, negotiation: Negotiation
+) -> CommandReport | None:
     inbox = ipc.MessageReader(control)
     heard = signals.heard
-    told, stop_told_ns = 0, 0
+    passed_on, stopped_ns = 0, 0
+    order = partial(_order, control)
     give_up_ns: int | None = None
     look_ns: int | None = None  # when to look whether somebody has stopped it
-    if task.kill_ns is not None:
-        give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-    if task.bell_ns is not None:
-        look_ns = task.bell_ns + LATE_BELL_MS * NS_PER_MS
+    bell_ns: int | None = -1
     while True:
+        if negotiation.act_ns is not None and monotonic_ns() >= negotiation.act_ns:
+            negotiation.act(order)
+        if task.bell_ns != bell_ns and not heard:  # at first, and where it was moved
+            bell_ns = task.bell_ns
+            give_up_ns = look_ns = None
+            if task.kill_ns is not None:
+                give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
+            if task.bell_ns is not None:
+                look_ns = task.bell_ns + LATE_BELL_MS * NS_PER_MS
         if look_ns is not None and (now := monotonic_ns()) >= look_ns:
             look_ns = now + LOOK_PAUSE_MS * NS_PER_MS
             if kernel.is_stopped(supervisor):
                 if task.kill_ns is not None and now >= task.kill_ns + SILENT_LIMIT_MS * NS_PER_MS:
                     return None
                 os.kill(supervisor, signal.SIGCONT)
-        if len(heard) > told:
+        if len(heard) > passed_on:
             now = monotonic_ns()
             look_ns = now + LATE_BELL_MS * NS_PER_MS
-            if told == 0:
-                stop_told_ns = now
-                _order(control, "stop", signals.first)
-            elif now - stop_told_ns > ONE_WISH_MS * NS_PER_MS:
+            if passed_on == 0:
+                stopped_ns = now
+                _order(control, Order.STOP, signals.first)
+            elif now - stopped_ns > ONE_WISH_MS * NS_PER_MS:
                 # The second signal means "now": no more grace, and no more waiting for the work to be polite.
-                _order(control, "kill", signals.first)
+                _order(control, Order.KILL, signals.first)
                 give_up_ns = now + LAST_WORD_MS * NS_PER_MS
-            told = len(heard)
+            passed_on = len(heard)
         if signals.suspension_asked:
             signals.suspension_asked = False
-            _order(control, "suspend")
+            _order(control, Order.SUSPEND)
         wait = LONGEST_WAIT_MS
-        for at_ns in (give_up_ns, look_ns):
+        for at_ns in (give_up_ns, look_ns, negotiation.act_ns):
             if at_ns is not None:
                 wait = max(0, min(wait, -(-(at_ns - monotonic_ns()) // NS_PER_MS)))
         poller = select.poll()
         poller.register(control, select.POLLIN)
         poller.register(signals.fd, select.POLLIN)
+        for fd in negotiation.fds:
+            poller.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poller.poll(wait)}
         if signals.fd in ready:
             with contextlib.suppress(OSError):
                 os.read(signals.fd, 512)
+        for fd in ready.intersection(negotiation.fds):
+            negotiation.take(fd, order)
         if control.fileno() in ready:
             try:
                 messages = inbox.receive()
@@ -159,16 +198,18 @@ def _await_report(task: CommandTask, control: ipc.Socket, signals: Signals, supe
             except ipc.Broken:
                 return None
             for message in messages:
-                if message[0] == "ended":
+                if message[0] == News.ENDED:
                     return CommandReport.unpack(message[1])
-                if message[0] == "suspended":
+                if message[0] == News.LOOKED:
+                    negotiation.take_look(*message[1:])
+                if message[0] == News.SUSPENDED:
                     signals.suspend()
-                    _order(control, "continue")
+                    _order(control, Order.CONTINUE)
         elif give_up_ns is not None and monotonic_ns() >= give_up_ns:
             return None
 
 
-def _order(control: ipc.Socket, *words: str | None) -> None:
+def _order(control: ipc.Socket, *words: object) -> None:
     with contextlib.suppress(ipc.Broken):
         ipc.send(control, words)
 

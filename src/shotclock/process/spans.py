@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from ..core.records import value
 from ..core.trace import TraceContext
+from ..core.value_types import value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Span:
 class SpanRecorder:
     """Recorder of spans. Never waits and never raises."""
 
-    def call_ended(self, admission: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
+    def call_ended(self, call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
         """Record that a call has been answered just now."""
 
     def tell(self, ended: Callable[[], Span]) -> None:

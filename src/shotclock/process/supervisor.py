@@ -21,14 +21,24 @@ import sys
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
+from ..core.clocks import NS_PER_MS, ClockKind
 from . import ipc, kernel
-from .cgroups import Cgroup
 from .clock import monotonic_ns
-from .command_task import CommandReport, CommandTask, Output, StartFailed, become, spawn
-from .kill import group_of, kill_below, signal_process
-from .output import RELAY_HELD, Capture, Stream
+from .command_task import (
+    RELAY_HELD,
+    Capture,
+    CommandReport,
+    CommandTask,
+    News,
+    Order,
+    Output,
+    StartFailed,
+    Stream,
+    become,
+    make_private_directory,
+    spawn,
+)
+from .kill import Cgroup, group_of, kill_below, signal_process
 
 # How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
 LEAK_GRACE_MS = 300
@@ -116,6 +126,11 @@ class Supervisor:
         self._suspended = False
         self._latest_kill_ns: int | None = None
         self._soft_ns: int | None = None
+        self._wind_down_ns: int | None = None
+        self._wind_down_ms = 0
+        self._stop_signal: signal.Signals = signal.SIGTERM
+        self._stop_file: str | None = None
+        self._has_stop_file = False
         self._idle_ns = 0
         self._grace_ms = 0
         self._linger_ns: int | None = None
@@ -181,6 +196,8 @@ class Supervisor:
         self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
         self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
         self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
+        self._wind_down_ms, self._stop_file = task.wind_down_ms, task.stop_file
+        self._stop_signal = signal.Signals[task.stop_signal]
 
     def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
         """Return which descriptors become which of the command's own."""
@@ -217,7 +234,7 @@ class Supervisor:
         self._start(serve, execs=False)
         release()
         if announce and self._stage is _Stage.RUNNING:
-            self._tell(("started", self._group, os.getpid()))
+            self._tell((News.STARTED, self._group, os.getpid()))
         self._watch()
 
     def wait_for_next(self) -> list[int]:
@@ -237,7 +254,7 @@ class Supervisor:
                 break
             # Anything before it was meant for the last worker, and came too late. Nothing is behind it: where
             # descriptors come along, the kernel ends a read.
-            if ("again",) in orders:
+            if (Order.AGAIN,) in orders:
                 return self._orders.take_descriptors()
         return []
 
@@ -290,7 +307,7 @@ class Supervisor:
             step, number = answer.decode().split()
             self._report.unstartable = (step, int(number))
         else:
-            self._tell(("started", self._group, os.getpid()))
+            self._tell((News.STARTED, self._group, os.getpid()))
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -300,6 +317,9 @@ class Supervisor:
             self._reap()
             self._heed_clocks()
         report = self._report
+        if self._has_stop_file and self._stop_file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._stop_file)
         # Whatever would not die would be taken for the next command's.
         self._stays = self._stays and not report.survivors
         if self._cgroup is not None and not self._stays:
@@ -316,7 +336,7 @@ class Supervisor:
             report.stdout = rest[0] if rest else report.stdout
         report.unwritten = next((stream.trouble for stream in self._streams if stream.trouble), 0)
         report.spare_pid = os.getpid() if self._stays else 0
-        self._tell(("ended", report.pack()))
+        self._tell((News.ENDED, report.pack()))
 
     def _poll_once(self) -> None:
         poller = select.poll()
@@ -363,10 +383,17 @@ class Supervisor:
             case _Stage.FLUSHING:
                 return self._linger_ns, self._bell_ns
             case _Stage.LINGERING:
-                return self._linger_ns, self._bell_ns, self._suspend_ns
+                return self._linger_ns, self._bell_ns, self._suspend_ns, self._wind_down_ns
             case _:
-                idle_at = self._last_sign_ns + self._idle_ns if self._idle_ns and not self._suspended else None
-                return self._bell_ns, self._soft_ns, idle_at, self._start_told_ns, self._suspend_ns
+                idle_at = self._last_sign_ns + self._idle_ns if self._is_watched else None
+                return (
+                    self._bell_ns,
+                    self._soft_ns,
+                    self._wind_down_ns,
+                    idle_at,
+                    self._start_told_ns,
+                    self._suspend_ns,
+                )
 
     def _heed_clocks(self) -> None:
         now = monotonic_ns()
@@ -380,6 +407,8 @@ class Supervisor:
                 self._finish_flushing(now)
             case _Stage.RUNNING | _Stage.LINGERING if _due(self._bell_ns, now):
                 self._fire(ClockKind.TIMEOUT)
+            case _Stage.RUNNING | _Stage.LINGERING if _due(self._wind_down_ns, now):
+                self._fire(ClockKind.SOFT)
             case _Stage.RUNNING | _Stage.LINGERING if _due(self._suspend_ns, now):
                 self._suspend_rest()
             case _Stage.LINGERING:
@@ -388,16 +417,19 @@ class Supervisor:
             case _Stage.RUNNING:
                 if _due(self._start_told_ns, now):
                     self._start_told_ns = None
-                    self._tell(("started", self._group, os.getpid()))
+                    self._tell((News.STARTED, self._group, os.getpid()))
                 if any(stream.held for stream in self._streams):
                     self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
-                if self._idle_ns and not self._suspended and now >= self._last_sign_ns + self._idle_ns:
+                if self._is_watched and now >= self._last_sign_ns + self._idle_ns:
                     self._fire(ClockKind.IDLE)
                 elif _due(self._soft_ns, now):
-                    self._soft_ns = None
-                    self._report.soft_rang = True
-                    self._signal_group(signal.SIGTERM)
-                    self._tell(("soft",))
+                    self._wind_down(now + self._wind_down_ms * NS_PER_MS)
+                    self._tell((News.SOFT,))
+
+    @property
+    def _is_watched(self) -> bool:
+        """Return whether silence counts: not of work that is stopped, nor of work that is saving what it has."""
+        return bool(self._idle_ns) and not self._suspended and self._wind_down_ns is None
 
     def _take_orders(self) -> None:
         try:
@@ -414,17 +446,23 @@ class Supervisor:
 
     def _heed(self, order: ipc.Message) -> None:
         match order:
-            case ("stop", str(why)):
+            case (Order.STOP, str(why)):
                 self._report.stopped = self._report.stopped or why
                 self._stop(signal.SIGTERM if self._asks_again else _SIGNALS_PASSED_ON.get(why, signal.SIGTERM))
-            case ("suspend",):
+            case (Order.WIND_DOWN, int(until_ns)):
+                self._wind_down(until_ns)
+            case (Order.BELL, int(bell_ns), int(kill_ns)):
+                self._move_bell(bell_ns, kill_ns)
+            case (Order.LOOK,):
+                self._show_output()
+            case (Order.SUSPEND,):
                 self._suspend()
-            case ("continue",):
+            case (Order.CONTINUE,):
                 self._continue()
-            case ("kill", str(why)):
+            case (Order.KILL, str(why)):
                 self._report.stopped = self._report.stopped or why
                 self._kill()
-            case ("grace", int(grace_ms)):
+            case (Order.GRACE, int(grace_ms)):
                 self._grace_ms = grace_ms
 
     # --- the leader and what it leaves --------------------------------------------------------------------
@@ -537,6 +575,44 @@ class Supervisor:
         elif self._asked_with != signal.SIGTERM:
             self._ask(signal.SIGTERM)
 
+    # --- winding down ---------------------------------------------------------------------------------------
+
+    def _wind_down(self, until_ns: int) -> None:
+        """Ask the work to end by itself until then. It is asked once: a shorter time may follow, not a longer one."""
+        if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
+            return
+        if self._wind_down_ns is not None:
+            self._wind_down_ns = min(self._wind_down_ns, until_ns)
+            return
+        self._soft_ns, self._wind_down_ns = None, until_ns
+        self._report.soft_rang = True
+        self._make_stop_file()
+        self._signal_group(self._stop_signal)
+
+    def _make_stop_file(self) -> None:
+        """Make the file that tells the work to stop. It is new or there already: what the work has put in its place (a
+        pipe, a link) is neither waited for nor followed."""
+        if self._stop_file is None or self._has_stop_file:
+            return
+        self._has_stop_file = True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # nowhere to write: the signal tells it
+            make_private_directory(os.path.dirname(self._stop_file))
+            os.close(os.open(self._stop_file, flags, 0o600))
+
+    def _move_bell(self, bell_ns: int, kill_ns: int) -> None:
+        """Take a later bell. One that has rung stays rung."""
+        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+            if self._bell_fd >= 0:
+                kernel.DeadlineTimer(self._bell_fd).arm(bell_ns)
+            else:
+                self._bell_ns, self._latest_kill_ns = bell_ns, kill_ns
+
+    def _show_output(self) -> None:
+        ends = [stream.end() for stream in self._streams]
+        *rest, stderr = [text for text, _ in ends] or [b""]
+        self._tell((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
+
     # --- Ctrl-Z -------------------------------------------------------------------------------------------
 
     def _suspend(self) -> None:
@@ -547,7 +623,7 @@ class Supervisor:
             self._signal_group(signal.SIGTSTP)
             self._suspend_ns = monotonic_ns() + SUSPEND_GRACE_MS * NS_PER_MS
         else:
-            self._tell(("suspended",))
+            self._tell((News.SUSPENDED,))
 
     def _suspend_rest(self) -> None:
         """Stop whatever did not stop by itself, until nothing below us runs: what is found may have forked
@@ -559,7 +635,7 @@ class Supervisor:
                 break
             for pid in running:
                 signal_process(pid, signal.SIGSTOP)
-        self._tell(("suspended",))
+        self._tell((News.SUSPENDED,))
 
     def _continue(self) -> None:
         """Continue everything below us, whoever stopped it: that is what `fg` means."""

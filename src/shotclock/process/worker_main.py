@@ -9,8 +9,10 @@ docs/design.md: R19.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
+import itertools
 import os
 import pickle
 import select
@@ -23,16 +25,30 @@ from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
-from ..core.clocks import Clocks
-from ..core.deadlines import Deadline
+from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
-from ..core.records import as_dict
 from ..core.trace import TraceContext, span_id_of, traceparent_of
-from . import ipc, kernel, safe_unpickle, spans
+from ..core.value_types import as_dict, compile_initialisers
+from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped
-from .environment import CallVariables, quiet_this_process
+from .environment import OVERTIME_VARIABLE, CallVariables, quiet_this_process
+from .messages import (
+    Answer,
+    Ask,
+    Done,
+    FurtherCall,
+    MoveBell,
+    NeverMind,
+    Partial,
+    Progress,
+    Run,
+    Skipped,
+    Step,
+    WindDown,
+    Wrote,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,81 +72,279 @@ CLOSE_CALL_NS = 3_000_000
 # How long the tasks that an async function left behind may take to be cancelled. One that will not go runs it out, and
 # takes the worker with it.
 OTHERS_LIMIT_S = 0.1
-# Where in a message the call's name tag and its bell are.
-_REQUEST_ID, _BELL = 5, 6
 # An exception may carry anything. Larger ones stay where they are; what they say travels.
 LONGEST_EXCEPTION = 1_000_000
 
 
-class _Call:
-    """The call being run, seen from inside the worker."""
+class CallTrace:
+    """The call's own place in its trace."""
 
-    def __init__(self, sock: socket.socket, inbox: ipc.MessageReader, request_id: str) -> None:
+    __slots__ = ("_caller", "_request_id")
+
+    def __init__(self, caller: tuple[str, bool, str], request_id: str) -> None:
+        self._caller, self._request_id = caller, request_id
+
+    @property
+    def trace(self) -> TraceContext:
+        trace_id, sampled, state = self._caller
+        return TraceContext(trace_id, span_id_of(self._request_id), sampled, state)
+
+    @property
+    def traceparent(self) -> str:
+        trace_id, sampled, _ = self._caller
+        return traceparent_of(trace_id, span_id_of(self._request_id), sampled)
+
+    def stand(self) -> None:
+        """Put spans that its code makes itself below it."""
+        if "opentelemetry.trace" in sys.modules:
+            spans.stand_at(self.trace)
+
+
+_questions = itertools.count(1)
+
+
+class RunningCall:
+    """A call being run, seen from inside its process. How it sends and hears whether to stop, each program says."""
+
+    def __init__(self, request: Run, waiting: dict[int, asyncio.Future[bytes]]) -> None:
+        """Take the message that began it, and the questions that wait for an answer on an event loop, by number."""
+        self.request = request
+        self.number = request.number
+        self.trace = CallTrace(request.caller, request.request_id)
+        self.stopping = False
+        self._waiting = waiting
+        self._context: Context | None = None
+
+    def send(self, message: messages.FromWorker) -> None:
+        raise NotImplementedError
+
+    def send_news(self, message: Progress | Partial | Step) -> None:
+        """Send what may be lost, from any thread."""
+        raise NotImplementedError
+
+    def is_stopping(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def deadline(self) -> Deadline | None:
+        return Deadline(self.request.bell_ns) if self.request.bell_ns else None
+
+    def bind(self) -> Callable[[], Any] | Reply:
+        """Return the function with its arguments, checked; or the reply that says why it cannot be called, and nothing
+        ran."""
+        module, qualname, payload = self.request.module, self.request.qualname, self.request.arguments
+        try:
+            function = find(module, qualname)
+        except Stopped:
+            raise
+        except BaseException as error:
+            is_main = module == MAIN_ALIAS and main_import_error
+            return "unimportable", f"{module}:{qualname}: {main_import_error if is_main else describe_briefly(error)}"
+        signature = signature_of(function)
+        arguments, problems = signature.check(pickle.loads(payload))
+        if problems:
+            return "invalid", problems
+        if hasattr(function, "looks_at_arguments"):
+            return partial(function, pickle.loads(payload), arguments)  # a validator may have changed the others
+        if signature.wants_context:
+            arguments["ctx"] = self.context(function)
+        return partial(function, **arguments)
+
+    def context(self, function: Callable[..., Any]) -> Context:
+        request = self.request
+        self._context = Context(
+            name=request.name,
+            request_id=request.request_id,
+            deadline=self.deadline,
+            depth=request.depth,
+            on_progress=self._progress,
+            on_call=self.call,
+            is_stopping=self.is_stopping,
+            on_step=self._step,
+            on_ask=self.ask,
+            on_partial=self._keep,
+            on_write=self._write,
+            trace=self.trace,
+            skipped_steps=request.skipped_steps,
+        )
+        return self._context
+
+    def take_bell(self, message: MoveBell) -> None:
+        """Take note of another deadline: what asks for the time left is told."""
+        if self._context is not None and message.request_id == self.request.request_id:
+            self._context.deadline = Deadline(message.bell_ns)
+
+    def _keep(self, partial: object) -> None:
+        try:
+            plain = to_valid_json(partial)[0]
+        except NotSerializable as error:
+            raise TypeError(f"ctx.keep takes plain data: {error}") from None
+        self.send_news(Partial(self.number, pickle.dumps(plain)))
+
+    def _progress(self, done: float, total: float | None, unit: str | None) -> None:
+        self.send_news(Progress(self.number, done, total, unit))
+
+    def _step(self, name: str) -> None:
+        self.send_news(Step(self.number, name))
+
+    def _write(self, text: str) -> None:
+        self.send(Wrote(self.number, text))
+
+    # --- what an async function asks: its loop goes on meanwhile ---------------------------------------------
+
+    def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Any:
+        return self._await_envelope(self.further_call(operation, arguments, clocks))
+
+    def ask(self, what: str, value: object) -> Any:
+        return self._await_state(what, value)
+
+    def further_call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> FurtherCall:
+        name = operation if isinstance(operation, str) else getattr(operation, "name", None)
+        if not isinstance(name, str):
+            raise TypeError("ctx.call in a worker takes the name of a registered operation")
+        return FurtherCall(self.number, next(_questions), name, pickle.dumps(dict(arguments)), as_dict(clocks))
+
+    def question(self, what: str, value: object) -> Ask:
+        return Ask(self.number, next(_questions), what, pickle.dumps(value))
+
+    async def _await_envelope(self, message: FurtherCall) -> Envelope:
+        return pickle.loads(await self._await_answer(message))  # type: ignore[no-any-return]
+
+    async def _await_state(self, what: str, value: object) -> object:
+        return unpickle_answer(await self._await_answer(self.question(what, value)))
+
+    async def _await_answer(self, message: FurtherCall | Ask) -> bytes:
+        """Ask and await the answer. Bounded by the call's own clock: at its bell we are cancelled here."""
+        import asyncio
+
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[message.question] = answer
+        self.send(message)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._waiting.pop(message.question, None) is not None:
+                self.send(NeverMind(message.question))
+            raise
+
+
+def take_answer(message: Answer, waiting: dict[int, asyncio.Future[bytes]]) -> bool:
+    """Give an answer to whoever awaits it. Return False if nobody does."""
+    answer = waiting.pop(message.question, None)
+    if answer is not None and not answer.done():
+        answer.set_result(message.answer)
+    return answer is not None
+
+
+def unpickle_answer(pickled: bytes) -> object:
+    went_well, answer = pickle.loads(pickled)
+    if not went_well:
+        raise answer
+    return answer
+
+
+def describe_briefly(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _Call(RunningCall):
+    """The one call of a worker. What a sync function asks, it waits for here."""
+
+    def __init__(self, request: Run, sock: socket.socket, inbox: messages.Reader) -> None:
+        super().__init__(request, {})
         self._sock = sock
         self._inbox = inbox
-        self._request_id = request_id
         self._thread = threading.get_ident()
-        self._asked = 0
         self._answers: dict[int, bytes] = {}
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self.stopping = False
+        self._is_async = False
+        # The function may have threads. One of them reads at a time, and hands the others what they wait for.
+        self._news = threading.Condition(threading.Lock())
+        self._sending = threading.Lock()
+        self._is_read = False
+        self._asking = 0
+        self._is_over = False
         self.behind: list[ipc.Message] = []
         self.coroutine: _Coroutine | None = None
         """What it runs, where the function is async."""
         self.is_last = False
         """Something of it is still there that would disturb the next call: the worker leaves after the answer."""
 
-    def progress(self, done: float, total: float | None, unit: str | None) -> None:
-        ipc.send(self._sock, ("progress", done, total, unit))
+    def send(self, message: messages.FromWorker) -> None:
+        with self._sending:
+            self._refuse_if_over()
+            _send(self._sock, message)
+
+    def send_news(self, message: Progress | Partial | Step) -> None:
+        with self._sending:
+            if not self._is_over:  # or it would be news of the next call
+                _send(self._sock, message)
 
     def is_stopping(self) -> bool:
-        if threading.get_ident() != self._thread:  # one that the function has started; messages are read in one place
+        if self._is_async and threading.get_ident() != self._thread:  # its loop reads
             return self.stopping
-        while not self.stopping and (self._inbox.has_unread or select.select([self._sock], [], [], 0)[0]):
-            self._take(self._inbox.next())
+        with self._news:  # held while it reads: the call does not end meanwhile
+            if self._is_read or self._is_over:
+                return self.stopping
+            while not self.stopping and (self._inbox.has_unread or select.select([self._sock], [], [], 0)[0]):
+                self._take(self._inbox.next())
+            self._news.notify_all()
         return self.stopping
 
-    def step(self, name: str) -> None:
-        ipc.send(self._sock, ("step", name))
+    def end(self) -> None:
+        """Let no thread that the function has left behind send or read for it any more. One that is reading cannot be
+        told: the worker leaves with it, and a call that it may have read is given to another, as its token is here."""
+        with self._sending, self._news:
+            self._is_over = True
+            self.is_last = self.is_last or self._asking > 0
+            self._news.notify_all()
 
-    # --- what a sync function asks: it waits ----------------------------------------------------------------
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            raise RuntimeError(f"{self.request.name} has ended; a thread of it can ask for nothing any more")
 
-    def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
-        return pickle.loads(self._await_answer(self._send_call(operation, arguments, clocks)))  # type: ignore[no-any-return]
+    def context(self, function: Callable[..., Any]) -> Context:
+        self._is_async = inspect.iscoroutinefunction(function)
+        return super().context(function)
 
-    def ask(self, question: str, value: object) -> object:
-        return _unpickle_answer(self._await_answer(self._send("ask", question, pickle.dumps(value))))
+    def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Any:
+        if self._is_async:
+            return super().call(operation, arguments, clocks)
+        return pickle.loads(self._wait_for_answer(self.further_call(operation, arguments, clocks)))
 
-    def _await_answer(self, number: int) -> bytes:
-        while number not in self._answers:  # bounded by our own supervisor: it kills us when the call's time is up
-            self._take(self._inbox.next())
-        return self._answers.pop(number)
+    def ask(self, what: str, value: object) -> Any:
+        if self._is_async:
+            return super().ask(what, value)
+        return unpickle_answer(self._wait_for_answer(self.question(what, value)))
 
-    # --- what an async one asks: its loop goes on meanwhile --------------------------------------------------
-
-    def call_async(
-        self, operation: object, arguments: Mapping[str, object], clocks: Clocks
-    ) -> Coroutine[Any, Any, Envelope]:
-        return self._further(_name_of(operation), pickle.dumps(dict(arguments)), as_dict(clocks))
-
-    async def _further(self, name: str, arguments: bytes, limits: dict[str, Any]) -> Envelope:
-        return pickle.loads(await self._answer_to(self._send("call", name, arguments, limits)))  # type: ignore[no-any-return]
-
-    async def ask_async(self, question: str, value: object) -> object:
-        return _unpickle_answer(await self._answer_to(self._send("ask", question, pickle.dumps(value))))
-
-    async def _answer_to(self, number: int) -> bytes:
-        """Await the answer. Bounded by the call's own clock: at its bell we are cancelled here."""
-        import asyncio
-
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+    def _wait_for_answer(self, message: FurtherCall | Ask) -> bytes:
+        """Ask and wait for the answer, in any thread. Bounded by our own supervisor, which kills us at the bell."""
+        with self._news:
+            self._refuse_if_over()
+            self._asking += 1
         try:
-            return await answer
-        except asyncio.CancelledError:
-            if self._waiting.pop(number, None) is not None:
-                ipc.send(self._sock, ("never mind", number))
-            raise
+            self.send(message)
+            while not self._has_answer(message.question):
+                try:
+                    self._take(self._inbox.next())
+                finally:
+                    with self._news:
+                        self._is_read = False
+                        self._news.notify_all()
+            return self._answers.pop(message.question)
+        finally:
+            with self._news:
+                self._asking -= 1
+
+    def _has_answer(self, question: int) -> bool:
+        """Wait until the answer is there, or it is this thread's turn to read: then it returns False."""
+        with self._news:
+            while question not in self._answers:
+                self._refuse_if_over()
+                if not self._is_read:
+                    self._is_read = True
+                    return False
+                self._news.wait()  # bounded by our supervisor, which kills us at the bell; whoever reads tells us
+            return True
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take what comes, as long as the loop runs."""
@@ -142,52 +356,30 @@ class _Call:
         loop.remove_reader(self._sock)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        # `ctx.stopping` may have read it since we were woken, and to read again would block the loop.
+        if not select.select([self._sock], [], [], 0)[0]:
+            return
         try:
-            messages = self._inbox.receive()
+            received = self._inbox.receive()
         except BlockingIOError:
             return
         except ipc.Broken:  # the runtime is gone, and our supervisor knows it
             loop.remove_reader(self._sock)
             return
-        for message in messages:
+        for message in received:
             self._take(message)
-
-    # --- both -----------------------------------------------------------------------------------------------
-
-    def _send_call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> int:
-        return self._send("call", _name_of(operation), pickle.dumps(dict(arguments)), as_dict(clocks))
-
-    def _send(self, kind: str, *details: object) -> int:
-        self._asked += 1
-        ipc.send(self._sock, (kind, self._asked, *details))
-        return self._asked
 
     def _take(self, message: ipc.Message) -> None:
         match message:
-            case ("answer", int(number), bytes(answer)):
-                waiting = self._waiting.pop(number, None)
-                if waiting is None:
-                    self._answers[number] = answer
-                elif not waiting.done():
-                    waiting.set_result(answer)
-            case ("stopping", request_id):
-                self.stopping = self.stopping or request_id == self._request_id
+            case Answer():
+                if not take_answer(message, self._waiting):
+                    self._answers[message.question] = message.answer
+            case WindDown():
+                self.stopping = self.stopping or message.request_id == self.request.request_id
+            case MoveBell():
+                self.take_bell(message)
             case _:
                 self.behind.append(message)  # the calls behind this one
-
-
-def _name_of(operation: object) -> str:
-    name = operation if isinstance(operation, str) else getattr(operation, "name", None)
-    if not isinstance(name, str):
-        raise TypeError("ctx.call in a worker takes the name of a registered operation")
-    return name
-
-
-def _unpickle_answer(answer: bytes) -> object:
-    went_well, said = pickle.loads(answer)
-    if not went_well:
-        raise said
-    return said
 
 
 class _Coroutine:
@@ -239,7 +431,7 @@ class _Coroutine:
         return not left
 
 
-_variables = CallVariables()
+call_variables = CallVariables()
 _loop: asyncio.AbstractEventLoop | None = None
 """One for all async calls of this worker: what they keep open on it (connections, pools) is of use to the next."""
 
@@ -254,6 +446,18 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return _loop
 
 
+def prepare_forks(*, serves_many: bool = True) -> None:
+    """Do once, in the process that workers are forked from, what is the same for all of them. Unless it `serves_many`,
+    garbage is not looked for: that would copy every page of the program for one command."""
+    quiet_this_process()
+    call_variables.prepare()
+    # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
+    if serves_many:
+        compile_initialisers()
+        gc.collect()
+    gc.freeze()
+
+
 def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) -> NoReturn:
     """Serve one call after another until the runtime closes the socket.
 
@@ -261,10 +465,9 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
     and start it, or the runtime did, to give it to another worker.
     """
     sock.setblocking(True)
-    inbox = ipc.MessageReader(sock)
+    inbox = messages.Reader(sock)
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
     kernel.name_process("shotclock-work")
-    quiet_this_process()
     _read_from(os.devnull)
     me = os.getpid()
     running = asked = False
@@ -289,23 +492,24 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
             message = inbox.next()  # unbounded on purpose: a warm worker waits for work, and dies with its supervisor
         except ipc.Broken:
             os._exit(0)
-        if message[0] != "run":
-            continue  # a "stopping" that came too late for its call
+        if not isinstance(message, Run):
+            continue  # came too late for its call
         if not _take_token(tokens):
-            _reply_or_leave(sock, ("skipped",))
+            _reply_or_leave(sock, Skipped())
             continue
-        call = _Call(sock, inbox, message[_REQUEST_ID])
+        call = _Call(message, sock, inbox)
         try:
-            if bell_ns := message[_BELL]:
+            if bell_ns := message.bell_ns:
                 bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
             running, asked = True, False
-            reply = _perform(call, *message[1:])
+            reply = _perform(call)
             running = False
             if os.getpid() != me:  # the function forked and came back twice; its caller waits for one answer
                 os._exit(0)
             finished_ns = monotonic_ns()
             if bell_ns:
                 bell.disarm()
+            call.end()
         except Stopped:
             # The bell rang. Whatever we answered now would come too late; the supervisor waits for our end.
             _flush()
@@ -313,7 +517,7 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
         _flush()
         leaked = _find_leaked() if kernel.has_children() else []
         inbox.put_back(call.behind)
-        _reply_or_leave(sock, ("done", *reply, leaked, finished_ns))
+        _reply_or_leave(sock, Done(0, *reply, leaked, finished_ns))
         if call.is_last:
             os._exit(0)
         while leaked or (bell_ns and finished_ns > bell_ns - CLOSE_CALL_NS):
@@ -342,30 +546,6 @@ class _Lull:
         self._came_quickly = monotonic_ns() - began_ns < AWAKE_NS
 
 
-class CallTrace:
-    """The call's own place in its trace."""
-
-    __slots__ = ("_caller", "_request_id")
-
-    def __init__(self, caller: tuple[str, bool, str], request_id: str) -> None:
-        self._caller, self._request_id = caller, request_id
-
-    @property
-    def trace(self) -> TraceContext:
-        trace_id, sampled, state = self._caller
-        return TraceContext(trace_id, span_id_of(self._request_id), sampled, state)
-
-    @property
-    def traceparent(self) -> str:
-        trace_id, sampled, _ = self._caller
-        return traceparent_of(trace_id, span_id_of(self._request_id), sampled)
-
-    def stand(self) -> None:
-        """Put spans that its code makes itself below it."""
-        if "opentelemetry.trace" in sys.modules:
-            spans.stand_at(self.trace)
-
-
 def _take_token(tokens: int) -> bool:
     try:
         return bool(os.read(tokens, 1))
@@ -373,50 +553,31 @@ def _take_token(tokens: int) -> bool:
         return False
 
 
-def _reply_or_leave(sock: socket.socket, message: ipc.Message) -> None:
+def _send(sock: socket.socket, message: messages.FromWorker) -> None:
+    """Send a whole message, or raise ipc.Broken."""
     try:
-        ipc.send(sock, message)
+        sock.sendall(messages.pack(message))
+    except OSError as error:
+        raise ipc.Broken(str(error)) from error
+
+
+def _reply_or_leave(sock: socket.socket, message: messages.FromWorker) -> None:
+    try:
+        _send(sock, message)
     except ipc.Broken:
         os._exit(0)
 
 
-def _perform(
-    call: _Call,
-    module: str,
-    qualname: str,
-    payload: bytes,
-    name: str,
-    request_id: str,
-    bell_ns: int,
-    depth: int,
-    skipped_steps: tuple[str, ...],
-    stdin_path: str | None,
-    caller: tuple[str, bool, str],
-) -> Reply:
-    trace = CallTrace(caller, request_id)
-    trace.stand()
-    _variables.set(bell_ns, trace.traceparent, caller[2])
-
-    def context(function: Callable[..., Any]) -> Context:
-        is_async = inspect.iscoroutinefunction(function)
-        return Context(
-            name=name,
-            request_id=request_id,
-            deadline=Deadline(bell_ns) if bell_ns else None,
-            depth=depth,
-            on_progress=call.progress,
-            on_call=call.call_async if is_async else call.call,
-            is_stopping=call.is_stopping,
-            on_step=call.step,
-            on_ask=call.ask_async if is_async else call.ask,
-            trace=trace,
-            skipped_steps=skipped_steps,
-        )
-
+def _perform(call: _Call) -> Reply:
+    request = call.request
+    call.trace.stand()
+    call_variables.set(request.bell_ns, call.trace.traceparent, request.caller[2])
+    if request.overtime_address:
+        os.environ[OVERTIME_VARIABLE] = request.overtime_address
     try:
-        if stdin_path is not None:
-            _read_from(stdin_path)
-        bound = bind(module, qualname, payload, context)
+        if request.stdin_path is not None:
+            _read_from(request.stdin_path)
+        bound = call.bind()
         if isinstance(bound, tuple):
             return bound
         result = bound()
@@ -432,8 +593,10 @@ def _perform(
                 return "cancelled", None  # by itself: nobody asked it to stop
         return reply_to_error(error)
     finally:
-        if stdin_path is not None:
+        if request.stdin_path is not None:
             _read_from(os.devnull)
+        if request.overtime_address:
+            os.environ.pop(OVERTIME_VARIABLE, None)
     return reply_to_result(result)
 
 
@@ -459,33 +622,10 @@ def _read_from(path: str) -> None:
 # --- what a worker and a host process say in the same way -------------------------------------------------
 
 
-def bind(
-    module: str, qualname: str, payload: bytes, context: Callable[[Callable[..., Any]], Context]
-) -> Callable[[], Any] | Reply:
-    """Return the function with its arguments, checked; or the reply that says why it cannot be called, and nothing
-    ran."""
-    try:
-        function = find(module, qualname)
-    except Stopped:
-        raise
-    except BaseException as error:
-        why = main_import_error if module == MAIN_ALIAS and main_import_error else f"{type(error).__name__}: {error}"
-        return "unimportable", f"{module}:{qualname}: {why}"
-    signature = signature_of(function)
-    arguments, problems = signature.check(pickle.loads(payload))
-    if problems:
-        return "invalid", problems
-    if hasattr(function, "looks_at_arguments"):
-        return partial(function, pickle.loads(payload), arguments)  # a validator may have changed the others
-    if signature.wants_context:
-        arguments["ctx"] = context(function)
-    return partial(function, **arguments)
-
-
 def reply_to_result(result: object) -> Reply:
     try:
         (data, changes), pickled = to_valid_json(result), pickle.dumps(result)
-        same = not changes and type(data) is type(result) and data == result and safe_unpickle.is_plain(pickled)
+        same = not changes and type(data) is type(result) and data == result and messages.is_plain(pickled)
         return "returned", (pickled, None if same else data, changes)
     except Stopped:
         raise
@@ -494,7 +634,7 @@ def reply_to_result(result: object) -> Reply:
     except BaseException as error:
         return (
             "unserializable",
-            f"a {type(result).__name__} cannot leave its process: {type(error).__name__}: {error}",
+            f"a {type(result).__name__} cannot leave its process: {describe_briefly(error)}",
         )
 
 
@@ -521,14 +661,15 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _describe(error: BaseException) -> tuple[str, str, str, str, bytes]:
-    """Return type, message, traceback and code, which always arrive; the exception itself where it can be pickled and
-    rebuilt, and is of a reasonable size."""
+def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
+    """Return type, message, traceback, code and what callers elsewhere are told, which always arrive; the exception
+    itself where it can be pickled and rebuilt, and is of a reasonable size."""
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-    return *describe_exception(error), code_of(error), pickled if len(pickled) <= LONGEST_EXCEPTION else b""
+    described = *describe_exception(error), code_of(error), messages.describe_outside(error)
+    return *described, pickled if len(pickled) <= LONGEST_EXCEPTION else b""
 
 
 def _find_leaked() -> list[dict[str, object]]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import gc
 import os
 import select
 import signal
@@ -28,11 +27,10 @@ import socket
 import sys
 
 from . import ipc, kernel
-from .cgroups import Cgroup
 from .clock import pause
-from .command_task import CommandReport, CommandTask
+from .command_task import CommandReport, CommandTask, News
 from .kernel import DeadlineTimer
-from .kill import kill_below, signal_process
+from .kill import Cgroup, kill_below, signal_process
 from .supervisor import SUPERVISOR_NAME, Supervisor
 
 TYPE_CHECKING = False
@@ -176,7 +174,7 @@ def _tell_unstartable(fds: list[int], error: OSError) -> None:
     """Report that there is no process for a supervisor: its caller hears it from us."""
     with socket.socket(fileno=fds[0]) as control, contextlib.suppress(ipc.Broken):
         control.setblocking(False)
-        ipc.send(control, ("ended", CommandReport(unstartable=("fork", error.errno or 0)).pack()))
+        ipc.send(control, (News.ENDED, CommandReport(unstartable=("fork", error.errno or 0)).pack()))
     for fd in fds[1:]:
         os.close(fd)
 
@@ -250,7 +248,12 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
         zygotes = [pid for pid in kernel.descendants(os.getpid()) if kernel.name_of(pid) == ZYGOTE_NAME]
         for pid in zygotes:
             signal_process(pid, signal.SIGCONT)
-        children = [child for pid in zygotes for child in kernel.children_of(pid)]
+        children = []
+        for pid in zygotes:
+            below = kernel.children_of(pid)
+            # A supervisor that was just forked has that name too, until it takes its own: then these are its work.
+            if kernel.name_of(pid) == ZYGOTE_NAME:
+                children += below
         roots = [pid for pid in children if kernel.name_of(pid) not in (SUPERVISOR_NAME, ZYGOTE_NAME)]
         return [pid for root in roots for pid in _find_unguarded(root) if not kernel.is_zombie(pid)]
 
@@ -364,8 +367,7 @@ def become_zygote_of(requests: socket.socket) -> NoReturn:
     fd = os.dup(requests.fileno())
     os.closerange(3, fd)
     os.closerange(fd + 1, fd + 256)
-    gc.collect()
-    gc.freeze()
+    worker_main.prepare_forks(serves_many=False)
     _serve_forks(socket.socket(fileno=fd))
     os._exit(0)
 
@@ -394,9 +396,6 @@ def _prepare(
     worker_main.inside_worker = True
     from ..core.arguments import signature_of, to_jsonable
 
-    # Once here, so that whatever pydantic imports and builds late is not paid by the first call of each worker.
-    signature_of(_prepare).build_model()
-    to_jsonable(b"")
     for name in modules:
         with contextlib.suppress(BaseException):  # a program may well leave when it is imported
             importlib.import_module(name)
@@ -407,9 +406,12 @@ def _prepare(
     for module, name in handlers:
         with contextlib.suppress(Exception):
             signature_of(worker_main.find(module, name))
-    # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
-    gc.collect()
-    gc.freeze()
+    if "pydantic" in sys.modules:
+        # Once here, so that whatever it imports and builds late is not paid by the first call of each worker. It takes
+        # longer than all else here: where no function needs it, no call waits for it.
+        signature_of(_prepare).build_model()
+        to_jsonable(b"")
+    worker_main.prepare_forks()
 
 
 def _import_main(main_module: str | None, main_file: str | None) -> None:

@@ -1,1 +1,1 @@
-"""Providers: what the steps of a workflow do. Each kind in a file of its own, none knows another."""
+"""Providers: the code that carries out steps, one file per step type; none knows another."""

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.envelope import Envelope
-from ..core.shapes import After, Before, field
-from .provider import StepCall, StepResult, envelope_left_by, hand_over
-from .step_type import StepPart, StepType, as_list
+from ..core.validation import After, Before, field
+from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list, envelope_left_by, hand_over
 
 if TYPE_CHECKING:
     from ..runtime.call import Call
@@ -49,6 +48,8 @@ class CommandStep(StepPart):
     shell: Shell | None = None
     stdin: str | None = None
     output_format: Literal["auto", "json", "text"] = "auto"
+    stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
+    """How it is asked to wind down."""
 
 
 class ToolStep(StepPart):
@@ -64,6 +65,7 @@ COMMAND: StepType = StepType(
     lambda services: CommandProvider(COMMAND),
     default_ms=60_000,
     prints_text=True,
+    can_extend=True,
 )
 TOOL: StepType = StepType(
     "tool",
@@ -73,13 +75,15 @@ TOOL: StepType = StepType(
     default_ms=30_000,
     unit="ms",
     prints_text=True,
+    can_extend=True,
     value_keys=frozenset({"arguments"}),
 )
 STEP_TYPES = (COMMAND, TOOL)
 
 
-class CommandProvider:
-    """Runs `exec`. The rule of a failure is `TYPE/timeout`, `TYPE/stalled`, `TYPE/cancelled` or `TYPE/failed`."""
+class CommandProvider(Provider):
+    """Provider of shell commands. The rule of a failure is `TYPE/timeout`, `TYPE/stalled`, `TYPE/cancelled` or
+    `TYPE/failed`."""
 
     def __init__(self, step_type: StepType = COMMAND) -> None:
         self.step_type = step_type
@@ -89,8 +93,8 @@ class CommandProvider:
 
         script = step.settings["exec"]
         # Our own environment needs no looking through for each step, and gives way to what keeps a child quiet.
-        around, asked = ({}, step.env) if step.asked is None else (step.env, step.asked)
-        env = {**asked, **step.values}
+        base_env, own_env = ({}, step.env) if step.own_env is None else (step.env, step.own_env)
+        env = {**own_env, **step.values}
         with _spool(step.settings.get("stdin")) as stdin:
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
@@ -101,14 +105,15 @@ class CommandProvider:
             else:
                 argv = [*shell, "-c", PIPEFAIL + script]
             try:
-                return _make_result(await runtime.run(argv, env=env, base_env=around, cwd=step.folder, call=call))
+                stop_signal = step.settings.get("stop_signal") or "SIGTERM"
+                envelope = await runtime.run(
+                    argv, env=env, base_env=base_env, cwd=step.folder, call=call, stop_signal=stop_signal
+                )
+                return _make_result(envelope)
             except CancelledError as cancelled:
                 if (left := envelope_left_by(cancelled)) is not None:
                     hand_over(cancelled, _make_result(left))
                 raise
-
-    async def close(self) -> None:
-        pass
 
 
 def _make_result(envelope: Envelope) -> StepResult:

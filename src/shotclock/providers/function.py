@@ -1,4 +1,4 @@
-"""`function`: a command of an App, called the way every other surface calls it.
+"""`function` steps: a command of an App, called the way every other surface calls it.
 
 The App is imported in processes of its own, never here, and stays for the whole run: the first step of a target pays
 for the import, the others only for their call.
@@ -12,17 +12,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.clocks import ClockKind, Clocks
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration
-from ..core.effects import Ending
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem
-from ..core.errors import Failure
-from ..core.records import dataclass, replace_fields
-from ..core.shapes import field
+from ..core.errors import Ending, Failure
+from ..core.validation import field
+from ..core.value_types import dataclass, replace_fields
 from ..process.clock import monotonic_ns
-from .provider import StepCall, StepResult, bounded_by_run, cancelled_outcome, envelope_left_by, hand_over
-from .step_type import StepPart, StepType
+from .provider import (
+    Provider,
+    StepCall,
+    StepPart,
+    StepResult,
+    StepType,
+    bounded_by_run,
+    cancelled_outcome,
+    envelope_left_by,
+    hand_over,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from ..dispatch.dispatcher import Dispatcher
     from ..dispatch.targets import Target
     from ..inbox.inbox import Inbox
+    from ..inbox.person_wait import StepSurroundings
     from ..runtime.call import Call
     from ..runtime.runtime import Runtime
 
@@ -66,75 +73,84 @@ FUNCTION = StepType(
 STEP_TYPES = (FUNCTION,)
 
 # How many Apps (with different environments, each is another) are kept up when nobody calls them just now.
-KEPT = 8
+MOST_IDLE_APPS = 8
 
 
 @dataclass(eq=False, slots=True)
-class _Served:
+class _RunningApp:
     """An App in processes of its own."""
 
     target: str
     folder: Path
     env: Mapping[str, str]
+    own_env: Mapping[str, str] | None
+    """What the file says of `env`: approvals of calls inside the App's calls are bound to it."""
     opening: asyncio.Task[Dispatcher]
     calls: int = 0
 
     def is_for(self, step: StepCall) -> bool:
         # Comparing costs two microseconds; any key made of the environment costs ten times that for every step.
-        return self.target == step.settings["target"] and self.env == step.env and self.folder == step.folder
+        return (
+            self.target == step.settings["target"]
+            and self.env == step.env
+            and self.folder == step.folder
+            and self.own_env == step.own_env
+        )
 
 
-class FunctionProvider:
-    """The rule of a failure is `function/timeout`, `function/stalled`, `function/import_error`,
-    `function/unknown_command`, `function/arguments`, `function/cancelled` or `function/failed`; of a command that needs
-    an approval also `approval/rejected`, `approval/expired`, `approval/withdrawn` or `approval/pending`.
+class FunctionProvider(Provider):
+    """Provider of calls to Apps. The rule of a failure is `function/timeout`, `function/stalled`,
+    `function/import_error`, `function/unknown_command`, `function/arguments`, `function/cancelled` or
+    `function/failed`; of a command that needs an approval also `approval/rejected`, `approval/expired`,
+    `approval/withdrawn` or `approval/pending`.
 
     A command that could go on as a job does not here: it belongs to the step, and ends with it. The working directory
     is the run's; `cwd` only says where the target is looked for.
     """
 
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
-        """`inbox` is where people are asked for commands that need an approval; else the inbox of the store is."""
+        """Keep no App yet. `inbox` is where people are asked for commands that need an approval; else the inbox of the
+        store is."""
         self._inbox = inbox
-        self._served: list[_Served] = []
+        self._apps: list[_RunningApp] = []
         """The longest unused first."""
-        self._kept_out = contextlib.ExitStack()
+        self._import_guard = contextlib.ExitStack()
 
     step_type = FUNCTION
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         from asyncio import CancelledError
 
-        served = self._find_app(step)
-        served.calls += 1
+        app = self._find_app(step)
+        app.calls += 1
         try:
-            if not served.opening.done():
-                refused = await self._wait_for_import(served, step, call)
+            if not app.opening.done():
+                refused = await self._wait_for_import(app, step, call)
                 if refused is not None:
                     return refused
             try:
-                dispatcher = served.opening.result()
+                dispatcher = app.opening.result()
             except Exception as error:
                 from ..runtime.call import Outcome
-                from ..runtime.handlers import outcome_of_error
+                from ..runtime.outcomes import outcome_of_error
 
-                if served in self._served:
-                    self._served.remove(served)  # whoever tries again may have mended it
+                if app in self._apps:
+                    self._apps.remove(app)  # whoever tries again may have mended it
                 if isinstance(error, Failure) and error.code == "CWD_UNUSABLE":
                     return StepResult(Outcome(Ending.NOT_STARTED, Problem(error.code, str(error), "validation")))
                 outcome = outcome_of_error(error)
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(outcome, None, "function/import_error")
             try:
-                envelope = await _call_command(dispatcher, step, call, runtime)
+                envelope = await _call_command(dispatcher, step, call)
             except CancelledError as cancelled:
                 left = envelope_left_by(cancelled)
                 killed = StepResult(cancelled_outcome(Ending.KILLED)) if left is None else _make_result(step, left)
                 hand_over(cancelled, killed)
                 raise
         finally:
-            served.calls -= 1
-            if len(self._served) > KEPT:
+            app.calls -= 1
+            if len(self._apps) > MOST_IDLE_APPS:
                 await self._close_idle()
         return _make_result(step, envelope)
 
@@ -142,32 +158,32 @@ class FunctionProvider:
         """Stop every App, and all that it started."""
         import asyncio
 
-        served, self._served = self._served, []
-        await asyncio.gather(*map(_close_app, served))
-        self._kept_out.close()
+        apps, self._apps = self._apps, []
+        await asyncio.gather(*map(_close_app, apps))
+        self._import_guard.close()
 
     # --- Apps ---------------------------------------------------------------------------------------------
 
-    def _find_app(self, step: StepCall) -> _Served:
+    def _find_app(self, step: StepCall) -> _RunningApp:
         import asyncio
 
-        from ..process.safe_unpickle import keep_users_code_out
+        from ..process.messages import keep_users_code_out
 
-        apps = self._served
+        apps = self._apps
         if apps and apps[-1].is_for(step):
             return apps[-1]
-        for position, served in enumerate(apps):
-            if served.is_for(step):
+        for position, app in enumerate(apps):
+            if app.is_for(step):
                 apps.append(apps.pop(position))
-                return served
+                return app
         if not apps:  # results are opened here, and must not import what they are made of
-            self._kept_out.enter_context(keep_users_code_out())
+            self._import_guard.enter_context(keep_users_code_out())
         target = str(step.settings["target"])
-        opening = asyncio.ensure_future(_open_app(target, step.folder, dict(step.env), self._inbox))
-        apps.append(_Served(target, step.folder, step.env, opening))
+        opening = asyncio.ensure_future(_open_app(target, step, self._inbox))
+        apps.append(_RunningApp(target, step.folder, step.env, step.own_env, opening))
         return apps[-1]
 
-    async def _wait_for_import(self, served: _Served, step: StepCall, call: Call) -> StepResult | None:
+    async def _wait_for_import(self, app: _RunningApp, step: StepCall, call: Call) -> StepResult | None:
         """Wait for the import inside the step's own clocks. It goes on for those who have more time."""
         import asyncio
 
@@ -176,7 +192,7 @@ class FunctionProvider:
 
         bell = call.bound.bell
         limit_s = None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
-        done, _ = await asyncio.wait([served.opening], timeout=limit_s)
+        done, _ = await asyncio.wait([app.opening], timeout=limit_s)
         if done:
             return None
         problem = timeout_problem(call, monotonic_ns() - call.started_ns)
@@ -187,18 +203,18 @@ class FunctionProvider:
     async def _close_idle(self) -> None:
         """Close the longest unused of those that nobody calls, until there are no more than are kept. Bounded as the
         closing of a runtime is."""
-        idle = [served for served in self._served if not served.calls and served.opening.done()]
-        surplus = idle[: max(0, len(self._served) - KEPT)]
-        self._served = [served for served in self._served if served not in surplus]
-        for served in surplus:
-            await _close_app(served)
+        idle = [app for app in self._apps if not app.calls and app.opening.done()]
+        surplus = idle[: max(0, len(self._apps) - MOST_IDLE_APPS)]
+        self._apps = [app for app in self._apps if app not in surplus]
+        for app in surplus:
+            await _close_app(app)
 
 
-async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call, runtime: Runtime) -> Envelope:
+async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> Envelope:
     """Call a command of an App. While a person is asked, only the time of the run goes on; the work has the step's
     clocks after that."""
-    from ..inbox.approval import RunWait
-    from ..runtime.request import CallRequest
+    from ..inbox.person_wait import RunWait
+    from ..runtime.call import CallRequest
 
     command, arguments = step.settings["command"], step.settings["arguments"]
     run_wait, justification = None, ""
@@ -207,8 +223,8 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call, runt
             step.key,
             step.run_began_at,
             step.waits,
-            lambda: bounded_by_run(call, runtime),
-            lambda inbox: _surroundings(step, inbox),
+            lambda: bounded_by_run(call),
+            _surroundings(step),
         )
         if "justification" not in arguments:  # a command that takes one of its own is shown with that
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
@@ -216,23 +232,28 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call, runt
     return await dispatcher.call(request)
 
 
-async def _surroundings(step: StepCall, inbox: Inbox) -> dict[str, Any]:
+def _surroundings(step: StepCall) -> StepSurroundings:
     """Return what the file decides of a call beside its arguments: the name of the App in its program, and the
     variables. Where it is imported from is the program's to say."""
     from ..dispatch.targets import parse_attribute
-    from ..inbox.hidden_values import hide_secrets
+    from ..inbox.inbox import HIDDEN_VALUES, hide_secrets
+    from ..inbox.person_wait import StepSurroundings
 
-    found: dict[str, Any] = {"app": parse_attribute(str(step.settings["target"]))}
-    if step.asked:
-        hidden: list[str] = []
-        found["environment"] = await hide_secrets(inbox, step.redact, step.asked, "environment", hidden)
-        if hidden:
-            found["hidden values, by digest"] = hidden
-    return found
+    async def describe(inbox: Inbox) -> dict[str, Any]:
+        found: dict[str, Any] = {"app": parse_attribute(str(step.settings["target"]))}
+        if step.own_env:
+            hidden: list[str] = []
+            found["environment"] = await hide_secrets(inbox, step.redact, step.own_env, "environment", hidden)
+            if hidden:
+                found[HIDDEN_VALUES] = hidden
+        return found
+
+    return StepSurroundings(describe, step.redact)
 
 
-async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Callable[[], Inbox] | None) -> Dispatcher:
-    """Raises Failure if there is no such App, or it cannot be imported."""
+async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | None) -> Dispatcher:
+    """Import an App in processes of its own and return its dispatcher. Raises Failure if there is no such App, or it
+    cannot be imported."""
     import asyncio
 
     from ..dispatch.dispatcher import Dispatcher
@@ -240,18 +261,18 @@ async def _open_app(written: str, folder: Path, env: dict[str, str], inbox: Call
     from ..runtime.command_runner import run_shielded
     from ..runtime.runtime import Runtime
 
-    target = await asyncio.to_thread(_target, written, folder)  # a disk may not answer
+    target = await asyncio.to_thread(_target, written, step.folder)  # a disk may not answer
     program = target.program
     if target.module is not None:
-        real_folder = await asyncio.to_thread(os.path.realpath, folder)
+        real_folder = await asyncio.to_thread(os.path.realpath, step.folder)
         program = program._replace(path=(real_folder, *(program.path or ())[1:]))
-    runtime = Runtime(program=program, host_process=True, environment=env)
+    runtime = Runtime(program=program, host_process=True, environment=dict(step.env))
     await runtime.__aenter__()
     try:
         catalogue = await learn(runtime, target)
         for spec in catalogue.commands:
             runtime.register(spec.operation())
-        return Dispatcher(catalogue, runtime, inbox_of=inbox, place=program.place)
+        return Dispatcher(catalogue, runtime, inbox_of=inbox, place=program.place, step=_surroundings(step))
     except BaseException:
         await run_shielded(runtime.close())
         raise
@@ -264,7 +285,7 @@ def _remaining_clocks(call: Call) -> Clocks:
     return replace_fields(
         clocks,
         timeout_ms=max(1, clocks.timeout_ms - spent_ms) if clocks.timeout_ms else clocks.timeout_ms,
-        soft_ms=max(1, clocks.soft_ms - spent_ms) if clocks.soft_ms else clocks.soft_ms,
+        soft_ms=0,  # the step's own to ring: the command is wound down with it
     )
 
 
@@ -277,20 +298,26 @@ def _target(written: str, folder: Path) -> Target:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise Failure("CWD_UNUSABLE", f"cannot enter {str(folder)!r}: {why}") from None
-    place, colon, attribute = written.partition(":")
-    if place.endswith(".py") or os.sep in place:
-        place = str(folder / place)
-    return parse_target(f"{place}{colon}{attribute}")
+    return parse_target(locate_target(written, folder))
 
 
-async def _close_app(served: _Served) -> None:
+def locate_target(written: str, folder: Path) -> str:
+    """Return a target with the real path of its file, where it names one; a module is found when it is imported."""
+    file, colon, attribute = written.partition(":")
+    if file.endswith(".py") or os.sep in file:
+        with contextlib.suppress(ValueError):  # a NUL, which is told where the file would be opened
+            file = os.path.realpath(folder / file)
+    return f"{file}{colon}{attribute}"
+
+
+async def _close_app(app: _RunningApp) -> None:
     import asyncio
 
-    if not served.opening.done():
-        served.opening.cancel()
-    await asyncio.wait([served.opening])  # closes its own runtime, which is bounded
-    if not served.opening.cancelled() and served.opening.exception() is None:
-        await served.opening.result().__aexit__(None, None, None)
+    if not app.opening.done():
+        app.opening.cancel()
+    await asyncio.wait([app.opening])  # closes its own runtime, which is bounded
+    if not app.opening.cancelled() and app.opening.exception() is None:
+        await app.opening.result().__aexit__(None, None, None)
 
 
 # --- results ----------------------------------------------------------------------------------------------

@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.clocks import ClockKind, Clocks
-from ..core.effects import Ending, SideEffects
 from ..core.envelope import Envelope, Problem, Warning_
-from ..core.records import dataclass, replace_fields
-from ..core.shapes import field
+from ..core.errors import Ending, SideEffects
+from ..core.validation import field
+from ..core.value_types import dataclass, replace_fields
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
-from ..runtime.call import Call, Outcome
+from ..runtime.call import Call, Outcome, wound_down_problem
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
 from .git_checkout import CheckoutFolder, InTheWay, InvalidRepository, Repository, ref_problem
-from .provider import StepCall, StepResult, cancelled_outcome, hand_over
-from .step_type import StepPart, StepType, WholeMs
+from .provider import Provider, StepCall, StepPart, StepResult, StepType, WholeMs, cancelled_outcome, hand_over
 
 
 class GitStep(StepPart):
@@ -95,23 +94,24 @@ _FULL_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
-class GitProvider:
-    """Checks out. A failure's rule is git-checkout/timeout, git-checkout/stalled or git-checkout/failed."""
+class GitProvider(Provider):
+    """Provider of checkouts. The rule of a failure is git-checkout/timeout, git-checkout/stalled or
+    git-checkout/failed."""
 
     step_type = CHECKOUT
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         call.idempotent = True
         try:
-            asked = Asked.of(step)
+            request = CheckoutRequest.of(step)
         except InvalidRepository as error:
             return StepResult(Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(error), "validation")))
         git = Git(runtime, call, step.env)
         # Its clocks are counted by Git itself, from the step's own; only the trace says that the processes are below.
-        around = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
-        token = current_scope.set(replace(around, span=call))
+        outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
+        token = current_scope.set(replace(outer, span=call, call=call))
         try:
-            outcome = await _check_out(git, asked, call)
+            outcome = await _check_out(git, request, call)
         except asyncio.CancelledError as cancelled:
             hand_over(cancelled, StepResult(cancelled_outcome(Ending.KILLED)))
             raise
@@ -120,12 +120,11 @@ class GitProvider:
         outcome.warnings += tuple(git.warnings)
         return StepResult(outcome, outcome.data if outcome.problem is None else None)
 
-    async def close(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Asked:
+class CheckoutRequest:
+    """The settings of a step, checked."""
+
     repository: Repository
     ref: str | None
     depth: int
@@ -133,8 +132,8 @@ class Asked:
     target: Path
 
     @classmethod
-    def of(cls, step: StepCall) -> Asked:
-        """Raises InvalidRepository."""
+    def of(cls, step: StepCall) -> CheckoutRequest:
+        """Read the settings of a step. Raises InvalidRepository."""
         settings = step.settings
         repository = Repository.of(settings["repository"], step.folder)
         ref = None if settings.get("ref") in (None, "HEAD") else str(settings["ref"])
@@ -147,12 +146,12 @@ class Asked:
         return cls(repository, ref, int(settings.get("fetch_depth") or 0), target)
 
 
-class Refused(Exception):
-    """There is nothing by that name, or somebody's work would be lost."""
+class CheckoutRefused(Exception):
+    """A ref that the remote does not have, or a checkout that would lose somebody's work."""
 
 
 class GitFailed(Exception):
-    """A git process did not succeed."""
+    """A git process that failed, with its answer."""
 
     def __init__(self, verb: str, envelope: Envelope) -> None:
         super().__init__(f"git {verb}: {envelope.code}")
@@ -161,14 +160,14 @@ class GitFailed(Exception):
 
 
 class Git:
-    """Runs git. One deadline over all of it."""
+    """The git program, with one deadline over all of its processes."""
 
     def __init__(self, runtime: Runtime, admission: Call, env: Mapping[str, str]) -> None:
         self._runtime = runtime
         self._admission = admission
         allowed = [name for name in env.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":") if name in PROTOCOLS]
         kept = {name: value for name, value in env.items() if name not in ELSEWHERE}
-        self._around = kept
+        self._base_env = kept
         self._env = {**ENVIRONMENT, "GIT_ALLOW_PROTOCOL": ":".join(allowed)}
         self.warnings: list[Warning_] = []
 
@@ -181,7 +180,7 @@ class Git:
             ["git", *settings, verb, *words],
             self._clocks(),
             env=env,
-            base_env=self._around,
+            base_env=self._base_env,
             cwd=folder,
             name=self._admission.name,
         )
@@ -197,24 +196,25 @@ class Git:
         """Return what is left of each clock for the next process."""
         clocks, bell = self._admission.clocks, self._admission.bound.bell
         now_ns = monotonic_ns()
-        elapsed_ms = (now_ns - self._admission.started_ns) // 1_000_000
         # No time at all would mean no limit.
-        return Clocks(
+        return replace_fields(
+            clocks,
             timeout_ms=0 if bell is None else max(1, bell.remaining_ms(now_ns)),
-            soft_ms=max(1, clocks.soft_ms - elapsed_ms) if clocks.soft_ms else None,
-            idle_ms=clocks.idle_ms,
-            grace_ms=clocks.grace_ms,
+            soft_ms=None,  # of the step as a whole: its processes are wound down with it
+            queue_ms=None,
+            reserve_ms=None,
         )
 
     @property
     def progress(self) -> list[str]:
-        """Only where silence is measured: a fetch that works is then not silent."""
+        """Return the option that makes a fetch report progress where silence is measured: one that works is then not
+        silent."""
         return ["--progress"] if self._admission.clocks.idle_ms else ["--quiet"]
 
 
 @dataclass(frozen=True)
-class Meaning:
-    """What a ref is, as the remote says."""
+class ResolvedRef:
+    """The meaning of a ref to the remote: a branch, a tag or a commit."""
 
     shown: str
     full_name: str | None = None
@@ -227,50 +227,52 @@ class Meaning:
 
 
 class Checkout:
-    """From a repository and a ref to a folder. Each step is one git process."""
+    """The git processes that bring a ref of a repository into a folder."""
 
-    def __init__(self, git: Git, asked: Asked) -> None:
+    def __init__(self, git: Git, request: CheckoutRequest) -> None:
         self._git = git
-        self._repository = asked.repository
-        self._ref = asked.ref
-        self._depth = asked.depth
+        self._repository = request.repository
+        self._ref = request.ref
+        self._depth = request.depth
 
     async def create(self, folder: Path) -> dict[str, object]:
         """Make the checkout in an empty folder, and return its commit and ref."""
         await self._git(folder, "init", "--quiet", "--template=")
         await self._git(folder, "config", "remote.origin.url", self._repository.stored)
         await self._git(folder, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*")
-        meaning = await self._resolve_ref(folder)
-        commit = await self._fetch_ref(folder, meaning)
-        if meaning.branch is not None:
-            await self._git(folder, "checkout", "--quiet", "-B", meaning.branch, commit, "--")
-            await self._track(folder, meaning.branch)
+        resolved = await self._resolve_ref(folder)
+        commit = await self._fetch_ref(folder, resolved)
+        if resolved.branch is not None:
+            await self._git(folder, "checkout", "--quiet", "-B", resolved.branch, commit, "--")
+            await self._track(folder, resolved.branch)
         else:
             await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
-        return {"commit": commit, "ref": meaning.shown}
+        return {"commit": commit, "ref": resolved.shown}
 
     async def update(self, folder: Path) -> dict[str, object]:
         """Bring a checkout of the same repository up to date. Raises Refused where somebody's work would be lost."""
         url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
         if url is None or not self._repository.is_at(url.strip()):
-            raise Refused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
-        meaning = await self._resolve_ref(folder)
-        if meaning.branch is None:
-            commit = await self._fetch_ref(folder, meaning)
+            raise CheckoutRefused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
+        resolved = await self._resolve_ref(folder)
+        if resolved.branch is None:
+            commit = await self._fetch_ref(folder, resolved)
             await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
-            return {"commit": commit, "ref": meaning.shown}
-        before = await self._find_commit(folder, f"refs/heads/{meaning.branch}")
-        known = await self._find_commit(folder, f"refs/remotes/origin/{meaning.branch}")
-        commit = await self._fetch_ref(folder, meaning)
+            return {"commit": commit, "ref": resolved.shown}
+        before = await self._find_commit(folder, f"refs/heads/{resolved.branch}")
+        known = await self._find_commit(folder, f"refs/remotes/origin/{resolved.branch}")
+        commit = await self._fetch_ref(folder, resolved)
         if before not in (None, known, commit):
             words = ("--is-ancestor", str(before), commit)
             if await self._git(folder, "merge-base", *words, may_fail=True) is None:
-                raise Refused(f"the branch {meaning.branch} in {folder} has commits that the remote does not have")
-        await self._git(folder, "checkout", "--quiet", "-B", meaning.branch, commit, "--")
-        await self._track(folder, meaning.branch)
-        return {"commit": commit, "ref": meaning.shown}
+                raise CheckoutRefused(
+                    f"the branch {resolved.branch} in {folder} has commits that the remote does not have"
+                )
+        await self._git(folder, "checkout", "--quiet", "-B", resolved.branch, commit, "--")
+        await self._track(folder, resolved.branch)
+        return {"commit": commit, "ref": resolved.shown}
 
-    async def _resolve_ref(self, folder: Path) -> Meaning:
+    async def _resolve_ref(self, folder: Path) -> ResolvedRef:
         """Return what the ref means to the remote: a branch before a tag before any other name; else a commit, if it
         looks like one."""
         ref = self._ref
@@ -282,33 +284,35 @@ class Checkout:
                 if name == "HEAD" and value.startswith("ref: refs/heads/"):
                     branch = value.removeprefix("ref: refs/heads/")
                     if ref_problem(branch) is not None:  # a name of the remote's choosing is no better than a step's
-                        raise Refused(f"the default branch of {self._repository.shown} has a name that is not used")
-                    return Meaning(branch, f"refs/heads/{branch}")
+                        raise CheckoutRefused(
+                            f"the default branch of {self._repository.shown} has a name that is not used"
+                        )
+                    return ResolvedRef(branch, f"refs/heads/{branch}")
             for value, name in lines:
                 if name == "HEAD":
-                    return Meaning(value)
-            raise Refused(f"{self._repository.shown} has no default branch; it may be empty")
+                    return ResolvedRef(value)
+            raise CheckoutRefused(f"{self._repository.shown} has no default branch; it may be empty")
         names = {name for _, name in lines}
         for name in patterns:
             if name in names and name.startswith("refs/"):
-                return Meaning(ref, name)
+                return ResolvedRef(ref, name)
         if _SHORT_COMMIT.fullmatch(ref.lower()):
-            return Meaning(ref)
-        raise Refused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
+            return ResolvedRef(ref)
+        raise CheckoutRefused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
 
-    async def _fetch_ref(self, folder: Path, meaning: Meaning) -> str:
+    async def _fetch_ref(self, folder: Path, resolved: ResolvedRef) -> str:
         """Fetch what a ref means, and return its commit."""
-        if meaning.full_name is None:
-            return await self._fetch_commit(folder, meaning.shown.lower())
-        name = meaning.full_name
-        kept = f"refs/remotes/origin/{meaning.branch}" if meaning.branch is not None else name
+        if resolved.full_name is None:
+            return await self._fetch_commit(folder, resolved.shown.lower())
+        name = resolved.full_name
+        kept = f"refs/remotes/origin/{resolved.branch}" if resolved.branch is not None else name
         if self._depth:
             await self._fetch(folder, f"+{name}:{kept}")
         else:
             await self._fetch_all(folder, f"+{name}:{kept}")
         commit = await self._find_commit(folder, kept)
         if commit is None:
-            raise Refused(f"{meaning.shown!r} of {self._repository.shown} is not a commit")
+            raise CheckoutRefused(f"{resolved.shown!r} of {self._repository.shown} is not a commit")
         return commit
 
     async def _fetch_commit(self, folder: Path, commit: str) -> str:
@@ -322,7 +326,7 @@ class Checkout:
             await self._fetch(folder, commit, may_fail=True)
             found = await self._find_commit(folder, commit)
         if found is None:
-            raise Refused(f"{self._repository.shown} has no branch, tag or commit {commit!r}")
+            raise CheckoutRefused(f"{self._repository.shown} has no branch, tag or commit {commit!r}")
         return found
 
     async def _fetch(self, folder: Path, what: str, *, may_fail: bool = False) -> None:
@@ -346,15 +350,15 @@ class Checkout:
         await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
 
 
-async def _check_out(git: Git, asked: Asked, admission: Call) -> Outcome:
-    checkout, place, repository = Checkout(git, asked), CheckoutFolder(asked.target), asked.repository
+async def _check_out(git: Git, request: CheckoutRequest, admission: Call) -> Outcome:
+    checkout, place, repository = Checkout(git, request), CheckoutFolder(request.target), request.repository
     effects: SideEffects | None = None
     try:
         try:
             await place.sweep()
             if place.is_free():
                 found = await checkout.create(place.prepare())
-                place.take()
+                place.move_into_place()
             else:
                 found = await checkout.update(place.target)
             return Outcome(Ending.FINISHED, data={"path": str(place.target), **found})
@@ -363,7 +367,7 @@ async def _check_out(git: Git, asked: Asked, admission: Call) -> Outcome:
     except GitFailed as failed:
         problem, ending = _problem(failed, admission, repository)
         data: dict[str, object] = {"stderr": repository.without_secrets(_stderr(failed.envelope))}
-    except (Refused, InTheWay) as refused:
+    except (CheckoutRefused, InTheWay) as refused:
         problem, ending, data = Problem("GIT_FAILED", str(refused)), Ending.FINISHED, {}
     except OSError as error:
         message = f"{place.target} cannot be made: {error.strerror or error}"
@@ -380,9 +384,9 @@ def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tupl
     ending = Ending(envelope.ending)
     match envelope.code:
         case "TIMEOUT" | "NO_TIME_LEFT":
-            is_soft = error.get("context", {}).get("clock", {}).get("kind") == ClockKind.SOFT.value
-            kind = ClockKind.SOFT if is_soft else ClockKind.TIMEOUT
-            fired = admission.fired(kind, monotonic_ns() - admission.started_ns)
+            if admission.winding_down is not None:
+                return wound_down_problem(admission), Ending.KILLED
+            fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
             return Problem("TIMEOUT", f"Git checkout timed out after {fired.limit_ms}ms", fired=fired), Ending.KILLED
         case "STALLED":
             return stalled_problem(admission), ending

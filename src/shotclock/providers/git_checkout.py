@@ -1,5 +1,5 @@
-"""Where a checkout comes from and where it goes: made beside its place, moved there when it is whole, and gone without
-a trace otherwise."""
+"""The repository and the folder of a checkout. A checkout is made beside its folder, moved there when it is whole, and
+removed otherwise."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ..core.effects import SideEffects
-from ..core.records import dataclass
+from ..core.errors import SideEffects
 from ..core.redaction import hide_credentials, hide_values
+from ..core.value_types import dataclass
 from ..runtime.command_runner import run_shielded
 
 # How long removing what a failed checkout left may hold up the answer: a large tree on a slow disk runs it out. It is
@@ -31,11 +31,11 @@ LONGEST_PREFIX = 100
 
 
 class InTheWay(Exception):
-    """What is there already is not ours to touch."""
+    """A file or folder that was there before the checkout, and is not to be touched."""
 
 
 class CheckoutFolder:
-    """Only what it has made itself is ever removed."""
+    """The folder of a checkout. Only what this object has made itself is ever removed."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -54,7 +54,7 @@ class CheckoutFolder:
         await run_shielded(asyncio.wait([sweeping], timeout=REMOVAL_LIMIT_S))
 
     def is_free(self) -> bool:
-        """Nothing there, or an empty folder. Raises InTheWay."""
+        """Return whether there is nothing, or an empty folder. Raises InTheWay."""
         target = self.target
         if not os.path.lexists(target):
             self._is_free = True
@@ -67,7 +67,7 @@ class CheckoutFolder:
         return self._is_free
 
     def prepare(self) -> Path:
-        """An empty folder on the same file system."""
+        """Make an empty folder on the same file system, and return it."""
         above = self.target.parent
         missing = []
         while not os.path.lexists(above):
@@ -83,11 +83,11 @@ class CheckoutFolder:
             if (held := _lock(staging)) is not None:
                 break
         else:
-            raise InTheWay(f"{beside}: what is made there is removed by somebody else")
+            raise InTheWay(f"{beside}: another process removes the folders that are made there; use another `path`")
         self._staging, self._held = staging, held
         return staging
 
-    def take(self) -> None:
+    def move_into_place(self) -> None:
         assert self._staging is not None
         if self._staging.parent == self.target:  # it was there, and whoever stands in it must not lose the ground
             for entry in list(self._staging.iterdir()):
@@ -99,8 +99,8 @@ class CheckoutFolder:
         self._is_taken = True
 
     async def clean_up(self) -> SideEffects | None:
-        """Bounded, and done even if cancelled meanwhile. What is left of a checkout that came to nothing; None where
-        that cannot be told."""
+        """Remove what a checkout that came to nothing has left. Bounded, and done even if cancelled meanwhile. Returns
+        what is left of it; None where that cannot be known."""
         if not self._is_free:
             return None
         removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
@@ -122,7 +122,7 @@ class CheckoutFolder:
                     _unlock(held)
 
     def _left_behind(self) -> Iterator[Path]:
-        """What is called as only we call anything. Whether it is in use is another question."""
+        """Yield the folders that are named as only we name them. Whether one is in use is another question."""
         name = re.compile(re.escape(self._prefix) + "[0-9a-f]{12}[.]part")
         for folder in (self.target, self.target.parent):
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -151,8 +151,8 @@ class CheckoutFolder:
 
 
 def _lock(folder: Path) -> int | None:
-    """Whoever has locked a folder lets go of it when he ends, however he does. None: somebody has it, or it is gone.
-    -1: there are no locks here, and so nobody can know."""
+    """Lock a folder until this process ends, however it does. Returns the descriptor; None where another process has
+    it, or it is gone; -1 where there are no locks, and nobody can know."""
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -177,8 +177,6 @@ def _unlock(held: int) -> None:
 
 
 # --- where a repository is --------------------------------------------------------------------------------
-# Where a repository is, as a step writes it: what git may be given of it, and what may be shown and stored.
-
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
@@ -191,11 +189,13 @@ _NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)
 
 
 class InvalidRepository(Exception):
-    """What is written cannot be given to git. Nothing ran."""
+    """An address or a ref that cannot be given to git. Nothing ran."""
 
 
 @dataclass(frozen=True)
 class Repository:
+    """The address of a repository: for git, for storing and for showing."""
+
     url: str
     """For git."""
     stored: str
@@ -205,7 +205,7 @@ class Repository:
 
     @classmethod
     def of(cls, written: Any, folder: Path) -> Repository:
-        """Raises InvalidRepository."""
+        """Read the address of a repository. Raises InvalidRepository."""
         text = str(written).strip()
         if not text or _CONTROL.search(text):
             raise InvalidRepository("repository: it is empty, or has a control character in it")
@@ -239,7 +239,8 @@ class Repository:
 
     @property
     def name(self) -> str:
-        """Of the folder, if the step does not say: the last part, as for git clone. Raises InvalidRepository."""
+        """Return the name of the folder, if the step does not say: the last part, as for git clone. Raises
+        InvalidRepository."""
         path = re.sub(r"/+(\.git)?/*$", "", self.stored).removesuffix(".git")
         name = re.sub(r"[^\w.-]+", "-", re.split(r"[/:]", path)[-1]).lstrip("-")
         if name in ("", ".", ".."):
@@ -247,7 +248,7 @@ class Repository:
         return name
 
     def is_at(self, url: str) -> bool:
-        """Whether a checkout with this remote is one of ours."""
+        """Return whether a checkout with this remote is one of this repository."""
         return _normalize(url) == _normalize(self.stored)
 
     def without_secrets(self, text: str) -> str:
@@ -268,7 +269,7 @@ def _normalize(url: str) -> str:
 
 
 def ref_problem(ref: str) -> str | None:
-    """Why it cannot be a branch, a tag or a commit."""
+    """Return why a text cannot be a branch, a tag or a commit; None if it can."""
     if not ref:
         return "it is empty"
     if ref.startswith("-"):

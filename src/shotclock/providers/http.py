@@ -14,20 +14,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.clocks import ClockKind
-from ..core.effects import Ending, SideEffects
-from ..core.envelope import Problem, warning
+from ..core.envelope import Problem
+from ..core.errors import Ending, SideEffects
 from ..core.redaction import is_secret_header
-from ..core.shapes import field
 from ..core.trace import TRACEPARENT
+from ..core.validation import field
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope
-from ..runtime.call import Call, Outcome
+from ..runtime.call import Call, Outcome, Work, wound_down_problem
 from ..runtime.command_runner import run_shielded
-from ..runtime.handlers import outcome_of_error
+from ..runtime.idle_clock import LONGEST_DELAY_S, IdleClock
 from ..runtime.loop_call import current_scope
-from ..runtime.outcomes import stalled_problem
+from ..runtime.outcomes import outcome_of_error, stalled_problem
 from ..runtime.runtime import Runtime
-from ..runtime.soft_and_idle import LONGEST_DELAY_S, Alarms
 from .http_message import (
     BodyTooLarge,
     HttpRequest,
@@ -38,9 +37,8 @@ from .http_message import (
     show_url,
     unfetchable,
 )
-from .name_lookup import Names
-from .provider import StepCall, StepResult, hand_over
-from .step_type import Scalar, StepPart, StepType
+from .http_transport import Names
+from .provider import Provider, Scalar, StepCall, StepPart, StepResult, StepType, hand_over
 
 if TYPE_CHECKING:
     import httpx2
@@ -87,9 +85,9 @@ SHORTEST_STOP_S = 0.05
 _UNAVAILABLE = (502, 503, 504)
 
 
-class HttpProvider:
-    """Sends requests. A failure's rule is http_client/ and timeout, download_timeout, stalled, fetch_error, status,
-    body_too_large, output_file or invalid."""
+class HttpProvider(Provider):
+    """Provider of HTTP requests. The rule of a failure is http_client/ and timeout, download_timeout, stalled,
+    fetch_error, status, body_too_large, output_file or invalid."""
 
     def __init__(self) -> None:
         # Loaded now: the first request would hold up the loop, and with it the clocks of all other steps.
@@ -110,7 +108,7 @@ class HttpProvider:
         call.mutates, call.idempotent = request.mutates, request.is_idempotent
         exchange = Exchange(request, Response(request, step.folder), call)
         scope = current_scope.get()
-        inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call)
+        inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call, call=call)
         fetching = self._fetch(exchange, step, inner, self._names_of(runtime))
         try:
             outcome = await self._run_bounded(exchange, fetching)
@@ -132,27 +130,23 @@ class HttpProvider:
         loop = asyncio.get_running_loop()
         admission = exchange.admission
         work: asyncio.Task[None] = loop.create_task(fetching)
-        silent: asyncio.Future[None] = loop.create_future()
-
-        def fall_silent() -> None:
-            if not silent.done():
-                silent.set_result(None)
-
-        alarms = exchange.alarms = Alarms(loop, admission, on_soft=lambda: None, on_idle=fall_silent)
+        rang: asyncio.Future[ClockKind] = loop.create_future()
+        exchange.begin_clocks(loop, rang)
         fired: ClockKind | None = None
         try:
             while not work.done() and fired is None:
                 bell = admission.bound.bell
                 left_s = LONGEST_DELAY_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
-                fired = ClockKind.IDLE if silent.done() else ClockKind.TIMEOUT if left_s <= 0 else None
+                fired = rang.result() if rang.done() else ClockKind.TIMEOUT if left_s <= 0 else None
                 if fired is None:
                     limit_s = min(left_s, LONGEST_DELAY_S)
-                    await asyncio.wait([work, silent], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                    waits: list[asyncio.Future[Any]] = [work, rang]
+                    await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self._stop(work, STOP_LIMIT_S)
             raise
         finally:
-            alarms.cancel()
+            exchange.end_clocks()
         if fired is None:
             outcome = exchange.final_outcome(work)
         else:
@@ -161,8 +155,8 @@ class HttpProvider:
             await self._stop(work, max(SHORTEST_STOP_S, min(STOP_LIMIT_S, left_s)))
             ending = Ending.CANCELLED if work.done() else Ending.ABANDONED
             outcome = exchange.timeout_outcome(fired, ending)
-        if alarms.soft_rang and outcome.problem is None:
-            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms),)
+            if fired is ClockKind.SOFT:
+                outcome.problem = wound_down_problem(admission)
         return outcome
 
     async def _stop(self, work: asyncio.Task[None], limit_s: float) -> None:
@@ -177,7 +171,7 @@ class HttpProvider:
     # --- the request --------------------------------------------------------------------------------------
 
     async def _fetch(self, exchange: Exchange, step: StepCall, scope: Scope, names: Names) -> None:
-        """Fills the exchange's response. Raises what went wrong."""
+        """Send the request, and fill the exchange's response. Raises what went wrong."""
         import httpx2
 
         env = step.env
@@ -185,21 +179,21 @@ class HttpProvider:
         from .http_transport import Transport
 
         current_scope.set(scope)  # of this task only: the lookup has to end with us
-        asked = exchange.request
+        wanted = exchange.request
         transport = Transport(
             names,
             lambda: self._tls_for(env),
             env,
             on_sign=exchange.sign_of_life,
-            on_body=exchange.response.received,
+            on_body=exchange.response.count_bytes,
         )
         try:
             async with httpx2.AsyncClient(transport=transport, timeout=None, trust_env=False) as client:
                 request: httpx2.Request | None = client.build_request(
-                    asked.method,
-                    httpx2.URL(asked.url).copy_merge_params(asked.params),
-                    headers=asked.headers,
-                    content=asked.content,
+                    wanted.method,
+                    httpx2.URL(wanted.url).copy_merge_params(wanted.params),
+                    headers=wanted.headers,
+                    content=wanted.content,
                     extensions={"trace": exchange.trace},
                 )
                 for _ in range(MOST_REDIRECTS + 1):
@@ -212,13 +206,13 @@ class HttpProvider:
                             return
                     finally:
                         await response.aclose()  # the body of a redirect is not read: it may have no end
-                    request = _prepare_redirect(request, response.next_request, asked.content, step.holds_secret)
+                    request = _prepare_redirect(request, response.next_request, wanted.content, step.holds_secret)
             raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects")
         finally:
             await transport.aclose()
 
     def _tls_for(self, env: Mapping[str, str]) -> ssl.SSLContext:
-        """Whom to trust: what the step's environment says, as for curl, else the system's."""
+        """Return whom to trust: what the step's environment says, as for curl, else the system's."""
         key = env.get("SSL_CERT_FILE") or None, env.get("SSL_CERT_DIR") or None
         if key not in self._tls:
             import httpx2
@@ -233,14 +227,15 @@ class HttpProvider:
         return self._names[1]
 
 
-class Exchange:
-    """How far one request has got, and what is said about it in the end."""
+class Exchange(Work):
+    """One request and its response: how far it has got, and its outcome."""
 
     def __init__(self, request: HttpRequest, response: Response, admission: Call) -> None:
         self.request = request
         self.response = response
         self.admission = admission
-        self.alarms: Alarms | None = None
+        self._idle: IdleClock | None = None
+        self._rang: asyncio.Future[ClockKind] | None = None
         self._at = ""
         self._is_sent = False
 
@@ -252,13 +247,36 @@ class Exchange:
             request.headers.update(self.admission.trace.as_headers())
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
-        """Told by the client of every stage: a sign of life, and when the server may have heard of us."""
+        """Note a stage of the client: a sign of life, and when the server may have heard of us."""
         self._is_sent = self._is_sent or event.endswith("send_request_headers.started")
         self.sign_of_life()
 
+    def begin_clocks(self, loop: asyncio.AbstractEventLoop, rang: asyncio.Future[ClockKind]) -> None:
+        """Start the clock of silence. `rang` is told which clock has run out, unless that is the bell."""
+        self._rang, self.admission.work = rang, self
+        if idle_ms := self.admission.clocks.idle_ms:
+            self._idle = IdleClock(loop, idle_ms, lambda: self._ring(ClockKind.IDLE))
+
+    def end_clocks(self) -> None:
+        self._rang = None
+        if self._idle is not None:
+            self._idle.cancel()
+
+    def _ring(self, kind: ClockKind) -> None:
+        if self._rang is not None and not self._rang.done():
+            self._rang.set_result(kind)
+
+    def stop_unwound(self) -> None:
+        self._ring(ClockKind.SOFT)
+
+    def move_bell(self) -> bool:
+        return self._rang is not None  # whoever waits looks at the bell again when the old one rings
+
     def sign_of_life(self) -> None:
-        if self.alarms is not None:
-            self.alarms.sign_of_life()
+        if self._idle is not None:
+            self._idle.sign_of_life()
+        if self.admission.control is not None:
+            self.admission.control.signs += 1
 
     async def take(self, response: httpx2.Response) -> None:
         self.response.begin(response)
@@ -336,7 +354,7 @@ class Exchange:
         return outcome_of_error(error)
 
     def _with_effects(self, problem: Problem) -> Problem:
-        """A server that never heard of the request has done nothing."""
+        """Add to a problem that nothing was changed, where the server never heard of the request."""
         if self._is_sent:
             return problem
         return Problem(problem.code, problem.message, fired=problem.fired, side_effects=SideEffects.NONE)

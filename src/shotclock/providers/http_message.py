@@ -1,5 +1,5 @@
-"""What an `http_client` step sends, checked before anything is sent, and what it is answered: counted while it comes,
-kept in memory or in a file, and said as text.
+"""Requests and responses of `http_client` steps. A request is checked before anything is sent; a response is counted
+while it comes, and kept in memory or in a file.
 
 Both what comes over the wire and what it unpacks to are counted: a megabyte of gzip can be a gigabyte of zeros, and
 what follows the end of a gzip stream unpacks to nothing at all.
@@ -7,37 +7,27 @@ what follows the end of a gzip stream unpacks to nothing at all.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from ..core.records import dataclass
-from ..core.redaction import hide_credentials, hide_values
-from ..core.values import write_json
-
-if TYPE_CHECKING:
-    import httpx2
-
 import contextlib
 import email.utils
 import functools
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..process.output import make_private_directory, prune_spills, spill_path
+from ..core.json_values import write_json
+from ..core.redaction import hide_credentials, hide_values
+from ..core.value_types import dataclass
+from ..process.command_task import make_private_directory, prune_spills, spill_path
 
 if TYPE_CHECKING:
     import httpx2
 
-
 # --- requests ---------------------------------------------------------------------------------------------
-# What an `http_client` step asks for, checked before anything is sent, and what of it must never be shown.
-
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 # RFC 9110 §9.2.2: done twice is done once.
@@ -49,11 +39,13 @@ SHORTEST_SECRET = 4
 
 
 class InvalidRequest(Exception):
-    """The step cannot be sent as it is written. Nothing was."""
+    """A request that cannot be sent as it is written. Nothing was sent."""
 
 
 @dataclass(frozen=True)
 class HttpRequest:
+    """A request, checked and ready to be sent."""
+
     method: str
     url: str
     params: dict[str, Any]
@@ -64,7 +56,8 @@ class HttpRequest:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> HttpRequest:
-        """Raises InvalidRequest, whose message names what is wrong and shows no value that may be secret."""
+        """Read the settings of a step. Raises InvalidRequest, whose message names what is wrong and shows no value that
+        may be secret."""
         try:
             return cls._of(settings)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -178,7 +171,7 @@ class BodyTooLarge(Exception):
 
 
 class Unwritable(Exception):
-    """The file that the answer should go to."""
+    """An output file that cannot be written."""
 
 
 class Response:
@@ -193,7 +186,7 @@ class Response:
         self._charset: str | None = None
         self._body = bytearray()
         self.size = 0
-        self._received = 0
+        self._received_bytes = 0
         self._is_whole = False
         self._file: BinaryIO | None = None
         self._saved: dict[str, object] | None = None
@@ -210,14 +203,14 @@ class Response:
     def _is_error(self) -> bool:
         return self.status >= 400
 
-    def received(self, size: int) -> None:
-        """So much came over the wire. Raises BodyTooLarge."""
-        self._received += size
-        if self._received > self._request.max_body_bytes and not self._is_error:
+    def count_bytes(self, size: int) -> None:
+        """Count what came over the wire. Raises BodyTooLarge."""
+        self._received_bytes += size
+        if self._received_bytes > self._request.max_body_bytes and not self._is_error:
             raise BodyTooLarge(self._request.max_body_bytes)
 
     def add(self, chunk: bytes) -> bool:
-        """False once there is no use in more. Raises BodyTooLarge, Unwritable."""
+        """Keep a part of the body. Returns False once there is no use in more. Raises BodyTooLarge, Unwritable."""
         self.size += len(chunk)
         if self._is_error:
             self._body += chunk[: KEPT_OF_FAILURE - len(self._body)]
@@ -235,7 +228,7 @@ class Response:
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[None]:
-        """Around the body. The file is there when all of it has come, or as it was before."""
+        """Hold the output file open around the body: it is there when all of it has come, or as it was before."""
         if self._request.output_file is None or self._is_error:
             yield
             return
@@ -259,7 +252,8 @@ class Response:
                 part.unlink()
 
     def finish(self, request_id: str) -> None:
-        """What is neither text nor asked for as a file becomes one, where long output of commands is kept."""
+        """Mark the response as whole. A body that is neither text nor asked for as a file becomes one, where long
+        output of commands is kept."""
         self._is_whole = True
         if self._saved is None and not self._is_error and self._text is None:
             path = spill_path(f"{request_id}.body")
@@ -274,7 +268,8 @@ class Response:
 
     @property
     def output(self) -> Any:
-        """The step's: where it was saved, or its text, which the engine reads as JSON where it is JSON."""
+        """Return the output of the step: where it was saved, or its text, which the engine reads as JSON where it is
+        JSON."""
         if self._saved is not None:
             return {**self._saved, "status": self.status, "content_type": self.headers.get("content-type", "")}
         if not self.status or (self._request.output_file is not None and not self._is_error):
@@ -285,7 +280,7 @@ class Response:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it calls itself JSON and ends in the middle of some."""
+        """Return whether a body that calls itself JSON ends in the middle of some."""
         kind = self.headers.get("content-type", "").lower().partition(";")[0].strip()
         text = (self._text or "").rstrip()
         if not text or not (kind == "application/json" or kind.endswith("+json")):
@@ -312,7 +307,7 @@ class Response:
 
     @functools.cached_property
     def _text(self) -> str | None:
-        """The whole of it; None if it is no text."""
+        """Return the whole body as text; None if it is no text."""
         kind = self.headers.get("content-type", "").lower()
         with contextlib.suppress(UnicodeDecodeError, LookupError, ValueError):
             return self._body.decode(self._charset or "utf-8-sig")
@@ -322,7 +317,7 @@ class Response:
 
 
 def _target(path: Path) -> Path:
-    """Where a link leads. Only a file may be replaced: what would become of /dev/null?"""
+    """Return where a link leads. Raises Unwritable for what is not a file: /dev/null must not be replaced."""
     target = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(target.stat().st_mode):
@@ -331,7 +326,7 @@ def _target(path: Path) -> Path:
 
 
 def retry_after_ms(headers: Mapping[str, str], now_s: float) -> int | None:
-    """How long the server wants to be left alone: seconds or a date."""
+    """Return how long the server wants to be left alone: seconds or a date. None where it does not say."""
     written = headers.get("retry-after", "").strip()
     if written.isascii() and written.isdecimal():
         return min(int(written[:12]) * 1000, LONGEST_RETRY_AFTER_MS)

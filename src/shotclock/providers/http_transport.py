@@ -1,4 +1,4 @@
-"""How HTTP requests reach their servers: names looked up where that can be killed, every socket closed in the end.
+"""The transport of HTTP requests: names are looked up where that can be killed, every socket is closed in the end.
 
 httpx2 leaves the lookup to threads that nobody can stop, and a socket whose TLS handshake is cancelled to the
 garbage collector. Both are its network backend's to decide, so this is ours. Imported when it is first needed.
@@ -8,15 +8,90 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import socket
 import ssl
 import typing
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 import httpcore2
 import httpx2
 
-from .name_lookup import Names, Unresolved
+from ..core.catalogue import HandlerReference, Operation
+from ..core.clocks import Clocks
+
+if TYPE_CHECKING:
+    from ..runtime.runtime import Runtime
+
+
+# Lookups under way at a time: each holds a worker, and the workers are there for others as well.
+LOOKUPS_AT_ONCE = 16
+
+# No clock of its own: it ends with the deadline of whoever asks, to the millisecond.
+_RESOLVE = Operation(
+    "resolve",
+    HandlerReference(__name__, "resolve"),
+    isolation="process",
+    mutates=False,
+    idempotent=True,
+    clocks=Clocks(timeout_ms=0, grace_ms=0, reserve_ms=0),
+)
+
+
+class Unresolved(Exception):
+    """A name without an address, or whose address could not be found out."""
+
+    def __init__(self, message: str, *, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.is_late = is_late
+        """The caller's deadline came first."""
+
+
+class Names:
+    """The name lookup of one runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        import asyncio
+
+        self._runtime = runtime
+        self._places = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Return at least one address, best first. Bounded by the scope it is called in. Raises Unresolved."""
+        if _is_address(host):
+            return [host]
+        async with self._places:
+            envelope = await self._runtime.call(_RESOLVE, {"host": host, "port": port})
+        if not envelope.ok:
+            is_late = envelope.code in ("TIMEOUT", "NO_TIME_LEFT")
+            raise Unresolved(str((envelope.error or {})["message"]), is_late=is_late)
+        found: Any = envelope.value
+        if found["error"] is not None:
+            raise Unresolved(found["error"])
+        return list(found["addresses"])
+
+
+def resolve(host: str, port: int) -> dict[str, Any]:
+    """Look up the addresses of a host. Runs in a worker."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return {"error": error.strerror or str(error), "addresses": []}
+    except UnicodeError:  # a label too long, or empty
+        return {"error": "it cannot be the name of a host", "addresses": []}
+    # A dict keeps the order and takes the same address once.
+    return {"error": None, "addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
 
 # Before the next address of a host is tried beside the one that does not answer (RFC 8305).
 NEXT_ADDRESS_S = 0.25
@@ -37,7 +112,7 @@ class Stream(httpcore2.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         part = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
-        self._backend.received(len(part))
+        self._backend.count_bytes(len(part))
         return part
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -56,7 +131,7 @@ class Stream(httpcore2.AsyncNetworkStream):
 
 
 class Backend(httpcore2.AsyncNetworkBackend):
-    """Opens TCP connections and remembers them until `aclose`."""
+    """A network backend that opens TCP connections and remembers them until `aclose`."""
 
     def __init__(self, names: Names, on_sign: Callable[[], None]) -> None:
         self._names = names
@@ -66,15 +141,17 @@ class Backend(httpcore2.AsyncNetworkBackend):
         self._before_answer: int | None = None
 
     def expect(self, answer: bool) -> None:
-        """Whether an answer is awaited, as opposed to its body."""
+        """Set whether an answer is awaited, as opposed to its body."""
         self._before_answer = 0 if answer else None
 
-    def received(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         self._on_sign()
         if self._before_answer is not None:
             self._before_answer += size
             if self._before_answer > MOST_BYTES_BEFORE_ANSWER:
-                raise httpcore2.RemoteProtocolError(f"{MOST_BYTES_BEFORE_ANSWER} bytes came, and no answer among them")
+                raise httpcore2.RemoteProtocolError(
+                    f"the server sent {MOST_BYTES_BEFORE_ANSWER} bytes without an answer"
+                )
 
     async def connect_tcp(
         self,
@@ -92,7 +169,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
         return await self._first_of(addresses[:MOST_ADDRESSES], port)
 
     async def _first_of(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
-        """Whoever answers first. Each gets a head start over the next."""
+        """Return the connection to the address that answers first. Each gets a head start over the next."""
         left = list(addresses)
         trying: set[asyncio.Task[httpcore2.AsyncNetworkStream]] = set()
         error: BaseException | None = None
@@ -120,14 +197,14 @@ class Backend(httpcore2.AsyncNetworkBackend):
         return Stream(stream, self)
 
     async def aclose(self) -> None:
-        """Whatever state they are in."""
+        """Close every connection, whatever state it is in."""
         while self._opened:
             with contextlib.suppress(Exception):
                 await self._opened.pop().aclose()
 
 
 class Transport(httpx2.AsyncBaseTransport):
-    """For one request and its redirects. `env` says which proxy to use, as for curl.
+    """The transport of one request and its redirects. `env` says which proxy to use, as for curl.
 
     `on_sign` hears of whatever comes, `on_body` how many bytes of a body it was, before they are unpacked.
     """
@@ -164,7 +241,7 @@ class Transport(httpx2.AsyncBaseTransport):
         return httpx2.Response(
             response.status,
             headers=response.headers,
-            stream=_Body(response.stream, self._on_body),
+            stream=CountedBody(response.stream, self._on_body),
             extensions=response.extensions,
         )
 
@@ -187,7 +264,9 @@ class Transport(httpx2.AsyncBaseTransport):
         await self._backend.aclose()
 
 
-class _Body(httpx2.AsyncByteStream):
+class CountedBody(httpx2.AsyncByteStream):
+    """A body whose parts are counted as they come. `on_part` may raise."""
+
     def __init__(self, stream: typing.AsyncIterable[bytes], on_part: Callable[[int], None]) -> None:
         self._stream = stream
         self._on_part = on_part

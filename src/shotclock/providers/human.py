@@ -15,24 +15,21 @@ import termios
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..core.clocks import ClockKind, Fired
-from ..core.durations import in_seconds
-from ..core.effects import Ending
+from ..core.clocks import ClockKind, Fired, in_seconds
 from ..core.envelope import Problem, Warning_, warning
-from ..core.errors import Failure
+from ..core.errors import Ending, Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from ..core.proposal_request import TEXT_LIMIT, TITLE_LIMIT
-from ..core.shapes import field
+from ..core.validation import field
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
-from ..inbox.outcomes import outcome_of
+from ..inbox.person_wait import RunWait, ask_and_wait
 from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import Call, Outcome, no_time_left
-from ..runtime.handlers import outcome_of_error
 from ..runtime.loop_call import current_scope
+from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
-from .provider import Aside, StepCall, StepResult, bounded_by_run, restart_clocks
-from .step_type import StepPart, StepType
+from .provider import Aside, Provider, StepCall, StepPart, StepResult, StepType, bounded_by_run
 
 # What somebody can have typed, with everything pasted; what feeds us more is no person.
 ANSWER_LIMIT = 1_000_000
@@ -66,18 +63,18 @@ HUMAN = StepType(
 STEP_TYPES = (HUMAN,)
 
 
-class Gone(Exception):
-    """The terminal is gone, or the person has ended the input without an answer."""
+class InputEnded(Exception):
+    """A terminal that is gone, or input that the person has ended without an answer."""
 
 
-class HumanProvider:
-    """The rule of a failure is `human-input/timeout`, `human-input/required`, `human-input/rejected` or
-    `human-input/withdrawn`."""
+class HumanProvider(Provider):
+    """Provider of questions. The rule of a failure is `human-input/timeout`, `human-input/required`,
+    `human-input/rejected` or `human-input/withdrawn`."""
 
     step_type = HUMAN
 
     def __init__(self, inbox: Callable[[], Inbox], stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
-        """`aside` is entered while a question is open, for whoever else draws on the terminal."""
+        """Ask nobody yet. `aside` is entered while a question is open, for whoever else draws on the terminal."""
         self._inbox = inbox
         self._stdin = stdin
         self._aside = aside
@@ -88,25 +85,23 @@ class HumanProvider:
         call.mutates = False
         terminal = _open_terminal(self._stdin)
         if terminal is None:
-            return await self._ask_in_inbox(step, call, runtime)
+            return await self._ask_in_inbox(step, call)
         try:
             if not await self._wait_for_turn():
-                restart_clocks(call, runtime)
+                call.restart_clocks()
                 return StepResult(no_time_left(call))
             try:
                 with self._aside():
-                    restart_clocks(call, runtime)
+                    call.restart_clocks()
                     return await self._ask_at_terminal(step, call, terminal)
             finally:
                 self._turn.release()
         finally:
             os.close(terminal)
 
-    async def close(self) -> None:
-        pass
-
     async def _wait_for_turn(self) -> bool:
-        """The clock of a question starts when it is asked; until then only the run's own deadline bounds it."""
+        """Wait until no other question is open; return False where the run's time ends first. The question's own clock
+        starts when it is asked."""
         scope = current_scope.get()
         deadline = None if scope is None else scope.deadline
         limit_s = None if deadline is None else deadline.remaining_ns(monotonic_ns()) / 1e9
@@ -128,25 +123,22 @@ class HumanProvider:
                 termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would be the beginning of the next answer
             await question.say("\n")
             return _result_without_answer(call, default)
-        except Gone as gone:
+        except InputEnded as ended:
             if default is not None:
-                return _result_with_answer(str(default), [_default_warning(str(gone), default)])
-            return _failed_result(Problem("INPUT_REQUIRED", str(gone)), "required")
+                return _result_with_answer(str(default), [_default_warning(str(ended), default)])
+            return _failed_result(Problem("INPUT_REQUIRED", str(ended)), "required")
         return _result_with_answer(answer)
 
-    async def _ask_in_inbox(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
+    async def _ask_in_inbox(self, step: StepCall, call: Call) -> StepResult:
         try:
-            inbox = self._inbox()
-            proposal = await inbox.propose(
-                _make_request(step, call), Principal.local(), key=step.key or None, since=step.run_began_at
-            )
             # How long it is open is the question's own clock, which went on while nobody had the run. What ends here is
             # the time of the run.
-            around = bounded_by_run(call, runtime)
-            with step.waits(step.key, proposal):
-                proposal = await inbox.wait_until(proposal, around.bound.bell)
+            wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call))
+            waited = await ask_and_wait(self._inbox(), _make_request(step, call), Principal.local(), wait)
         except Failure as failure:
             return StepResult(outcome_of_error(failure), None, "human-input/required")
+        proposal, waiting = waited.proposal, waited.around
+        assert waiting is not None
         default = step.settings.get("default")
         match proposal.status:
             case ProposalStatus.APPROVED | ProposalStatus.MODIFIED:
@@ -158,9 +150,9 @@ class HumanProvider:
                 return _result_without_answer(call, default, Fired(ClockKind.TIMEOUT, call.name, limit_ms, elapsed_ms))
             case ProposalStatus.PENDING | ProposalStatus.EXPIRED:
                 return _result_without_answer(
-                    call, None, around.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+                    call, None, waiting.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
                 )
-        return StepResult(outcome_of(proposal, 0, 0), None, f"human-input/{proposal.status}")
+        return StepResult(waited.outcome(), None, f"human-input/{proposal.status}")
 
 
 def _make_request(step: StepCall, call: Call) -> ProposalRequest:
@@ -211,7 +203,7 @@ class Question:
             answer, is_end = await (self._lines() if self._is_multiline else self._line())
             if answer and self._choices and answer not in self._choices:
                 if is_end:
-                    raise Gone("the input ended with an answer that is not one of the choices")
+                    raise InputEnded("the input ended with an answer that is not one of the choices")
                 await self.say(f"one of {', '.join(map(_printable, self._choices))} is needed\n> ")
                 continue
             if answer or self._may_be_empty:
@@ -219,7 +211,7 @@ class Question:
             if self._default is not None:
                 return str(self._default)
             if is_end:
-                raise Gone("the input ended without an answer")
+                raise InputEnded("the input ended without an answer")
             await self.say("an answer is needed\n> ")
 
     def _format_prompt(self) -> str:
@@ -244,10 +236,10 @@ class Question:
             lines.append(line)
             length += len(line)
             if length > ANSWER_LIMIT:
-                raise Gone(f"the answer is longer than {ANSWER_LIMIT} characters")
+                raise InputEnded(f"the answer is longer than {ANSWER_LIMIT} characters")
 
     async def _line(self) -> tuple[str, bool]:
-        """Without its end; and whether the input ended there, by Ctrl-D."""
+        """Return a line without its end; and whether the input ended there, by Ctrl-D."""
         while b"\n" not in self._typed:
             part = await self._read()
             self._typed += part
@@ -265,11 +257,11 @@ class Question:
             except BlockingIOError:
                 await _wait_until_ready(loop.add_reader, loop.remove_reader, self._terminal)
             except OSError as error:
-                raise Gone(f"the terminal is gone: {error.strerror}") from None
+                raise InputEnded(f"the terminal is gone: {error.strerror}") from None
 
     async def say(self, text: str) -> None:
-        """A terminal that was stopped by Ctrl-S takes nothing: the wait is inside the question's clock, and what is
-        written after that is not waited for."""
+        """Write to the terminal. One that was stopped by Ctrl-S takes nothing: the wait is inside the question's clock,
+        and what is written after that is not waited for."""
         loop = asyncio.get_running_loop()
         left = text.encode("utf-8", "replace")
         while left:
@@ -280,7 +272,7 @@ class Question:
                     return
                 await _wait_until_ready(loop.add_writer, loop.remove_writer, self._terminal)
             except OSError as error:
-                raise Gone(f"the terminal is gone: {error.strerror}") from None
+                raise InputEnded(f"the terminal is gone: {error.strerror}") from None
 
 
 def _open_terminal(stdin: int) -> int | None:
@@ -314,7 +306,7 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 def _printable(text: str) -> str:
-    """Prompts are made of what other steps printed; a terminal would obey what is in there."""
+    """Replace what a terminal would obey: prompts are made of what other steps printed."""
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 

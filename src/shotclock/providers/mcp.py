@@ -12,37 +12,38 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.clocks import ClockKind, Fired
-from ..core.deadlines import NS_PER_MS, Deadline, reserve_ms_for
-from ..core.durations import MAX_MS, in_seconds, parse_duration_ms
-from ..core.effects import Ending, SideEffects
+from ..core.clocks import MAX_MS, NS_PER_MS, ClockKind, Deadline, Fired, in_seconds, parse_duration_ms, reserve_ms_for
 from ..core.envelope import Envelope, Problem
-from ..core.errors import Failure
-from ..core.shapes import field
+from ..core.errors import Ending, Failure, SideEffects
+from ..core.json_values import as_plain, warn_of_kept
 from ..core.trace import TRACEPARENT
-from ..core.values import as_plain, warn_of_kept
+from ..core.validation import field
 from ..inbox.inbox import Inbox
-from ..inbox.outcomes import undecided_outcome
+from ..inbox.person_wait import undecided_outcome
 from ..process.clock import monotonic_ns
 from ..runtime import commands
-from ..runtime.call import Call, Outcome
-from ..runtime.command_runner import run_shielded
-from ..runtime.handlers import outcome_of_error
-from ..runtime.interactive_process import InteractiveProcess
+from ..runtime.call import Call, Outcome, Work, wound_down_problem
+from ..runtime.command_runner import InteractiveProcess, run_shielded
+from ..runtime.control import note_progress
+from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import (
+    Clock,
     ForeignProposal,
+    Provider,
+    Scalar,
     StepCall,
+    StepPart,
     StepResult,
+    StepType,
     bounded_by_run,
     cancelled_outcome,
     hand_over,
-    restart_clocks,
 )
-from .step_type import Clock, Scalar, StepPart, StepType
 
 if TYPE_CHECKING:
     from .mcp_client import Conversation
@@ -87,7 +88,7 @@ MCP = StepType(
 )
 STEP_TYPES = (MCP,)
 # To take leave of a server that is reached by URL: a DELETE, if there is a session. One that hangs is left without.
-FAREWELL_S = 0.5
+CLOSE_LIMIT_S = 0.5
 # Loading the SDK takes about a second from a cold disk. Where a step has no timeout, only a broken disk runs this out.
 IMPORT_LIMIT_S = 30.0
 # Between calls of a tool that waits for a person in another inbox than ours, where the run is never parked.
@@ -102,13 +103,13 @@ _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "
 _CLIENT = f"{__package__}.mcp_client"
 
 
-class McpProvider:
-    """The rule of a failure is `mcp/timeout`, `mcp/connect_timeout`, `mcp/connect_error`, `mcp/unknown_tool`,
-    `mcp/tool_error`, `mcp/stalled` or `mcp/arguments`; where a Shotclock server waits for a person and the run has no
-    more time for that, `approval/pending`."""
+class McpProvider(Provider):
+    """Provider of MCP tool calls. The rule of a failure is `mcp/timeout`, `mcp/connect_timeout`, `mcp/connect_error`,
+    `mcp/unknown_tool`, `mcp/tool_error`, `mcp/stalled` or `mcp/arguments`; where a Shotclock server waits for a person
+    and the run has no more time for that, `approval/pending`."""
 
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
-        """`inbox` is the run's: a server on this machine may ask people there as well."""
+        """Load nothing yet. `inbox` is the run's: a server on this machine may ask people there as well."""
         self._inbox = inbox
         self._is_loaded = False
         self._loading: asyncio.Task[ModuleType] | None = None
@@ -116,26 +117,29 @@ class McpProvider:
     step_type = MCP
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """A tool that needs an approval has not begun while nobody has decided: the identical call picks it up."""
+        """Call the tool. One that needs an approval has not begun while nobody has decided: the identical call picks it
+        up."""
         while True:
-            result, asked = await self._call_tool(step, call, runtime)
-            if asked is None or not step.key:
+            result, proposal = await self._call_tool(step, call, runtime)
+            if proposal is None or not step.key:
                 return result
-            around = bounded_by_run(call, runtime)
-            bell = around.bound.bell
+            waiting = bounded_by_run(call)
+            bell = waiting.bound.bell
             # No call is made inside: a run that is parked would end it in the middle of its work.
-            with step.waits(step.key, asked):
-                await self._wait(asked, step, bell)
+            with step.waits(step.key, proposal):
+                await self._wait(proposal, step, bell)
             if bell is not None and bell.has_passed(monotonic_ns()):
-                return StepResult(undecided_outcome(asked.id, dict(asked.shown), around), None, "approval/pending")
-            restart_clocks(call, runtime)
+                return StepResult(
+                    undecided_outcome(proposal.id, dict(proposal.shown), waiting), None, "approval/pending"
+                )
+            call.restart_clocks()
 
-    async def _wait(self, asked: ForeignProposal, step: StepCall, bell: Deadline | None) -> None:
+    async def _wait(self, proposal: ForeignProposal, step: StepCall, bell: Deadline | None) -> None:
         """Return when the proposal may be decided: once it is, where the server asks in the inbox of this run too;
         elsewhere after a pause, or not before the run is parked."""
         with contextlib.suppress(Failure):
             inbox = None if self._inbox is None else self._inbox()
-            ours = None if inbox is None else await inbox.get(asked.id)
+            ours = None if inbox is None else await inbox.get(proposal.id)
             if inbox is not None and ours is not None and ours.is_open:
                 await inbox.wait_until(ours, bell)
                 return
@@ -155,13 +159,13 @@ class McpProvider:
         if not self._is_loaded:
             problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
             return StepResult(Outcome(Ending.NOT_STARTED, problem)), None
-        from .mcp_client import unsendable
+        from .mcp_client import find_unsendable
 
-        if (trouble := unsendable(step.settings["arguments"])) is not None:
+        if (trouble := find_unsendable(step.settings["arguments"])) is not None:
             problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
             return StepResult(Outcome(Ending.NOT_STARTED, problem)), None
         tool = _ToolCall(step, call, runtime)
-        return await tool.result(), tool.asked
+        return await tool.result(), tool.proposal
 
     async def _load(self, admission: Call) -> None:
         if self._is_loaded:
@@ -183,7 +187,7 @@ class McpProvider:
             await asyncio.wait([self._loading])  # the waiting for its thread, which ends at once
 
 
-class _ToolCall:
+class _ToolCall(Work):
     """One call of a tool, from the start of its server to its result."""
 
     def __init__(self, step: StepCall, admission: Call, runtime: Runtime) -> None:
@@ -191,19 +195,51 @@ class _ToolCall:
 
         self._step, self._admission, self._runtime = step, admission, runtime
         bell = admission.bound.bell
-        self._talk = Conversation(
+        self._conversation = Conversation(
             step.settings["method"],
             step.settings["arguments"],
             lambda: None if bell is None else bell.remaining_ms(monotonic_ns()),
             admission.trace,
         )
+        self._conversation.on_progress = partial(note_progress, admission)
         written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
         self._rule: str | None = None
-        self.asked: ForeignProposal | None = None
+        self._unwound: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping: asyncio.Task[None] | None = None
+        self._server: InteractiveProcess | None = None
+        self.proposal: ForeignProposal | None = None
         """What a person has to decide first, where the tool did not begin for that."""
 
+    # --- winding down and overtime --------------------------------------------------------------------------
+
+    def wind_down(self, until_ns: int) -> None:
+        if self._stopping is None:
+            within_ms = max(1, (until_ns - monotonic_ns()) // NS_PER_MS)
+            asking = self._conversation.ask_to_stop(self._admission.request_id, within_ms)
+            self._stopping = asyncio.ensure_future(asking)
+
+    def stop_unwound(self) -> None:
+        if not self._unwound.done():
+            self._unwound.set_result(None)
+
+    def move_bell(self) -> bool:
+        """Take the call's bell: whoever waits looks at it again when the old one rings. A server that was started has
+        it, too."""
+        bound = self._admission.bound
+        if self._server is not None and bound.bell is not None and bound.kill_ns is not None:
+            self._server.move_bell(bound.bell.at_ns, bound.kill_ns)
+        return True
+
     async def result(self) -> StepResult:
+        self._admission.work = self
+        try:
+            return await self._result()
+        finally:
+            if self._stopping is not None:
+                self._stopping.cancel()
+
+    async def _result(self) -> StepResult:
         try:
             outcome, output = await (self._by_command() if self._step.settings.get("command") else self._by_url())
         except Failure as failure:
@@ -211,24 +247,25 @@ class _ToolCall:
             outcome.ending, self._rule = Ending.NOT_STARTED, "mcp/connect_error"
         if outcome.problem is not None or not _is_envelope(output):
             return StepResult(outcome, output, self._rule)
-        self.asked = _asked_of_a_person(output)
+        self.proposal = _read_proposal(output)
         code = None if output["error"] is None else output["error"]["code"]
         is_over = code in _TIMED_OUT and self._time_is_over()
         rule = None if code is None else "mcp/timeout" if is_over else "mcp/tool_error"
 
         def rewrite(ours: Envelope) -> Envelope:
-            passed_on = _pass_on(ours, output)
-            return self._by_our_clock(passed_on) if is_over else passed_on
+            adopted = _adopt_answer(ours, output)
+            return self._by_our_clock(adopted) if is_over else adopted
 
         data = output["data"]
         value = data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
         return StepResult(outcome, value, rule, rewrite)
 
     def _time_is_over(self) -> bool:
-        """Whether the time that the server was given is used up: one that keeps to it stops a reserve earlier."""
-        if self._talk.granted is None:
+        """Return whether the time that the server was given is used up: one that keeps to it stops a reserve
+        earlier."""
+        if self._conversation.granted is None:
             return False
-        called_ns, given_ms = self._talk.granted
+        called_ns, given_ms = self._conversation.granted
         return monotonic_ns() >= called_ns + (given_ms - reserve_ms_for(given_ms)) * NS_PER_MS
 
     def _by_our_clock(self, theirs: Envelope) -> Envelope:
@@ -247,17 +284,18 @@ class _ToolCall:
         headers = {name: str(value) for name, value in settings.get("headers", {}).items() if value is not None}
         if TRACEPARENT not in map(str.lower, headers):
             headers |= self._admission.trace.as_headers()
-        problem = await self._hold(self._talk.over_http(settings["url"], headers))
+        problem = await self._hold_conversation(self._conversation.over_http(settings["url"], headers))
         return self._judge(problem, Ending.CANCELLED)
 
     async def _by_command(self) -> tuple[Outcome, Any]:
         step, settings = self._step, self._step.settings
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
-        opening = self._runtime.open(self._admission, argv, env=step.asked or {}, base_env=step.env, cwd=step.folder)
+        opening = self._runtime.open(self._admission, argv, env=step.own_env or {}, base_env=step.env, cwd=step.folder)
         server: InteractiveProcess | None = None
         try:
             async with opening as server:
-                problem = await self._hold(self._talk.over_pipes(server))
+                self._server = server
+                problem = await self._hold_conversation(self._conversation.over_pipes(server))
                 if problem is not None:
                     await server.close(politely=False)
         except asyncio.CancelledError as cancelled:
@@ -270,23 +308,28 @@ class _ToolCall:
 
     # --- the clocks ---------------------------------------------------------------------------------------
 
-    async def _hold(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
-        """The conversation, until it is settled or a clock has run out: then why."""
-        talk = self._talk
-        talking = asyncio.ensure_future(talk.hold(transport))
+    async def _hold_conversation(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
+        """Hold the conversation until it is settled; return the problem where a clock has run out first."""
+        talk = self._conversation
+        talking = asyncio.ensure_future(talk.talk(transport))
         try:
             while not talk.settled.done():
                 now = monotonic_ns()
                 at_ns, kind, limit_ms = min(self._alarms(), default=(None, ClockKind.TIMEOUT, 0))
                 if at_ns is not None and now >= at_ns:
                     return self._timeout_problem(talk, kind, limit_ms)
-                await asyncio.wait([talk.settled], timeout=None if at_ns is None else (at_ns - now) / 1e9)
+                if self._unwound.done():
+                    self._rule = "mcp/timeout" if getattr(self._admission.winding_down, "fired", None) else None
+                    return wound_down_problem(self._admission)
+                waits: list[asyncio.Future[Any]] = [talk.settled, self._unwound]
+                limit_s = None if at_ns is None else (at_ns - now) / 1e9
+                await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             # The deadline may be near, but an answer that is there is not thrown away for a good-bye.
-            await asyncio.wait([talking], timeout=FAREWELL_S)
+            await asyncio.wait([talking], timeout=CLOSE_LIMIT_S)
             return None
         finally:
             talking.cancel()
-            await run_shielded(asyncio.wait([talking], timeout=FAREWELL_S))
+            await run_shielded(asyncio.wait([talking], timeout=CLOSE_LIMIT_S))
             if not talking.done():  # its own clean-up hangs: a second cancellation goes through that as well
                 talking.cancel()
 
@@ -294,7 +337,7 @@ class _ToolCall:
         """Return when the next clocks ring, which they are, and how long they are."""
         from .mcp_client import Stage
 
-        talk, bound, idle_ms = self._talk, self._admission.bound, self._admission.clocks.idle_ms
+        talk, bound, idle_ms = self._conversation, self._admission.bound, self._admission.clocks.idle_ms
         alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
         if talk.stage in (Stage.CONNECTING, Stage.LISTING):  # starting may be silent for as long as it takes
             at_ns = talk.stage_began_ns + self._connect_ms * NS_PER_MS
@@ -313,7 +356,7 @@ class _ToolCall:
             fired = self._admission.fired(kind, elapsed_ns)
         if kind is ClockKind.IDLE:
             self._rule = "mcp/stalled"
-            return Problem("STALLED", f"the MCP server said nothing for {in_seconds(limit_ms)}", fired=fired)
+            return Problem("STALLED", f"the MCP server sent nothing for {in_seconds(limit_ms)}", fired=fired)
         self._rule = "mcp/connect_timeout"
         match talk.stage:
             case Stage.CONNECTING:
@@ -326,7 +369,7 @@ class _ToolCall:
 
     def _describe_stray(self) -> str:
         """Return what the server said instead of an answer, if it did."""
-        stray = self._talk.stray.decode("utf-8", "replace").strip()
+        stray = self._conversation.stray.decode("utf-8", "replace").strip()
         return f"; what it prints is not MCP: {stray!r}" if stray else ""
 
     # --- what is said about it ---------------------------------------------------------------------------------------
@@ -334,9 +377,11 @@ class _ToolCall:
     def _judge(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
         from .mcp_client import Stage, content_of, output_of, text_of
 
-        talk = self._talk
+        talk = self._conversation
         if problem is not None:
-            return Outcome(stopped_as if talk.stage is Stage.CALLING else _harmless(stopped_as), problem), None
+            return Outcome(
+                stopped_as if talk.stage is Stage.CALLING else _ending_before_call(stopped_as), problem
+            ), None
         settled = talk.settled.result()
         if isinstance(settled, Problem):
             self._rule = _RULES[settled.code]
@@ -369,7 +414,7 @@ class _ToolCall:
         data = outcome.data if isinstance(outcome.data, dict) else {}
         # Whole: the engine cuts it, after secrets are taken out; half of one would not be known for one.
         outcome.data = {**data, "stderr": str(process.get("stderr", ""))}
-        if problem.code in _LOST and self._talk.lost:
+        if problem.code in _LOST and self._conversation.lost:
             how = f" with exit code {process['exit_code']}" if report.stopped is None and "exit_code" in process else ""
             stderr = str(process.get("stderr", "")).strip()
             last = f": {stderr.splitlines()[-1][:300]}" if stderr else ""
@@ -388,7 +433,7 @@ _RULES = {
 }
 
 
-def _asked_of_a_person(theirs: Mapping[str, Any]) -> ForeignProposal | None:
+def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
     """Return what a Shotclock server's tool waits for, where the call has not begun for that."""
     error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
     if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
@@ -396,14 +441,15 @@ def _asked_of_a_person(theirs: Mapping[str, Any]) -> ForeignProposal | None:
     proposal_id = data.get("proposal_id")
     if data.get("status") != "pending" or not isinstance(proposal_id, str):
         return None
-    return ForeignProposal(proposal_id, {name: data[name] for name in _TOLD if name in data})
+    return ForeignProposal(proposal_id, {name: data[name] for name in _PROPOSAL_FIELDS if name in data})
 
 
-_TOLD = ("status", "proposal_id", "notes", "title", "expires_at")
+_PROPOSAL_FIELDS = ("status", "proposal_id", "notes", "title", "expires_at")
 
 
-def _harmless(stopped_as: Ending) -> Ending:
-    """Before the tool was called a server by URL has done nothing for us; one that we started may have."""
+def _ending_before_call(stopped_as: Ending) -> Ending:
+    """Return how a call that was stopped before the tool was called has ended: a server by URL has done nothing for us
+    then; one that we started may have."""
     return Ending.NOT_STARTED if stopped_as is Ending.CANCELLED else stopped_as
 
 
@@ -420,16 +466,16 @@ def _is_envelope(output: Any) -> bool:
 
 
 def _has_code_and_message(detail: Any) -> bool:
-    """Whether it has a code and a message, as errors and warnings do."""
+    """Return whether a detail has a code and a message, as errors and warnings do."""
     if not isinstance(detail, dict):
         return False
     code, message = detail.get("code"), detail.get("message")
     return isinstance(code, str) and isinstance(message, str) and _CODE.fullmatch(code) is not None
 
 
-def _pass_on(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
-    """The server speaks our language: its data is the output, its error the step's. The clocks are our own, and
-    nothing is taken over that is not of the type it should be."""
+def _adopt_answer(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
+    """Return the answer of a server that speaks of its calls as we do: its data is the output, its error the step's.
+    The clocks are our own, and nothing is taken over that is not of the type it should be."""
     meta, their_meta, data = dict(ours.meta), theirs["meta"], theirs["data"]
     if their_meta.get("ending") in set(Ending):
         meta["ending"] = their_meta["ending"]

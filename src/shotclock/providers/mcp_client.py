@@ -29,13 +29,18 @@ from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
 
 from .._version import __version__
 from ..core.envelope import Problem
+from ..core.errors import Failure
+from ..core.json_values import read_json
 from ..core.trace import TraceContext
-from ..core.values import read_json
 from ..process.clock import monotonic_ns
 from ..process.spans import stand_at
-from ..runtime.interactive_process import InteractiveProcess
+from ..runtime.command_runner import InteractiveProcess
+from .http_transport import CountedBody
 
 REMAINING = "shotclock.dev/remainingMs"
+STOP_TOOL = "graceful_stop"
+"""What a server offers that can end a call early and keep what there is of it."""
+STOP_AGAIN_S = 0.1
 # One message. Reading a larger one would hold up everybody else on the loop.
 MESSAGE_LIMIT = 16_000_000
 # A server that has refused the handshake is there, and answers this at once if it ever does.
@@ -59,12 +64,12 @@ class Stage(Enum):
 
 
 class Conversation:
-    """`settled` holds the tool's result, or why there is none."""
+    """One conversation with a server. `settled` holds the tool's result, or why there is none."""
 
     def __init__(
         self, tool: str, arguments: Mapping[str, Any], remaining_ms: Callable[[], int | None], trace: TraceContext
     ) -> None:
-        """`trace` is the call that talks, as the parent of what the server does for it."""
+        """Prepare the conversation. `trace` is the call that talks, as the parent of what the server does for it."""
         self._tool, self._arguments, self._remaining_ms = tool, dict(arguments), remaining_ms
         self._trace = trace
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
@@ -76,8 +81,13 @@ class Conversation:
         """The connection ended while something was still asked."""
         self.stray = b""
         """The beginning of what the server said that is no message."""
+        self.on_progress: Callable[[float, float | None, str | None], None] | None = None
+        """Is told of the tool's progress."""
         self.kept: tuple[str, ...] = ()
         """Numbers of its answers that could not be held as they were written."""
+        self._stop_tool: types.Tool | None = None
+        self._calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        """The session in which the tool is called, once it is."""
 
     def enter(self, stage: Stage) -> None:
         self.stage, self.stage_began_ns = stage, monotonic_ns()
@@ -86,40 +96,68 @@ class Conversation:
     def note_sign_of_life(self) -> None:
         self.heard_ns = monotonic_ns()
 
-    async def hold(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
-        """From the first word to the last. What goes wrong is told by `settled`; only a cancellation is raised."""
+    async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
+        """Talk from the first word to the last. What goes wrong is the result of `settled`; only a cancellation is
+        raised."""
         stand_at(self._trace)  # the SDK makes spans where there is a provider, and tells the server of those
         try:
             async with transport as (incoming, outgoing), self._session(incoming, outgoing) as session:
                 try:
-                    result = await self._spoken(session)
+                    result = await self._call_tool(session)
                 except Exception as error:
-                    result = self._problem(error)
+                    result = self._make_problem(error)
                 self._settle(result)
         except Exception as error:  # the transport's, or what closing it left behind
-            self._settle(self._problem(_first(error)))
+            self._settle(self._make_problem(_first_error(error)))
 
-    async def _spoken(self, session: ClientSession) -> types.CallToolResult | Problem:
+    async def _call_tool(self, session: ClientSession) -> types.CallToolResult | Problem:
         await _connect(session)
         self.enter(Stage.LISTING)
-        if (missing := await self._missing(session)) is not None:
+        if (missing := await self._find_missing_tool(session)) is not None:
             return missing
         self.enter(Stage.CALLING)
-        meta: dict[str, Any] = {**self._trace.as_headers()}
         if (remaining_ms := self._remaining_ms()) is not None:
-            meta[REMAINING] = remaining_ms
             self.granted = monotonic_ns(), remaining_ms
-        result = await session.call_tool(
-            self._tool,
-            self._arguments,
-            progress_callback=self._progress,
-            meta=cast("types.RequestParamsMeta", meta),
-        )
+        self._calling.set_result(session)
+        result = await self._call(session, self._tool, self._arguments, remaining_ms, self._trace)
         self.enter(Stage.ANSWERED)
         return result
 
-    async def _missing(self, session: ClientSession) -> Problem | None:
-        """Why the tool cannot be called; None where it is there, or where the server does not list any."""
+    async def _call(
+        self,
+        session: ClientSession,
+        tool: str,
+        arguments: dict[str, Any],
+        remaining_ms: int | None,
+        trace: TraceContext,
+    ) -> types.CallToolResult:
+        meta: dict[str, Any] = {**trace.as_headers()}
+        if remaining_ms is not None:
+            meta[REMAINING] = remaining_ms
+        return await session.call_tool(
+            tool, arguments, progress_callback=self._on_progress, meta=cast("types.RequestParamsMeta", meta)
+        )
+
+    async def ask_to_stop(self, request_id: str, within_ms: int) -> None:
+        """Ask the server to end the call early, where it offers that, with what of this it wants to know. Bounded; what
+        it says is in the answer of the call itself."""
+        known = {"request_id": request_id, "within_ms": within_ms, "reason": "the caller winds down"}
+        meta = cast("types.RequestParamsMeta", {**self._trace.as_headers(), REMAINING: within_ms})
+        with contextlib.suppress(Exception):  # it is only asked; whether it ends is seen by whoever waits for it
+            async with asyncio.timeout(within_ms / 1000):
+                session = await asyncio.shield(self._calling)
+                if self._stop_tool is None or self._tool == STOP_TOOL:
+                    return
+                takes = self._stop_tool.input_schema.get("properties") or {}
+                said = {name: value for name, value in known.items() if name in takes}
+                pause_s = STOP_AGAIN_S
+                # The call may be on its way, and not known there yet: it is asked again, less and less often.
+                while (await session.call_tool(STOP_TOOL, said, meta=meta)).is_error:
+                    await asyncio.sleep(pause_s)
+                    pause_s *= 2
+
+    async def _find_missing_tool(self, session: ClientSession) -> Problem | None:
+        """Return why the tool cannot be called; None where it is there, or where the server does not list any."""
         names: list[str] = []
         cursor: str | None = None
         for _ in range(MOST_PAGES):
@@ -130,6 +168,7 @@ class Conversation:
                     return None
                 raise
             names += [tool.name for tool in page.tools]
+            self._stop_tool = next((tool for tool in page.tools if tool.name == STOP_TOOL), self._stop_tool)
             if self._tool in names:
                 return None
             cursor = page.next_cursor
@@ -145,17 +184,19 @@ class Conversation:
         return _Session(
             incoming,
             outgoing,
-            message_handler=self._message,
+            message_handler=self._on_message,
             client_info=types.Implementation(name="shotclock", version=__version__),
         )
 
-    async def _message(self, message: object) -> None:
+    async def _on_message(self, message: object) -> None:
         self.note_sign_of_life()
 
-    async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
+    async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self.note_sign_of_life()
+        if self.on_progress is not None:
+            self.on_progress(progress, total, message)
 
-    def _problem(self, error: BaseException) -> Problem:
+    def _make_problem(self, error: BaseException) -> Problem:
         is_called = self.stage is Stage.CALLING
         lost = "CONNECTION_LOST" if is_called else "CONNECT_FAILED"
         if isinstance(error, MCPError):
@@ -179,7 +220,7 @@ class Conversation:
     async def over_http(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
         # No timeouts of its own: each of its waits is inside our clocks, and a tool may be silent for long.
         async with (
-            httpx2.AsyncClient(headers=dict(headers), timeout=None, event_hooks={"response": [_cap]}) as client,
+            httpx2.AsyncClient(headers=dict(headers), timeout=None, event_hooks={"response": [_cap_body]}) as client,
             streamable_http_client(url, http_client=client) as streams,
         ):
             yield streams
@@ -189,14 +230,14 @@ class Conversation:
         coming_in, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outgoing, going_out = anyio.create_memory_object_stream[SessionMessage](0)
         async with anyio.create_task_group() as group, incoming, outgoing:
-            group.start_soon(self._reads, server, coming_in)
-            group.start_soon(_writes, server, going_out, coming_in)
+            group.start_soon(self._read_messages, server, coming_in)
+            group.start_soon(_write_messages, server, going_out, coming_in)
             try:
                 yield incoming, outgoing
             finally:
                 group.cancel_scope.cancel()
 
-    async def _reads(
+    async def _read_messages(
         self, server: InteractiveProcess, coming_in: MemoryObjectSendStream[SessionMessage | Exception]
     ) -> None:
         unread, strays = bytearray(), 0
@@ -210,10 +251,10 @@ class Conversation:
                 unread = bytearray(rest)
                 for line in lines:
                     try:
-                        message, kept = _parsed(line)
+                        message, kept = _parse_message(line)
                         self.kept += kept
                     except ValueError as error:
-                        self._settle(self._problem(error))
+                        self._settle(self._make_problem(error))
                         return
                     if message is not None:
                         await coming_in.send(SessionMessage(message))
@@ -222,52 +263,100 @@ class Conversation:
                         self.stray = (self.stray + line + b"\n")[:STRAY_SHOWN]
                 if len(unread) > MESSAGE_LIMIT:
                     code = "TOOL_FAILED" if self.stage is Stage.CALLING else "CONNECT_FAILED"
-                    message = f"what the MCP server says is larger than {MESSAGE_LIMIT} bytes, which is the limit"
+                    message = f"a message of the MCP server is larger than {MESSAGE_LIMIT} bytes, which is the limit"
                     self._settle(Problem(code, message))
                 if len(unread) > MESSAGE_LIMIT and unread.lstrip().startswith(b"{"):
-                    self._settle(self._problem(ValueError(f"a message is larger than {MESSAGE_LIMIT} bytes")))
+                    self._settle(self._make_problem(ValueError(f"a message is larger than {MESSAGE_LIMIT} bytes")))
                     return
                 if strays > STRAY_LIMIT or len(unread) > MESSAGE_LIMIT:
                     self.stray = self.stray or bytes(unread[:STRAY_SHOWN])
                     return
 
 
-class _Capped(httpx2.AsyncByteStream):
-    """A body that is read at once, and so must have an end. Events of a stream are limited one by one, by the SDK."""
+class ServerConversation(Conversation):
+    """A conversation that goes on: the tools are listed once, then called until it is closed.
 
-    def __init__(self, response: httpx2.Response, stream: httpx2.AsyncByteStream) -> None:
-        self._response, self._stream = response, stream
+    `settled` holds why it has ended, where it was not closed."""
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        came = 0
-        async for part in self._stream:
-            came += len(part)
-            if came > MESSAGE_LIMIT:
-                message = f"the answer is larger than {MESSAGE_LIMIT} bytes"
-                raise httpx2.ReadError(message, request=self._response.request)
-            yield part
+    def __init__(self, trace: TraceContext) -> None:
+        super().__init__("", {}, lambda: None, trace)
+        self.listed: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
+        """The tools of the server, once it has told them. Cancelled where it never will."""
+        self._closing = asyncio.Event()
+        self._talking: ClientSession | None = None
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
+        """Connect, list the tools, and stay until it is closed. Only a cancellation is raised."""
+        try:
+            await super().talk(transport)
+        finally:
+            self._talking = None
+            self.listed.cancel()
+
+    async def _call_tool(self, session: ClientSession) -> types.CallToolResult | Problem:
+        await _connect(session)
+        self.enter(Stage.LISTING)
+        tools = await self._list_tools(session)
+        self.enter(Stage.CALLING)
+        self._talking = session
+        self.listed.set_result(tools)
+        await self._closing.wait()  # bounded by whoever opened it
+        return Problem("CONNECTION_LOST", "the conversation with the MCP server is over")
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], remaining_ms: int | None, trace: TraceContext
+    ) -> types.CallToolResult:
+        """Call a tool. Bounded by whoever waits for it. Raises Failure where the server does not answer."""
+        if self._talking is None:
+            problem = self.settled.result() if self.settled.done() else None
+            why = problem.message if isinstance(problem, Problem) else "it has left"
+            raise Failure("CONNECTION_LOST", f"the MCP server cannot be asked any more: {why}")
+        try:
+            return await self._call(self._talking, tool, dict(arguments), remaining_ms, trace)
+        except Exception as error:
+            problem = self._make_problem(_first_error(error))
+            raise Failure(problem.code, problem.message) from error
+
+    def close(self) -> None:
+        """Let it end by itself, with a good-bye."""
+        self._closing.set()
+
+    async def _list_tools(self, session: ClientSession) -> list[types.Tool]:
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+            tools += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        return tools
 
 
-async def _cap(response: httpx2.Response) -> None:
-    stream = response.stream
-    if isinstance(stream, httpx2.AsyncByteStream) and "text/event-stream" not in response.headers.get(
-        "content-type", ""
-    ):
-        response.stream = _Capped(response, stream)
+async def _cap_body(response: httpx2.Response) -> None:
+    """Bound a body that is read at once. Events of a stream are limited one by one, by the SDK."""
+    stream, size = response.stream, 0
+
+    def count(part: int) -> None:
+        nonlocal size
+        size += part
+        if size > MESSAGE_LIMIT:
+            raise httpx2.ReadError(f"the answer is larger than {MESSAGE_LIMIT} bytes", request=response.request)
+
+    is_stream_of_events = "text/event-stream" in response.headers.get("content-type", "")
+    if isinstance(stream, httpx2.AsyncByteStream) and not is_stream_of_events:
+        response.stream = CountedBody(stream, count)
 
 
 class _Session(ClientSession):
     async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
-        """Not here: the schema is the server's, and so are the regular expressions in it, which may take for ever.
+        """Check nothing: the schema is the server's, and so are the regular expressions in it, which may take for ever.
         A step that wants to be sure has its own output_schema."""
 
 
 async def _connect(session: ClientSession) -> None:
-    """The handshake that every server knows first: some never answer a method they do not know. What refuses it
-    speaks a later revision."""
+    """Shake hands with the server, first in the way that every server knows: some never answer a method they do not
+    know. What refuses it speaks a later revision."""
     try:
         await session.initialize()
     except MCPError as refused:
@@ -281,11 +370,11 @@ async def _connect(session: ClientSession) -> None:
 
 
 def _is_lost(error: MCPError) -> bool:
-    """Whether the connection ended. By the text as well: servers use the same code for errors of their own."""
+    """Return whether the connection ended. By the text as well: servers use the same code for errors of their own."""
     return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
-async def _writes(
+async def _write_messages(
     server: InteractiveProcess,
     going_out: MemoryObjectReceiveStream[SessionMessage],
     coming_in: MemoryObjectSendStream[SessionMessage | Exception],
@@ -299,9 +388,9 @@ async def _writes(
             coming_in.close()  # whoever waits for an answer learns that there will be none
 
 
-def _parsed(line: bytes) -> tuple[Any, tuple[str, ...]]:
-    """The message, or None if it is none, and the numbers in it that stayed text. Raise ValueError for an answer that
-    cannot be read: nobody else would ever answer what was asked."""
+def _parse_message(line: bytes) -> tuple[Any, tuple[str, ...]]:
+    """Return the message, or None if it is none, and the numbers in it that stayed text. Raise ValueError for an answer
+    that cannot be read: nobody else would ever answer what was asked."""
     if not line.lstrip().startswith(b"{"):
         return None, ()
     adapter = types.jsonrpc_message_adapter
@@ -315,7 +404,7 @@ def _parsed(line: bytes) -> tuple[Any, tuple[str, ...]]:
     return adapter.validate_python(plain, by_name=False), kept
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -326,7 +415,7 @@ def content_of(result: types.CallToolResult) -> list[dict[str, Any]]:
 
 
 def output_of(result: types.CallToolResult) -> Any:
-    """What is structured as it is; else the text; else what came, as it came."""
+    """Return what is structured as it is; else the text; else what came, as it came."""
     if result.structured_content is not None:
         return result.structured_content
     if all(isinstance(block, types.TextContent) for block in result.content):
@@ -338,8 +427,8 @@ def text_of(result: types.CallToolResult) -> str:
     return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
 
 
-def unsendable(arguments: Any) -> str | None:
-    """Why these arguments are no JSON, if so."""
+def find_unsendable(arguments: Any) -> str | None:
+    """Return why arguments are no JSON; None if they are."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.durations import in_seconds
+from ..core.clocks import in_seconds
 from ..core.envelope import Envelope
-from ..core.records import dataclass, replace_fields
-from ..core.shapes import field
-from .provider import StepCall, StepResult, hand_over
-from .step_type import StepPart, StepType
+from ..core.validation import field
+from ..core.value_types import dataclass, replace_fields
+from .provider import Provider, StepCall, StepPart, StepResult, StepType, hand_over
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,9 +72,9 @@ RunFile = Callable[[NestedRun], Awaitable[Envelope]]
 """Takes the deadline from the current scope. Raises Failure if the file cannot be run."""
 
 
-class WorkflowProvider:
-    """The rule of a failure is `workflow/timeout`, `workflow/invalid`, `workflow/inputs`, `workflow/depth`,
-    `workflow/cancelled` or `workflow/failed`.
+class WorkflowProvider(Provider):
+    """Provider of nested workflows. The rule of a failure is `workflow/timeout`, `workflow/invalid`, `workflow/inputs`,
+    `workflow/depth`, `workflow/cancelled` or `workflow/failed`.
 
     The output is what the file's `outputs` say, or the outputs of its steps; the envelope's data is that of the run.
     """
@@ -92,7 +91,7 @@ class WorkflowProvider:
         # The run inside is what is called: it stands where this call would, below the step.
         bound = call.bound
         set_ms = bound.limit_ms if bound.source is bound.bell else 0
-        scope = Scope(bound.bell, depth, bound.owner, call.caller, set_ms)
+        scope = Scope(bound.bell, depth, bound.owner, call.caller, set_ms, call)
         token = current_scope.set(scope)
         try:
             envelope = await self._until_ended(step)
@@ -135,9 +134,6 @@ class WorkflowProvider:
                 envelope = running.result()
                 hand_over(cancelled, StepResult(envelope, _output(envelope)))
             raise
-
-    async def close(self) -> None:
-        pass
 
 
 def _output(envelope: Envelope) -> Any:

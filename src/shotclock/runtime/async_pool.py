@@ -23,20 +23,20 @@ from functools import partial
 from typing import Protocol
 
 from ..core.clocks import ClockKind
-from ..core.effects import Ending
 from ..core.envelope import Problem, Warning_, warning
+from ..core.errors import Ending
 from ..process import ipc
 from ..process.call_processes import Survivors
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
-from .async_worker import HEARD_LIMIT_NS, KILL_LIMIT_S, AsyncWorker, Fate
+from ..process.messages import Done
+from .async_worker import HEARD_LIMIT_NS, KILL_LIMIT_S, AsyncWorker, Fate, HostCall
 from .call import Outcome
 from .command_runner import run_shielded
-from .host_call import HostCall
 from .loop_call import HEARD_LIMIT_S, STARVED_TRIES
 from .outcomes import crash_outcome
 from .preloaded_zygote import Preloaded
-from .worker_pool import IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S, wait_until_gone
+from .worker_pool import IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S, closing_outcome
 
 # Each tainted worker is a process with handlers that would not stop, or that block it and may do so until their bells.
 # Beyond this the oldest goes, whoever is in it.
@@ -58,11 +58,11 @@ class AbandonedHostCalls(Protocol):
 class AsyncPool:
     """The async worker that serves, those that are on their way out, and the calls that wait for a fresh one."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, preloaded: Preloaded, books: AbandonedHostCalls) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, preloaded: Preloaded, orphans: AbandonedHostCalls) -> None:
         self.loop = loop
         self.preloaded = preloaded
         self.context = contextvars.Context()  # for all our timers, instead of a copy of the caller's for each
-        self._books = books
+        self._orphans = orphans
         self._serving: AsyncWorker | None = None
         self._all: set[AsyncWorker] = set()
         self._tainted: list[AsyncWorker] = []
@@ -75,7 +75,7 @@ class AsyncPool:
     async def warm_up(self, within_s: float) -> bool:
         """Start the worker and wait for it. Return False if it is not up in time."""
         give_up_ns = monotonic_ns() + int(within_s * 1e9)
-        while not (self._serving is not None and self._serving.is_ready):
+        while not (self._serving is not None and self._serving.is_up):
             self._ensure_worker()
             if monotonic_ns() >= give_up_ns:
                 return False
@@ -85,16 +85,16 @@ class AsyncPool:
     async def run(self, host_call: HostCall) -> Outcome:
         """Run a call. Returns when the work has ended one way or the other; bounded by its clocks."""
         if self._closing:
-            return _closing_outcome()
+            return closing_outcome()
         host_call.on_waiting_end = self._turn_away
         host_call.arm(self.loop, self.context)
         queue: asyncio.TimerHandle | None = None
-        if self._serving is not None and self._serving.is_ready:
+        if self._serving is not None and self._serving.is_up:
             self._serving.take(host_call)
         else:
             self._waiting.append(host_call)
             self._ensure_worker()
-            if queue_ms := host_call.admission.clocks.queue_ms:
+            if queue_ms := host_call.call.clocks.queue_ms:
                 queue = self.loop.call_later(queue_ms / 1000, self._end_queueing, host_call)
         try:
             return await host_call.done
@@ -110,7 +110,7 @@ class AsyncPool:
         """Stop the work, because the caller has left; wait, bounded, until it has ended or is given up. Return what
         became of it."""
         worker = host_call.host
-        if not isinstance(worker, AsyncWorker):
+        if worker is None:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(host_call)
             return Outcome(Ending.NOT_STARTED)
@@ -140,7 +140,7 @@ class AsyncPool:
         if self._came_up_ns < started_ns < monotonic_ns() - IMPORT_LIMIT_NS:
             self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
         if kind is ClockKind.QUEUE:
-            fired = host_call.admission.fired(kind, monotonic_ns() - host_call.started_ns)
+            fired = host_call.call.fired(kind, monotonic_ns() - host_call.started_ns)
             host_call.resolve(Outcome(Ending.NOT_STARTED, Problem("QUEUE_TIMEOUT", why, fired=fired)))
         else:
             host_call.settle(Ending.NOT_STARTED, why=why)
@@ -190,19 +190,19 @@ class AsyncPool:
         else:
             host_call.call_when_overdue(self.loop, self._end_overdue)
 
-    def on_ended(self, worker: AsyncWorker, host_call: HostCall, kind: str, payload: object, finished_ns: int) -> None:
+    def on_ended(self, worker: AsyncWorker, host_call: HostCall, done: Done) -> None:
         self._failed_starts = 0
         if host_call.is_abandoned:
-            self._books.note_late_end(host_call)
-        elif kind == "unbegun" and host_call.fired is None:  # refused, because its worker is on its way out
+            self._orphans.note_late_end(host_call)
+        elif done.kind == "unbegun" and host_call.fired is None:  # refused, because its worker is on its way out
             if self._closing:
-                host_call.resolve(_closing_outcome())
+                host_call.resolve(closing_outcome())
             else:
                 self._move([host_call])
         else:
             host_call.disarm()
             warnings = (_replaced_warning(_describe_block(worker, host_call)),) if worker.blocked_by else ()
-            then = partial(host_call.take_result, kind, payload, finished_ns, warnings=warnings)
+            then = partial(host_call.take_result, done, warnings=warnings)
             if not host_call.started:
                 then()
             elif host_call.fired is None:  # it may keep them for the calls after it, as it keeps what is in memory
@@ -214,7 +214,7 @@ class AsyncPool:
     def _end_overdue(self, host_call: HostCall) -> None:
         """End a call that took note of its cancellation and is still there after its grace."""
         worker = host_call.host
-        assert isinstance(worker, AsyncWorker)
+        assert worker is not None
         if host_call.done.done() or worker.is_dying:
             return
         host_call.is_overdue = True
@@ -243,7 +243,7 @@ class AsyncPool:
             else f"{host_call.name} did not stop when it was cancelled"
         )
         host_call.is_abandoned = True
-        self._books.note_abandoned(host_call)
+        self._orphans.note_abandoned(host_call)
 
         def settle(survivors: Survivors = ()) -> None:
             host_call.settle(Ending.ABANDONED, warnings=(_replaced_warning(why),), survivors=survivors)
@@ -319,20 +319,20 @@ class AsyncPool:
             self._serving = None
         host_calls = sorted(worker.host_calls.values(), key=lambda host_call: host_call.number)
         worker.host_calls.clear()
-        told = sum(
+        interrupted = sum(
             not host_call.is_abandoned and host_call.fired is None and worker.has_begun(host_call)
             for host_call in host_calls
         )
         unbegun = []
         for host_call in host_calls:
             if host_call.is_abandoned:
-                self._books.note_killed(host_call)
+                self._orphans.note_killed(host_call)
             elif worker.has_begun(host_call):
-                self._answer_for(worker, host_call, report, told)
+                self._answer_for(worker, host_call, report, interrupted)
             elif self._closing:
-                host_call.resolve(_closing_outcome())
+                host_call.resolve(closing_outcome())
             elif host_call.fired is not None:
-                warnings = (_replaced_warning(_describe_end(worker, host_call), told),)
+                warnings = (_replaced_warning(_describe_end(worker, host_call), interrupted),)
                 host_call.settle(Ending.NOT_STARTED, why="its host process had no time for it", warnings=warnings)
             else:
                 unbegun.append(host_call)
@@ -349,21 +349,21 @@ class AsyncPool:
         self._waiting.extendleft(reversed(unbegun))
         if self._waiting:
             self._ensure_worker()
-            if self._serving is not None and self._serving.is_ready:
+            if self._serving is not None and self._serving.is_up:
                 self._serve_waiting(self._serving)
 
-    def _answer_for(self, worker: AsyncWorker, host_call: HostCall, report: CommandReport, told: int) -> None:
+    def _answer_for(self, worker: AsyncWorker, host_call: HostCall, report: CommandReport, interrupted: int) -> None:
         """Answer a call that had begun in a worker that is gone."""
         survivors = report.survivors
         if host_call.fired is not None:
-            warnings = (_replaced_warning(_describe_end(worker, host_call), told),)
+            warnings = (_replaced_warning(_describe_end(worker, host_call), interrupted),)
             host_call.settle(Ending.KILLED, warnings=warnings, survivors=survivors)
         elif worker.fate is Fate.CLOSING:
             problem = Problem("CANCELLED", "stopped: the runtime is closing")
             host_call.resolve(Outcome(Ending.KILLED, problem, survivors=survivors))
         elif worker.fate is Fate.DIED or report.lost:
             report.stopped = None  # we only asked its supervisor to be quick
-            outcome = crash_outcome(host_call.admission, report)
+            outcome = crash_outcome(host_call.call, report)
             outcome.warnings += (_replaced_warning("it died"),)
             host_call.resolve(outcome)
         else:
@@ -373,23 +373,18 @@ class AsyncPool:
             problem = Problem("HOST_REPLACED", message, context=context or None)
             host_call.resolve(Outcome(Ending.KILLED, problem, survivors=survivors))
 
-    async def close(self) -> None:
-        """Kill every worker and wait, bounded, until each tree is reported gone."""
+    def kill_all(self) -> list[AsyncWorker]:
+        """Take no more calls, answer those that wait, and kill every worker. Return those that are to be gone then."""
         self._closing = True
         if self._respawn is not None:
             self._respawn.cancel()
         for host_call in self._waiting:
-            host_call.resolve(_closing_outcome())
+            host_call.resolve(closing_outcome())
         self._waiting.clear()
         workers = list(self._all)
         for worker in workers:
             worker.kill(Fate.CLOSING)
-        await wait_until_gone([worker.gone for worker in workers if worker.is_ready])
-        if not all(worker.gone.done() for worker in workers):
-            self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
-            await wait_until_gone([worker.gone for worker in workers])
-        for worker in workers:
-            worker.end(None)
+        return workers
 
 
 _LOST = "what handlers kept in its memory is lost"
@@ -408,10 +403,6 @@ def _describe_end(worker: AsyncWorker, host_call: HostCall) -> str:
     return f"{worker.culprit or host_call.name} did not stop when it was cancelled"
 
 
-def _replaced_warning(why: str, told: int = 0) -> Warning_:
-    context = {"interrupted": told} if told else {}
+def _replaced_warning(why: str, interrupted: int = 0) -> Warning_:
+    context = {"interrupted": interrupted} if interrupted else {}
     return warning("HOST_REPLACED", f"the host process was replaced ({why}); {_LOST}", **context)
-
-
-def _closing_outcome() -> Outcome:
-    return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))

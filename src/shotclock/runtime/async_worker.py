@@ -1,36 +1,43 @@
-"""One async worker seen from the runtime: what it is told and says, whether it still hears us, how it ends.
+"""Async workers seen from the runtime: a process whose event loop runs many calls, and each of those calls.
 
-It is told of everything at the end of a turn of our loop, in one write. What it has begun, and whose code holds its
-loop, can be read from shared memory even when it does not answer.
+A call is running → (bell, or the caller leaves) cancelling → ended in its grace, or overdue. All transitions happen on
+the runtime's loop, so a result and a bell can never both win, and one always does.
+
+The process is told of everything at the end of a turn of our loop, in one write. What it has begun, and whose code
+holds its loop, can be read from shared memory even when it does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import mmap
 import os
-import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
+from contextvars import Context as Variables
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from ..process import ipc
+from ..core.clocks import NS_PER_MS, ClockKind
+from ..core.envelope import Problem, Warning_
+from ..core.errors import Ending
+from ..process import ipc, messages
 from ..process.async_worker_main import BEGUN, CLOSED, RUNNING, SHARED_SIZE
-from ..process.call_processes import run_beside
+from ..process.call_processes import StartedProcesses, Survivors
 from ..process.clock import monotonic_ns
-from ..process.command_task import CommandReport
+from ..process.command_task import CommandReport, Order
 from ..process.kill import VERIFY_LIMIT_MS
-from ..process.zygote import HOST, kill_what_lost_its_supervisor
-from .command_runner import REPORT_MARGIN_MS, Patience
-from .host_call import HostCall
-from .loop_call import HEARD_LIMIT_S, STARVED_S, STARVED_TRIES
+from ..process.messages import Cancel, Done, Heard, NeverMind, Process, Ready, WindDown
+from ..process.zygote import HOST
+from .call import Outcome, wound_down_problem
+from .command_runner import REPORT_MARGIN_MS
+from .idle_clock import LONGEST_DELAY_S, NOT_YET, IdleClock
+from .loop_call import HEARD_LIMIT_S, MARGIN_MS, STARVED_S, STARVED_TRIES
+from .outcomes import stalled_problem, timeout_problem, worker_outcome
 from .preloaded_zygote import Preloaded
-from .upcalls import answer_question, dispatch_call
 from .worker_pool import RESPAWN_PAUSE_S
-from .worker_process import MOST_READS
+from .worker_process import ProcessCall, WorkerProcess
 
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
 # How long a call may lie in a worker that shows no sign of life before it goes to another. Longer than on a loop of
@@ -38,6 +45,181 @@ HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
 PICKUP_LIMIT_NS = 500_000_000
 # How long a kill may take to be reported; a supervisor that was stopped or is broken runs it out.
 KILL_LIMIT_S = (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+
+
+class HostCall(ProcessCall):
+    """A call of an async handler, on its way to an async worker and back."""
+
+    done: asyncio.Future[Outcome]
+    on_waiting_end: Callable[[HostCall, ClockKind], None]
+    """Told when a clock runs out before it has a worker."""
+    host: AsyncWorker | None = None
+    fired: ClockKind | None = None
+    """Why it is being cancelled, if it is. A caller who leaves counts as a bell that rings early."""
+    rang_ns = 0
+    asked_ns = 0
+    """When the worker was last told to cancel it."""
+    was_probed = False
+    is_overdue = False
+    """It was cancelled, and its grace is over."""
+    stopping = False
+    taken_ns = 0
+    """When its worker was given it."""
+    started: StartedProcesses | None = None
+    """The processes that it has started there."""
+    _timer: asyncio.TimerHandle | None = None
+    _rearm: Callable[[], None]
+
+    @property
+    def name(self) -> str:
+        return self.call.name
+
+    @property
+    def started_ns(self) -> int:
+        return self.call.started_ns
+
+    @property
+    def grace_ns(self) -> int:
+        """Return what it has left to clean up after the bell: less than this could not even be used by those who
+        obey."""
+        return max(self.call.bound.grace_ms * NS_PER_MS, int(HEARD_LIMIT_S * 1e9))
+
+    @property
+    def overdue_ns(self) -> int:
+        return self.rang_ns + self.grace_ns
+
+    # --- clocks -------------------------------------------------------------------------------------------
+
+    def arm(self, loop: asyncio.AbstractEventLoop, context: Variables) -> None:
+        self.done = loop.create_future()
+        self._rearm = partial(self._arm_bell, loop, context)
+        self._rearm()
+        self.call.work = self
+        if idle_ms := self.call.clocks.idle_ms:
+            self.idle = IdleClock(loop, idle_ms, self._ring_idle)
+
+    def _arm_bell(self, loop: asyncio.AbstractEventLoop, context: Variables) -> None:
+        bell = self.call.bound.bell
+        if bell is None:
+            return
+        delay_s = (bell.at_ns - monotonic_ns()) / 1e9
+        if delay_s > LONGEST_DELAY_S:
+            self._timer = loop.call_later(LONGEST_DELAY_S, self._arm_bell, loop, context)
+        else:
+            self._timer = loop.call_later(max(0.0, delay_s), self._ring, ClockKind.TIMEOUT, context=context)
+
+    def call_when_overdue(self, loop: asyncio.AbstractEventLoop, then: Callable[[HostCall], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(max(0, self.overdue_ns - monotonic_ns()) / 1e9, then, self)
+
+    def disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.idle is not None:
+            self.idle.cancel()
+
+    def wind_down(self, until_ns: int) -> None:
+        if self.idle is not None:  # saving what there is may be silent
+            self.idle.cancel()
+        self.stopping = True
+        if self.host is not None:
+            self.host.ask_to_wind_down(self)
+
+    def stop_unwound(self) -> None:
+        self._ring(ClockKind.SOFT)
+
+    def move_bell(self) -> bool:
+        bell = self.call.bound.bell
+        if self.fired is not None or self.done.done() or bell is None:
+            return False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rearm()
+        if self.host is not None:
+            self.host.send_bell(self, bell.at_ns)
+        return True
+
+    def _ring_idle(self) -> object:
+        if self.host is None or not self.host.has_begun(self):
+            self.sign_of_life()  # the clock of silence starts with the work
+            return NOT_YET
+        self._ring(ClockKind.IDLE)
+        return None
+
+    def _ring(self, kind: ClockKind) -> None:
+        if self.fired is None and not self.done.done():
+            self.stop(kind)
+
+    def stop(self, kind: ClockKind) -> None:
+        self.fired = kind
+        self.stopping = True
+        self.rang_ns = monotonic_ns()
+        if self.host is None:
+            self.on_waiting_end(self, kind)
+        else:
+            self.host.cancel(self)
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def has_started(self, mark: str, pid: int) -> None:
+        if self.started is None:
+            self.started = StartedProcesses(mark)
+            self.started.is_over = self.is_abandoned
+        self.started.add(pid)
+
+    @property
+    def left_of_grace_ns(self) -> int:
+        """Return what its processes have before they are killed."""
+        return max(0, self.overdue_ns - MARGIN_MS * NS_PER_MS - monotonic_ns())
+
+    # --- the answer ---------------------------------------------------------------------------------------
+
+    def resolve(self, outcome: Outcome) -> None:
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+    def take_result(self, done: Done, survivors: Survivors = (), *, warnings: tuple[Warning_, ...] = ()) -> None:
+        """Take what the worker said came of it. At or before the bell it counts, even if the news came after."""
+        bell = self.call.bound.bell
+        in_time = bell is None or done.finished_ns <= bell.at_ns
+        is_result = done.kind not in ("cancelled", "unbegun")
+        if in_time and (self.fired is None or (self.fired is not ClockKind.IDLE and is_result)):
+            outcome = self._make_outcome(done)
+            outcome.survivors = survivors
+            outcome.warnings += warnings
+            self.resolve(outcome)
+        elif done.kind == "unbegun":
+            self.settle(Ending.NOT_STARTED, warnings=warnings)
+        else:  # by itself, but late, where the bell itself was kept from ringing
+            ending = Ending.FINISHED if self.fired is None else Ending.CANCELLED
+            self.settle(ending, warnings=warnings, survivors=survivors)
+
+    def _make_outcome(self, done: Done) -> Outcome:
+        if done.kind in ("cancelled", "unbegun"):
+            outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
+        else:
+            outcome = worker_outcome(done.kind, done.payload)
+        return outcome
+
+    def settle(
+        self,
+        ending: Ending,
+        *,
+        why: str = "",
+        warnings: tuple[Warning_, ...] = (),
+        survivors: Sequence[dict[str, object]] = (),
+    ) -> None:
+        """Answer with the clock that ran out, and what became of the work."""
+        if self.fired is ClockKind.IDLE:
+            problem = stalled_problem(self.call)
+        elif self.fired is ClockKind.SOFT:
+            problem = wound_down_problem(self.call)
+        else:
+            problem = timeout_problem(self.call, monotonic_ns() - self.call.started_ns)
+        if why:
+            problem = Problem(problem.code, f"{problem.message}: {why}", fired=problem.fired)
+        self.resolve(Outcome(ending, problem, warnings=warnings, survivors=survivors))
 
 
 class Fate(Enum):
@@ -60,29 +242,24 @@ class Owner(Protocol):
 
     def on_ready(self, worker: AsyncWorker) -> None: ...
     def on_heard(self, worker: AsyncWorker, host_call: HostCall) -> None: ...
-    def on_ended(
-        self, worker: AsyncWorker, host_call: HostCall, kind: str, payload: object, finished_ns: int
-    ) -> None: ...
+    def on_ended(self, worker: AsyncWorker, host_call: HostCall, done: Done) -> None: ...
     def on_deaf(self, worker: AsyncWorker, unheard: list[HostCall]) -> None: ...
     def on_blocked(self, worker: AsyncWorker) -> None: ...
     def on_lost(self, worker: AsyncWorker, report: CommandReport) -> None: ...
 
 
-class AsyncWorker:
-    """An async worker and its supervisor, from fork to the last report."""
+class AsyncWorker(WorkerProcess):
+    """A process whose event loop runs many calls."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._loop = owner.loop
         self.fate = Fate.DIED
-        self.is_ready = False
         self.is_dying = False
         self.blocked_by = ""
         """Whose code blocks its loop, where it is not killed for that yet; nothing begins in it any more."""
         self.culprit = ""
         """Whose code held the loop when it was given up, as far as can be known."""
         self.host_calls: dict[int, HostCall] = {}
-        self.gone: asyncio.Future[CommandReport | None] = self._loop.create_future()
         self._numbers = 0
         self._unheard: dict[int, HostCall] = {}
         self._check: asyncio.TimerHandle | None = None
@@ -93,30 +270,13 @@ class AsyncWorker:
         self._tries = 0
         self._pulse = -1
         self._sign_ns = self._ready_ns = monotonic_ns()
-        self._further: dict[int, asyncio.Task[None]] = {}
-        self._outbox = bytearray()
-        self._flushing = False
-        self._patience: Patience | None = None
-        self._supervisor = 0
-        self._control, their_control = socket.socketpair()
-        self._calls, their_calls = socket.socketpair()
-        self._control.setblocking(False)
-        self._calls.setblocking(False)
+        self._unsent = bytearray()
         memory = _shared_memory()
         try:
             self._words = memoryview(mmap.mmap(memory, SHARED_SIZE)).cast("Q")
-            owner.preloaded.send(HOST, [their_control.fileno(), their_calls.fileno(), memory])
-        except BaseException:
-            self._control.close()
-            self._calls.close()
-            raise
+            super().__init__(owner.loop, partial(owner.preloaded.request, HOST), memory)
         finally:
-            their_control.close()
-            their_calls.close()
             os.close(memory)
-        self._reports, self._replies = ipc.MessageReader(self._control), ipc.MessageReader(self._calls)
-        self._loop.add_reader(self._control, self._on_report)
-        self._loop.add_reader(self._calls, self._on_reply)
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -127,7 +287,7 @@ class AsyncWorker:
         self.host_calls[host_call.number] = host_call
         host_call.taken_ns = monotonic_ns()
         host_call.sign_of_life()
-        self._send(*host_call.message())
+        self._send_soon(host_call.pack())
         self._watch_pickup()
         if host_call.stopping:
             self.ask_to_wind_down(host_call)
@@ -169,10 +329,13 @@ class AsyncWorker:
     @property
     def was_any_good(self) -> bool:
         """Return whether it came up and was there for a while, so that there is a point in starting another at once."""
-        return self.is_ready and bool(self._words[BEGUN] or monotonic_ns() - self._ready_ns > RESPAWN_PAUSE_S * 1e9)
+        return self.is_up and bool(self._words[BEGUN] or monotonic_ns() - self._ready_ns > RESPAWN_PAUSE_S * 1e9)
 
     def ask_to_wind_down(self, host_call: HostCall) -> None:
-        self._send("stopping", host_call.number)
+        self._send_soon(messages.pack(WindDown(host_call.number, host_call.call.request_id)))
+
+    def send_bell(self, host_call: HostCall, bell_ns: int) -> None:
+        self._send_soon(messages.pack(messages.MoveBell(host_call.number, host_call.call.request_id, bell_ns)))
 
     def cancel(self, host_call: HostCall) -> None:
         """Tell the process to cancel it. Whether it hears that decides about the process."""
@@ -180,7 +343,7 @@ class AsyncWorker:
             return  # its end answers for everybody in it
         host_call.asked_ns = monotonic_ns()
         self._unheard[host_call.number] = host_call
-        self._send("cancel", host_call.number)
+        self._send_soon(messages.pack(Cancel(host_call.number)))
         if self._check is None:
             self._tries = 0
             self._check_later()
@@ -212,158 +375,80 @@ class AsyncWorker:
         """Return the call whose code holds the loop at this moment."""
         return self.host_calls.get(self._words[RUNNING])
 
-    # --- what the process says ----------------------------------------------------------------------------
+    # --- what the process says and is told ----------------------------------------------------------------
 
-    def _on_reply(self) -> None:
-        try:
-            messages = self._replies.receive()
-        except BlockingIOError:
-            return
-        except ipc.Broken:
-            # It is gone. Its supervisor tells how; what it left below need not be waited for.
-            self._loop.remove_reader(self._calls)
-            self._order("kill", "its host is gone")
-            return
+    def _on_silence(self) -> None:
+        self._order(Order.KILL, "its host is gone")  # what it left below need not be waited for
+
+    def _take_all(self, received: list[ipc.Message]) -> None:
         self._sign_ns = monotonic_ns()
-        self._take_messages(messages)
+        super()._take_all(received)
 
-    def _take_messages(self, messages: list[ipc.Message]) -> None:
-        for message in messages:
-            try:
-                self._take_message(message)
-            except Exception as error:  # of whoever listens to progress; the others' messages must not be lost
-                self._loop.call_exception_handler({"message": "shotclock host", "exception": error})
+    def _has_calls(self) -> bool:
+        return bool(self.host_calls)
 
-    def _take_message(self, message: ipc.Message) -> None:
-        if message[0] == "ready":
-            self.is_ready = True
+    def _take(self, message: ipc.Message) -> None:
+        if isinstance(message, Ready):
+            self.is_up = True
             self._ready_ns = monotonic_ns()
             self._owner.on_ready(self)
             return
-        if message[0] == "never mind":
-            if (further := self._further.get(message[1])) is not None:
-                further.cancel()
+        if isinstance(message, NeverMind):
+            self._never_mind(message.question)
             return
-        host_call = self.host_calls.get(message[1])
+        host_call = self.host_calls.get(message[0])
         if host_call is None:
             return
         match message:
-            case ("done", _, str(kind), payload, int(finished_ns)):
+            case Done():
                 del self.host_calls[host_call.number]
                 self._unheard.pop(host_call.number, None)
-                self._owner.on_ended(self, host_call, kind, payload, finished_ns)
-            case ("process", _, str(mark), int(pid)):
-                host_call.has_started(mark, pid)
-            case ("heard", _):
+                self._owner.on_ended(self, host_call, message)
+            case Process():
+                host_call.has_started(message.mark, message.pid)
+            case Heard():
                 if self._unheard.pop(host_call.number, None) is not None:
                     self._owner.on_heard(self, host_call)
-            case ("progress", _, int() | float() as done, total, unit) if not host_call.is_abandoned:
-                host_call.sign_of_life()
-                host_call.listener.progress(done, total, unit)
-            case ("step", _, str(name)) if not host_call.is_abandoned:
-                host_call.sign_of_life()
-                host_call.listener.step(name)
-            case ("call", _, int(question), str(name), bytes(arguments), dict(limits)):
-                self._answer_later(question, partial(dispatch_call, host_call, name, arguments, limits))
-            case ("ask", _, int(question), str(what), bytes(value)):
-                self._answer_later(question, partial(answer_question, host_call.listener, what, value))
+            case _:
+                self._take_from(host_call, message)
 
-    def _answer_later(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
-        async def answer() -> None:
-            self._send("answer", question, await find_answer())
-
-        further = self._further[question] = self._loop.create_task(answer())
-        further.add_done_callback(lambda _: self._further.pop(question, None))
-
-    def _on_report(self) -> None:
-        try:
-            messages = self._reports.receive()
-        except BlockingIOError:
-            return
-        except ipc.Broken:
-            self.end(None)
-            return
-        for message in messages:
-            if message[0] == "started":
-                self._supervisor = message[2]
-            if message[0] == "ended":
-                self.end(CommandReport.unpack(message[1]))
-
-    # --- what it is told ----------------------------------------------------------------------------------
-
-    def _send(self, *message: object) -> None:
+    def _send_soon(self, message: bytes) -> None:
         """Send a message at the end of this turn of our loop, together with whatever else is sent until then."""
-        self._outbox += ipc.frame(message)
-        if not self._flushing:
-            self._flushing = True
+        if not self._unsent:
             self._loop.call_soon(self._flush, context=self._owner.context)
+        self._unsent += message
 
     def _flush(self) -> None:
-        self._flushing = False
-        if self.gone.done():
-            return
-        try:
-            while self._outbox:
-                del self._outbox[: self._calls.send(self._outbox)]
-        except (BlockingIOError, InterruptedError):
-            self._flushing = True
-            self._loop.add_writer(self._calls, self._flush_rest)
-        except OSError:
-            pass  # it is dying; its supervisor will report
+        unsent, self._unsent = self._unsent, bytearray()
+        if not self.gone.done():
+            self._send(unsent)
 
-    def _flush_rest(self) -> None:
+    def _send_more(self) -> None:
         self._sign_ns = monotonic_ns()  # it has read something
-        self._loop.remove_writer(self._calls)
-        self._flush()
-
-    def _order(self, *order: object) -> None:
-        with contextlib.suppress(ipc.Broken, BlockingIOError):
-            ipc.send(self._control, order)
+        super()._send_more()
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def kill(self, fate: Fate, culprit: str = "") -> None:
         if self.is_dying or self.gone.done():
             return
-        self.is_dying = True
+        self._on_ending()
         self.fate, self.culprit = fate, culprit
-        self._words[CLOSED] = 1
-        self._order("kill", fate.name.lower())
-        self._patience = Patience(self._loop, self._supervisor, 0, self._give_up)
+        self._order_end(Order.KILL, fate.name.lower())
 
-    def _give_up(self) -> None:
-        self.end(None)
-
-    def end(self, report: CommandReport | None) -> None:
-        """Close it: the process and everything below it is gone, or its supervisor was killed and its zygote saw to
-        it."""
-        if self.gone.done():
-            return
+    def _on_ending(self) -> None:
         self.is_dying = True
         self._words[CLOSED] = 1
-        with contextlib.suppress(ipc.Broken, OSError):
-            for _ in range(MOST_READS):  # a result sent before the end is still in the socket, and is the truth
-                if not self.host_calls:
-                    break
-                self._take_messages(self._replies.receive())
-        for handle in (self._check, self._pickup, self._patience):
+
+    def _release(self, report: CommandReport | None) -> None:
+        for handle in (self._check, self._pickup):
             if handle is not None:
                 handle.cancel()
-        for further in list(self._further.values()):
-            further.cancel()  # whoever asked is gone
-        for sock in (self._control, self._calls):
-            self._loop.remove_reader(sock)
-            self._loop.remove_writer(sock)
-            sock.close()
+        self._control.close()
         self._words = memoryview(bytearray(self._words)).cast("Q")  # what it says from here on; the memory is let go
-        self.gone.set_result(report)
-        if report is None and self.host_calls:  # nobody has seen what became of it: look, before anything is claimed
-            find = partial(kill_what_lost_its_supervisor, self._supervisor)
-            run_beside(
-                self._loop, find, lambda left: self._owner.on_lost(self, CommandReport(lost=True, survivors=list(left)))
-            )
-        else:
-            self._owner.on_lost(self, report or CommandReport(lost=True))
+
+    def _answer_for_all(self, report: CommandReport) -> None:
+        self._owner.on_lost(self, report)
 
 
 def _shared_memory() -> int:

@@ -12,31 +12,51 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from .._version import __version__
-from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_TIMEOUT_MS, ClockKind, Clocks, Fired
-from ..core.deadlines import NS_PER_MS, Bound, Deadline, nest
-from ..core.durations import format_duration
-from ..core.effects import Ending, SideEffects
+from ..core.clocks import (
+    DEFAULT_GRACE_MS,
+    DEFAULT_TIMEOUT_MS,
+    NS_PER_MS,
+    Bound,
+    ClockKind,
+    Clocks,
+    Deadline,
+    Fired,
+    format_duration,
+    nest,
+)
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, join_problems, warning
-from ..core.records import record, replace_fields, value
+from ..core.errors import Ending, SideEffects
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
+from ..core.value_types import record, replace_fields, value
 from ..process import clock, spans
 from ..process.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..core.operation import Operation
-    from .request import CallRequest
+    import asyncio
 
-_DEFAULTS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
+    from ..core.catalogue import Operation
+    from ..core.overtime import Overtime
+    from ..dispatch.invocation import Stdin
+    from ..inbox.access import Principal
+    from ..inbox.person_wait import RunWait
+    from ..process.context import Progress
+    from .control import CallControl
+
+DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
 
 
 @value
 class Tool:
-    """Who answers: the version that its envelopes carry, and whether they may carry tracebacks."""
+    """The program that answers: the version that its envelopes carry, and what they say of exceptions."""
 
     version: str | None = __version__
     """None where the app's version cannot be written as the contract wants it: ours would not be the truth."""
     debug: bool = False
+    """Whether its envelopes carry tracebacks."""
+    is_served: bool = False
+    """Whether its callers are elsewhere, behind MCP or HTTP: without `debug` they are not told the text of an
+    exception, which was written for nobody."""
 
 
 OURSELVES = Tool()
@@ -44,7 +64,7 @@ OURSELVES = Tool()
 
 @record
 class Call:
-    """One call of an operation, from its admission to its answer. Its clocks are fixed and running."""
+    """One call of an operation, from its start to its answer. Its clocks are fixed and running."""
 
     name: str
     clocks: Clocks
@@ -60,6 +80,8 @@ class Call:
     began_ns: int = 0
     """When the caller began to wait, where that is earlier than the start of the clocks: a person was asked first, or
     the program was imported."""
+    queued_ns: int = 0
+    """How long it waited for a place or for a worker before its work began."""
     parent: Deadline | None = None
     """The deadline that this call's own is inside of, with its owner's name."""
     parent_owner: str = "caller"
@@ -76,6 +98,24 @@ class Call:
     """The approval that it has used up, and that is owed its outcome."""
     stopped_for: Problem | None = None
     """Why it is cancelled, where that is not its caller's wish. Whoever says so gets its answer."""
+    inside_of: Call | None = None
+    """The call that it was made in, where that is one of this process."""
+    min_time_ms: int = 0
+    """With less than this left it is not started."""
+    overtime: Overtime | None = None
+    """The overtime that it may have, and has had."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The loop that waits for it."""
+    overtime_address: str = ""
+    """What a command that a function starts asks for overtime with, where it may have some."""
+    control: CallControl | None = None
+    """Its soft clock, and the way to extend it or to wind it down, where anybody has asked for that."""
+    work: Work | None = None
+    """What carries it out at this moment."""
+    winding_down: WindDown | None = None
+    """Why and until when it was asked to end by itself, once it was."""
+    partial: dict[str, object] | list[object] | None = None
+    """The result so far, as its handler keeps it for the case that it does not come to an end."""
     keep_answer: Callable[[Envelope], None] | None = None
     """Writes the answer down before anybody gets it. May block, and raise Failure."""
 
@@ -91,7 +131,7 @@ class Call:
             parent_owner=self.parent_owner,
             reserve_ms=self.clocks.reserve_ms,
         )
-        others = tuple(said for said in self.warnings if said["code"] != "DEADLINE_INHERITED")
+        others = tuple(each for each in self.warnings if each["code"] != "DEADLINE_INHERITED")
         self.warnings = others + _inherited_warnings(self)
 
     def narrowed(self, limit_ms: int, owner: str) -> Bound:
@@ -112,25 +152,70 @@ class Call:
 
     @property
     def no_time_left(self) -> bool:
-        return self.bound.bell is not None and self.bound.bell.has_passed(self.started_ns)
+        bell = self.bound.bell
+        if bell is None:
+            return False
+        return bell.has_passed(self.started_ns) or bell.remaining_ms(self.started_ns) < self.min_time_ms
 
     def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
         """Record which clock fired, with its owner and limit."""
         elapsed_ms = elapsed_ns // NS_PER_MS
-        match kind:
-            case ClockKind.TIMEOUT:
-                return Fired(kind, self.bound.owner, self.bound.limit_ms, elapsed_ms, self.bound.source)
-            case ClockKind.SOFT:
-                return Fired(kind, self.name, self.clocks.soft_ms or 0, elapsed_ms)
-            case ClockKind.IDLE:
-                return Fired(kind, self.name, self.clocks.idle_ms or 0, elapsed_ms)
-            case _:
-                return Fired(kind, self.name, self.clocks.queue_ms or 0, elapsed_ms)
+        if kind is ClockKind.TIMEOUT:
+            return Fired(kind, self.bound.owner, self.bound.limit_ms, elapsed_ms, self.bound.source)
+        return Fired(kind, self.name, getattr(self.clocks, f"{kind}_ms", None) or 0, elapsed_ms)
+
+
+@value
+class WorkView:
+    """What a piece of work has shown of itself: the ends of what it wrote, and how much that was in all."""
+
+    stdout: str = ""
+    stderr: str = ""
+    written: int = 0
+    has_begun: bool = True
+
+
+class Work:
+    """What carries out a call, and can be told to end it sooner or later than was planned."""
+
+    __slots__ = ()
+
+    @property
+    def is_queued(self) -> bool:
+        """Return whether it still waits for where it is to run."""
+        return False
+
+    def wind_down(self, until_ns: int) -> None:
+        """Tell the work to end by itself until then."""
+
+    def stop_unwound(self) -> None:
+        """Stop it by the polite ladder: it did not end by itself."""
+
+    def move_bell(self) -> bool:
+        """Take the call's bell, which is another one now. Return False where this kind of work cannot."""
+        return False
+
+    async def look(self) -> WorkView:
+        """Return what it has shown of itself."""
+        return WorkView()
+
+
+@value
+class WindDown:
+    """A graceful stop: who asked for it, why, and until when the work may end by itself."""
+
+    by: str
+    """`soft clock`, `observer`, or a person's name."""
+    reason: str
+    at_ns: int
+    until_ns: int
+    fired: Fired | None = None
+    """The soft clock that rang, where that was the cause: of this call, or of one that it is a part of."""
 
 
 @record
 class Outcome:
-    """What happened to the work."""
+    """The end of a call's work: how it ended, with what, and why not well."""
 
     ending: Ending
     problem: Problem | Callable[[], Problem] | None = None
@@ -141,7 +226,7 @@ class Outcome:
     survivors: Sequence[dict[str, object]] = ()
     traceback: str = ""
     """Of what the handler raised: for stderr, and for the envelope only where the tool says so."""
-    admission: Call | None = None
+    call: Call | None = None
     """The call that it is the outcome of, once it is answered."""
     answered_ns: int = 0
     wall_ns: int = 0
@@ -229,7 +314,7 @@ def admit(
     name: str,
     clocks: Clocks,
     *,
-    defaults: Clocks = _DEFAULTS,
+    defaults: Clocks = DEFAULT_CLOCKS,
     parent: Deadline | None = None,
     parent_owner: str = "caller",
     caller: TraceContext | None = None,
@@ -240,6 +325,9 @@ def admit(
     began_ns: int = 0,
     operation: Operation | None = None,
     arguments: Mapping[str, object] | None = None,
+    inside_of: Call | None = None,
+    overtime: Overtime | None = None,
+    min_time_ms: int = 0,
 ) -> Call:
     """Fix the clocks of a call, which run from now on. `began_ns` is when its caller began to wait."""
     if clocks is not defaults:
@@ -265,10 +353,13 @@ def admit(
         notes,
         tool,
         began_ns or now,
-        parent,
-        parent_owner,
-        operation,
-        arguments,
+        parent=parent,
+        parent_owner=parent_owner,
+        operation=operation,
+        arguments=arguments,
+        inside_of=inside_of,
+        overtime=overtime,
+        min_time_ms=min_time_ms,
     )
     if parent is not None:
         call.warnings += _inherited_warnings(call)
@@ -285,16 +376,16 @@ def _inherited_warnings(call: Call) -> tuple[Warning_, ...]:
     return (warning("DEADLINE_INHERITED", message),)
 
 
-def no_time_left(admission: Call) -> Outcome:
-    return Outcome(
-        Ending.NOT_STARTED,
-        Problem(
-            "NO_TIME_LEFT",
-            f"{admission.name} was not started: the {admission.bound.owner}'s deadline has passed",
-            phase="validation",
-            fired=admission.fired(ClockKind.TIMEOUT, 0),
-        ),
-    )
+def no_time_left(call: Call) -> Outcome:
+    bell, owner = call.bound.bell, call.bound.owner
+    why = f"the {owner}'s deadline has passed"
+    fired: Fired | None = call.fired(ClockKind.TIMEOUT, 0)
+    if bell is not None and not bell.has_passed(call.started_ns):  # no clock has rung: it asks for more than there is
+        left = format_duration(bell.remaining_ms(call.started_ns))
+        whose = "its own timeout" if owner == call.name else f"the {owner}"
+        why, fired = f"it needs at least {format_duration(call.min_time_ms)}, and {whose} leaves {left}", None
+    problem = Problem("NO_TIME_LEFT", f"{call.name} was not started: {why}", phase="validation", fired=fired)
+    return Outcome(Ending.NOT_STARTED, problem)
 
 
 def invalid(problems: list[dict[str, str]]) -> Outcome:
@@ -303,65 +394,144 @@ def invalid(problems: list[dict[str, str]]) -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 
-def answer(admission: Call, outcome: Outcome | Envelope) -> Envelope:
+def wound_down_problem(call: Call) -> Problem:
+    """Say of a call that was asked to wind down why it did not come to its end."""
+    asked = call.winding_down
+    assert asked is not None
+    message = f"{asked.reason}; {call.name} wound down without finishing"
+    if asked.fired is None:
+        return Problem("CANCELLED", message, context={"reason": asked.reason, "by": asked.by})
+    elapsed_ms = (clock.monotonic_ns() - call.started_ns) // NS_PER_MS
+    return Problem("TIMEOUT", message, fired=replace_fields(asked.fired, elapsed_ms=elapsed_ms))
+
+
+def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
     """Make the one envelope of a call. What happened is fixed here and now; its text is made when it is read.
 
     An envelope is what another call answered that did the same work, and is passed on as it is."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
-    admission.arguments = None  # whoever keeps the envelope need not keep them
+    call.arguments = call.work = None  # whoever keeps the envelope need not keep them
     if isinstance(outcome, Envelope):
         if spans.recorder is not None:
             problem = None if outcome.ok else Problem(str(outcome.code), "")
-            spans.recorder.call_ended(admission, Outcome(Ending(outcome.ending), problem), now_ns, wall_ns)
+            spans.recorder.call_ended(call, Outcome(Ending(outcome.ending), problem), now_ns, wall_ns)
         return outcome
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by whoever reads it
     if outcome.traceback:
-        _write_traceback(admission.name, outcome.traceback)
+        _write_traceback(call, outcome.traceback)
     if spans.recorder is not None:
-        spans.recorder.call_ended(admission, outcome, now_ns, wall_ns)
-    warnings = admission.warnings + outcome.warnings
-    outcome.admission, outcome.answered_ns, outcome.wall_ns = admission, now_ns, wall_ns
+        spans.recorder.call_ended(call, outcome, now_ns, wall_ns)
+    warnings = call.warnings + outcome.warnings
+    if call.winding_down is not None and outcome.problem is None:
+        warnings += (_wind_down_warning(call, call.winding_down),)
+    if outcome.data is None and outcome.problem is not None:
+        outcome.data = call.partial
+    outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, wall_ns
     return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, outcome)
 
 
-def _write_traceback(name: str, lines: str) -> None:
+def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:
+    if asked.fired is not None and asked.fired.owner == call.name:
+        return warning("SOFT_LIMIT", limit_ms=asked.fired.limit_ms)
+    who = f"the {asked.by}" if asked.fired is not None else asked.by
+    return warning("WOUND_DOWN", f"asked to wind down by {who}: {asked.reason}")
+
+
+def _write_traceback(call: Call, lines: str) -> None:
     try:
-        sys.stderr.write(f"shotclock: {name} raised:\n{lines}")
+        sys.stderr.write(f"shotclock: {call.name} raised (request {call.request_id}):\n{lines}")
     except Exception:  # closed, or full: nobody reads it
         pass
 
 
 def _render(outcome: Outcome) -> Envelope:
-    admission, now_ns = outcome.admission, outcome.answered_ns
-    assert admission is not None  # it was answered for
-    bound = admission.bound
+    call, now_ns = outcome.call, outcome.answered_ns
+    assert call is not None  # it was answered for
+    bound = call.bound
     meta: dict[str, object] = {
-        "duration_ms": (now_ns - (admission.began_ns or admission.started_ns)) // NS_PER_MS,
+        "duration_ms": (now_ns - (call.began_ns or call.started_ns)) // NS_PER_MS,
         "timeout_ms": bound.limit_ms,
-        "request_id": admission.request_id,
-        "trace_id": admission.trace_id,
-        "command": admission.name,
+        "request_id": call.request_id,
+        "trace_id": call.trace_id,
+        "command": call.name,
         "timestamp": clock.timestamp(outcome.wall_ns),
         "survivors": list(outcome.survivors),
     }
-    if admission.tool.version is not None:
-        meta["tool_version"] = admission.tool.version
-    if admission.confirmed and outcome.ending is not Ending.NOT_STARTED:
+    if call.tool.version is not None:
+        meta["tool_version"] = call.tool.version
+    if call.confirmed and outcome.ending is not Ending.NOT_STARTED:
         meta["confirmed"] = True
     if outcome.budget_ms is not None:
         meta["budget_ms"] = outcome.budget_ms
+    if call.overtime is not None:
+        meta["overtime"] = call.overtime.as_meta()
+    was_stopped = outcome.problem is not None and outcome.ending in (Ending.KILLED, Ending.CANCELLED, Ending.ABANDONED)
+    if outcome.data is not None and (call.winding_down is not None or was_stopped):
+        meta["partial"] = True
     if bound.bell is not None:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
-    if outcome.traceback and problem is not None and admission.tool.debug:
+    if problem is not None and problem.outside is not None and call.tool.is_served and not call.tool.debug:
+        problem = replace_fields(problem, message=_tell_outside(call, problem))
+    if outcome.traceback and problem is not None and call.tool.debug:
         problem = replace_fields(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
     return build_envelope(
         data=outcome.data,
         problem=problem,
         ending=outcome.ending,
-        mutates=admission.mutates,
-        idempotent=admission.idempotent,
+        mutates=call.mutates,
+        idempotent=call.idempotent,
         meta=meta,
         effects=outcome.side_effects,
     )
+
+
+def _tell_outside(call: Call, problem: Problem) -> str:
+    """Return what a caller elsewhere is told of an exception: what may be said of it, and of a bug where the rest
+    stands."""
+    if problem.code != "INTERNAL_ERROR":
+        return problem.outside or ""
+    where = f"on the server's stderr, or in the job's log, for request {call.request_id}"
+    return f"{problem.outside}; the details are {where}"
+
+
+@record
+class CallRequest:
+    """A command by its name, its arguments, and how this one call of it is made."""
+
+    name: str
+    arguments: Mapping[str, object]
+    clocks: Clocks | None = None
+    """What the caller says instead of the command's own."""
+    principal: Principal | None = None
+    """Who asks, and owns what the call starts. None: whoever runs this process."""
+    idempotency_key: str | None = None
+    parent: Deadline | None = None
+    """The caller's own deadline, if it came with the call."""
+    began_ns: int = 0
+    """When the caller began to wait, if that was before the call was made."""
+    budget_ms: int | None = None
+    """How long the caller waits for a command that may outlive it, or for a person. None: as long as the work takes."""
+    confirmed: bool = False
+    """It may destroy what it destroys. Not said here or as the argument `confirm_destructive`, it is only shown."""
+    dry_run: bool = False
+    validate_only: bool = False
+    resume_from: str | None = None
+    on_progress: Progress | None = None
+    stop: asyncio.Future[str] | None = None
+    """Once it holds the name of a signal the work is stopped, and what came of it until then is the answer."""
+    stdin: Stdin | None = None
+    justification: str = ""
+    """Why a person should approve it."""
+    repeat_hint: str | None = None
+    """How this caller makes the same call once more."""
+    run_wait: RunWait | None = None
+    """How a step of a run waits for a person."""
+    refusal: Outcome | None = None
+    """Why the surface itself cannot let it pass. It is the answer, and nothing runs."""
+
+    @property
+    def owner(self) -> str | None:
+        """Whose its jobs and keys are. None: the user's whose store it is."""
+        return None if self.principal is None else self.principal.owner

@@ -11,18 +11,18 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
+from ..core.clocks import NS_PER_MS, ClockKind
 from ..process import call_processes, ipc, kernel
 from ..process.clock import monotonic_ns
-from ..process.command_task import CommandReport, CommandTask
+from ..process.command_task import CommandReport, CommandTask, News, Order
 from ..process.kill import VERIFY_LIMIT_MS, signal_process
 from ..process.supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
 from ..process.zygote import COMMAND, kill_what_lost_its_supervisor
+from .call import Call, Work, WorkView
 
 # Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.
 REPORT_MARGIN_MS = 2_000
@@ -78,7 +78,19 @@ def signal_supervisor(pid: int, number: int) -> None:
 class RunningCommand:
     """A supervisor, seen from the loop that waits for what it runs."""
 
-    __slots__ = ("_inbox", "control", "ended", "loop", "lost", "ordered", "pid", "started", "supervisor")
+    __slots__ = (
+        "_inbox",
+        "control",
+        "ended",
+        "looking",
+        "loop",
+        "lost",
+        "ordered",
+        "pid",
+        "started",
+        "supervisor",
+        "waiting_orders",
+    )
 
     def __init__(self, control: socket.socket) -> None:
         control.setblocking(False)
@@ -90,6 +102,8 @@ class RunningCommand:
         """The same, as soon as it has said anything."""
         self._inbox = ipc.MessageReader(control)
         self.loop = asyncio.get_running_loop()
+        self.looking: list[asyncio.Future[WorkView]] = []
+        """Those who wait to see what the command has written so far."""
         self.begin()
         self.loop.add_reader(control, self._receive)
 
@@ -97,6 +111,7 @@ class RunningCommand:
         """Forget the command before: nothing is known of one yet."""
         self.started = False
         self.ordered = False
+        self.waiting_orders: list[tuple[str, int] | tuple[str, int, int]] = []
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
 
     async def send_task(self, task: CommandTask) -> None:
@@ -109,11 +124,18 @@ class RunningCommand:
         except OSError as error:
             raise TaskNotSent(*error.args) from error
 
-    def order(self, order: str, detail: object) -> None:
+    def order(self, order: str, *details: object) -> None:
         self.ordered = True
         with contextlib.suppress(ipc.Broken, BlockingIOError):
-            ipc.send(self.control, (order, detail))
+            ipc.send(self.control, (order, *details))
         signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def order_once_started(self, *order: Any) -> None:
+        """Send an order about a command that runs. One that comes before its start would be taken for its end."""
+        if self.started:
+            self.order(*order)
+        else:
+            self.waiting_orders.append(order)
 
     def close(self) -> None:
         """Close its socket. If anything is still there, its supervisor now kills it."""
@@ -156,13 +178,62 @@ class RunningCommand:
             self.end(CommandReport(lost=True))
             return
         for message in messages:
-            if message[0] == "started":
+            if message[0] == News.STARTED:
                 self.started = True
                 self.supervisor = message[2]
-            elif message[0] == "ended":
+                orders, self.waiting_orders = self.waiting_orders, []
+                for order in orders:
+                    self.order(*order)
+            elif message[0] == News.LOOKED:
+                for looking in self.looking:
+                    if not looking.done():
+                        looking.set_result(WorkView(_text(message[1]), _text(message[2]), message[3]))
+                self.looking.clear()
+            elif message[0] == News.ENDED:
                 report = CommandReport.unpack(message[1])
                 self.pid = self.supervisor = report.spare_pid
                 self.end(report)
+
+
+def _text(written: bytes) -> str:
+    return written.decode(errors="replace")
+
+
+class CommandWork(Work):
+    """A command that runs for a call. Its supervisor ends it, also where it was asked to wind down."""
+
+    __slots__ = ("_call", "_running", "_supervisors", "_task", "alarms")
+
+    def __init__(self, supervisors: Supervisors, running: RunningCommand, task: CommandTask, call: Call) -> None:
+        self._supervisors, self._running, self._task, self._call = supervisors, running, task, call
+        self.alarms = supervisors.watch(running, task)
+        if call.winding_down is not None:
+            self.wind_down(call.winding_down.until_ns)
+
+    def wind_down(self, until_ns: int) -> None:
+        self._running.order_once_started(Order.WIND_DOWN, until_ns)
+
+    def move_bell(self) -> bool:
+        bound = self._call.bound
+        if self._running.ended.done() or bound.bell is None or bound.kill_ns is None:
+            return False
+        self._task.bell_ns, self._task.kill_ns = bound.bell.at_ns, bound.kill_ns
+        self._running.order_once_started(Order.BELL, bound.bell.at_ns, bound.kill_ns)
+        self.cancel_alarms()
+        self.alarms = self._supervisors.watch(self._running, self._task)
+        return True
+
+    async def look(self) -> WorkView:
+        if not self._running.started:
+            return WorkView(has_begun=False)
+        looking: asyncio.Future[WorkView] = self._running.loop.create_future()
+        self._running.looking.append(looking)
+        self._running.order(Order.LOOK)
+        return await looking  # bounded by whoever looks
+
+    def cancel_alarms(self) -> None:
+        for alarm in self.alarms:
+            alarm.cancel()
 
 
 class TaskNotSent(OSError):
@@ -178,14 +249,15 @@ class Supervisors:
         self._spare: list[RunningCommand] = []
         self._closing = False
 
-    async def run(self, task: CommandTask) -> CommandReport:
-        """Run a command to its end. Cancelling this stops the command first. Nothing survives but what is reported."""
+    async def run(self, task: CommandTask, call: Call) -> CommandReport:
+        """Run the command of a call to its end. Cancelling this stops the command first. Nothing survives but what is
+        reported."""
         for _ in range(len(self._spare) + 1):
             with contextlib.suppress(
                 TaskNotSent
             ):  # it was killed before it read that, or its zygote was; nothing began
-                return await self._run_once(task)
-        return await self._run_once(task)
+                return await self._run_once(task, call)
+        return await self._run_once(task, call)
 
     async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
         """Give a task to a fresh supervisor. Of the work's own stdin and stdout, the ends are in `fds`."""
@@ -205,7 +277,7 @@ class Supervisors:
         self._closing = True
         self.dismiss()
         for running in list(self.running):
-            running.order("kill", "closing")
+            running.order(Order.KILL, "closing")
         if self.running:
             await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
 
@@ -213,14 +285,14 @@ class Supervisors:
         """Count in one that has its task. Where everybody was told to stop meanwhile, it has not heard that."""
         self.running.add(running)
         if self._closing:
-            running.order("kill", "closing")
+            running.order(Order.KILL, "closing")
 
     def dismiss(self) -> None:
         """Close those who wait for something to do."""
         while self._spare:
             self._spare.pop().close()
 
-    async def _run_once(self, task: CommandTask) -> CommandReport:
+    async def _run_once(self, task: CommandTask, call: Call) -> CommandReport:
         running = self._take_spare()
         if running is None:
             running = await self.begin(task, [])
@@ -231,16 +303,16 @@ class Supervisors:
                 running.close()
                 raise
         self.register(running)
-        alarms = self._watch(running, task)
+        work = call.work = CommandWork(self, running, task, call)
         try:
             report = await asyncio.shield(running.ended)
             if report.lost:
                 await self._look_for_survivors(running, task, report)
             return report
         except asyncio.CancelledError as cancelled:
-            running.order("stop", "cancelled")
+            running.order(Order.STOP, "cancelled")
             if running.supervisor:
-                alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
+                work.alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
             # What has not started is called off by that, and there is nothing to wait for.
             there = running.started or running.pid
             stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if there else CALL_OFF_S
@@ -250,8 +322,7 @@ class Supervisors:
                 cancelled.report = running.ended.result()  # type: ignore[attr-defined]
             raise
         finally:
-            for alarm in alarms:
-                alarm.cancel()
+            work.cancel_alarms()
             self.running.discard(running)
             self._give_back(running)
 
@@ -268,7 +339,7 @@ class Supervisors:
         if task.bell_ns is not None and now_ns >= task.bell_ns:
             report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
 
-    def _watch(self, running: RunningCommand, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
+    def watch(self, running: RunningCommand, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
         """Set the timers that end the waiting where the supervisor does not."""
         alarms: list[asyncio.TimerHandle | Patience] = []
         loop, now_ns = asyncio.get_running_loop(), monotonic_ns()
@@ -321,3 +392,173 @@ async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)
+
+
+# --- a command that is talked with ---------------------------------------------------------------------
+
+
+# What a process may take to leave by itself once its stdin has ended; one that does not listen is told by TERM.
+LEAVE_LIMIT_S = 0.5
+# And then until the kill: it has answered, nobody waits for what it still does.
+LEAVE_GRACE_MS = 500
+CHUNK = 64 * 1024
+
+
+class InteractiveProcess:
+    """A running process. `read` and `write` are bounded by whoever calls them, and end when the process does."""
+
+    def __init__(self, running: RunningCommand, task: CommandTask, stdin: int, stdout: int) -> None:
+        self._running = running
+        self.task = task
+        self._stdin, self._stdout = stdin, stdout
+        self._waits: set[asyncio.Future[None]] = set()
+        self.report: CommandReport | None = None
+        """How it ended, once it has."""
+        for fd in (stdin, stdout):
+            os.set_blocking(fd, False)
+        running.ended.add_done_callback(self._has_ended)
+
+    @property
+    def ended(self) -> asyncio.Future[CommandReport]:
+        return self._running.ended
+
+    async def read(self) -> bytes:
+        """Return what it has written to its stdout; nothing at the end."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0)  # one that never stops writing must not keep the loop for itself
+        while self._stdout >= 0:
+            try:
+                return os.read(self._stdout, CHUNK)
+            except BlockingIOError:
+                await self._until(loop.add_reader, loop.remove_reader, self._stdout)
+            except OSError:
+                break
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """Write to its stdin. Raises BrokenPipeError if it does not take any more."""
+        loop = asyncio.get_running_loop()
+        left = memoryview(data)
+        while left:
+            if self._stdin < 0:
+                raise BrokenPipeError("closed")
+            try:
+                left = left[os.write(self._stdin, left[:CHUNK]) :]
+            except BlockingIOError:
+                await self._until(loop.add_writer, loop.remove_writer, self._stdin)
+            except OSError as error:
+                raise BrokenPipeError(str(error)) from error
+
+    async def close(self, *, politely: bool) -> None:
+        """End it. Nothing of it is left after this but what its report calls survivors.
+
+        Politely: its stdin ends, and it may leave by itself. Otherwise it is stopped at once, with its own grace.
+        """
+        self.end_stdin()
+        grace_ms = self.task.grace_ms
+        if politely:
+            await asyncio.wait([self.ended], timeout=LEAVE_LIMIT_S)
+            grace_ms = min(grace_ms, LEAVE_GRACE_MS)
+        if not self.ended.done():
+            self._running.order(Order.GRACE, grace_ms)
+            self._running.order(Order.STOP, "closed")
+            await asyncio.wait([self.ended], timeout=(grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000)
+        if self.report is None:
+            self.report = CommandReport()
+
+    def move_bell(self, bell_ns: int, kill_ns: int) -> None:
+        """Let it run until another bell."""
+        self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
+
+    def end_stdin(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._stdin >= 0:
+            loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+        self._wake()
+
+    def let_go(self) -> None:
+        """Close the descriptors. If anything is still there, its supervisor now kills it."""
+        loop = asyncio.get_running_loop()
+        self.end_stdin()
+        if self._stdout >= 0:
+            loop.remove_reader(self._stdout)
+            os.close(self._stdout)
+            self._stdout = -1
+        self._running.close()
+        self._wake()
+
+    async def _until(self, add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waits.add(ready)
+        add(fd, _set, ready)
+        try:
+            await ready
+        finally:
+            self._waits.discard(ready)
+            if fd in (self._stdin, self._stdout):  # otherwise it was closed, and its number may be somebody else's
+                remove(fd)
+
+    def _wake(self) -> None:
+        for ready in self._waits:
+            _set(ready)
+
+    def _has_ended(self, ended: asyncio.Future[CommandReport]) -> None:
+        if not ended.cancelled():
+            self.report = ended.result() if ended.exception() is None else CommandReport()
+
+
+@contextlib.asynccontextmanager
+async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[InteractiveProcess]:
+    """Start a command, and have it gone again, with all it started, when this is left. Raises OSError or ipc.Broken.
+
+    Left by an exception (a cancellation as well) it is stopped at once, otherwise it may leave by itself.
+    """
+    try:
+        opened = await _open_once(supervisors, task)
+    except TaskNotSent:  # its zygote was killed with the request in its hands; nothing began
+        opened = await _open_once(supervisors, task)
+    supervisors.register(opened._running)
+    try:
+        try:
+            yield opened
+        except BaseException:
+            await run_shielded(opened.close(politely=False))
+            raise
+        await _let_leave(opened)
+    finally:
+        supervisors.running.discard(opened._running)
+        opened.let_go()
+
+
+async def _let_leave(opened: InteractiveProcess) -> None:
+    """Wait until it leaves by itself. A cancellation meanwhile ends the patience, not the care."""
+    closing = asyncio.ensure_future(opened.close(politely=True))
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        opened._running.order(Order.KILL, "closed")
+        await run_shielded(asyncio.wait([closing], timeout=(VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000))
+        raise
+
+
+async def _open_once(supervisors: Supervisors, task: CommandTask) -> InteractiveProcess:
+    their_stdin, stdin = os.pipe()
+    fds = [their_stdin, stdin]
+    try:
+        stdout, their_stdout = os.pipe()
+        fds += (stdout, their_stdout)
+        running = await supervisors.begin(task, [their_stdin, their_stdout])
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    os.close(their_stdin)
+    os.close(their_stdout)
+    return InteractiveProcess(running, task, stdin, stdout)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

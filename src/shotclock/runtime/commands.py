@@ -5,18 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ..core.clocks import ClockKind
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration, in_seconds
-from ..core.effects import Ending
+from ..core.clocks import DEFAULT_WIND_DOWN_MS, NS_PER_MS, ClockKind, Fired, format_duration, in_seconds
 from ..core.envelope import EX_IOERR, STOP_SIGNAL_EXITS, Problem, Warning_, stop_problem, warning
+from ..core.errors import Ending
 from ..process import kernel
-from ..process.command_task import CommandReport, CommandTask, Output
-from ..process.environment import child_environment
-from ..process.output import DEFAULT_OUTPUT_LIMIT, Captured, spill_path
-from .call import Call, Outcome
+from ..process.clock import monotonic_ns
+from ..process.command_task import (
+    DEFAULT_OUTPUT_LIMIT,
+    Captured,
+    CommandReport,
+    CommandTask,
+    Output,
+    spill_path,
+    stop_file_path,
+)
+from ..process.environment import STOP_FILE_VARIABLE, child_environment
+from .call import Call, Outcome, WindDown, wound_down_problem
 
 # What the kernel says where the machine is full, whatever the command is.
 _NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -54,7 +60,7 @@ def _explain_unusable(text: str) -> str | None:
 
 
 def assign(
-    admission: Call,
+    call: Call,
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -64,14 +70,16 @@ def assign(
     output_limit: int = DEFAULT_OUTPUT_LIMIT,
     leave_children: bool = False,
     stdin: bool = False,
+    stop_signal: str = "SIGTERM",
 ) -> CommandTask:
     """Return the supervisor's task, with the call's clocks turned into instants."""
-    clocks, bound = admission.clocks, admission.bound
-    started = admission.started_ns
+    clocks, bound = call.clocks, call.bound
+    started = call.started_ns
     inherited = os.environ if base_env is None else base_env
-    told = None if leave_children else bound.bell  # what may outlive the deadline is not told of it
+    deadline = None if leave_children else bound.bell  # what may outlive the deadline is not told of it
     attended = stdin and os.isatty(0)
-    variables = child_environment(inherited, env or {}, admission.trace, told, attended=attended)
+    variables = child_environment(inherited, env or {}, call.trace, deadline, attended=attended)
+    stop_file = variables[STOP_FILE_VARIABLE] = stop_file_path(call.request_id)
     return CommandTask(
         argv=list(argv),
         env=variables,
@@ -84,14 +92,17 @@ def assign(
         grace_ms=clocks.grace_ms or 0,
         output=output.name,
         output_limit=output_limit,
-        spill_stdout=spill_path(f"{admission.request_id}.stdout"),
-        spill_stderr=spill_path(f"{admission.request_id}.stderr"),
+        spill_stdout=spill_path(f"{call.request_id}.stdout"),
+        spill_stderr=spill_path(f"{call.request_id}.stderr"),
         leave_children=leave_children,
         stdin=stdin,
+        wind_down_ms=DEFAULT_WIND_DOWN_MS if clocks.wind_down_ms is None else clocks.wind_down_ms,
+        stop_signal=stop_signal,
+        stop_file=stop_file,
     )
 
 
-def judge(admission: Call, task: CommandTask, report: CommandReport) -> Outcome:
+def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
     """Return the outcome of a command that ended, in one place for every surface."""
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
@@ -114,9 +125,12 @@ def judge(admission: Call, task: CommandTask, report: CommandReport) -> Outcome:
             data["signal"] = signal_name(-report.status)
     if report.stopped is not None:
         data["partial"] = True
-    problem, ending = _judge_ending(admission, report)
-    if report.soft_rang and problem is None:
-        warnings.append(warning("SOFT_LIMIT", limit_ms=admission.clocks.soft_ms))
+    if report.soft_rang and call.winding_down is None:  # the supervisor's own clock
+        soft_ms = call.clocks.soft_ms or 0
+        reason = f"the soft limit of {format_duration(soft_ms)} rang"
+        fired = Fired(ClockKind.SOFT, call.name, soft_ms, soft_ms)
+        call.winding_down = WindDown("soft clock", reason, task.soft_ns or 0, 0, fired)
+    problem, ending = _judge_ending(call, report)
     return Outcome(ending, problem, data, warnings=tuple(warnings), survivors=report.survivors)
 
 
@@ -124,26 +138,22 @@ def count_processes(processes: list[dict[str, object]]) -> str:
     return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
-def _judge_ending(admission: Call, report: CommandReport) -> tuple[Problem | None, Ending]:
-    limit_ms = admission.bound.limit_ms
+def _judge_ending(call: Call, report: CommandReport) -> tuple[Problem | None, Ending]:
+    limit_ms = call.bound.limit_ms
     if report.stopped is not None:
         if report.stopped in STOP_SIGNAL_EXITS:
             return stop_problem(report.stopped), Ending.KILLED
         return Problem("CANCELLED", "stopped by the caller", context={"reason": report.stopped}), Ending.KILLED
     if report.fired == ClockKind.TIMEOUT:
         message = f"Command execution timed out after {in_seconds(limit_ms)}"
-        fired = admission.fired(ClockKind.TIMEOUT, report.elapsed_ns)
+        fired = call.fired(ClockKind.TIMEOUT, report.elapsed_ns)
         return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
     if report.fired == ClockKind.IDLE:
-        fired = admission.fired(ClockKind.IDLE, report.elapsed_ns)
+        fired = call.fired(ClockKind.IDLE, report.elapsed_ns)
         message = f"no output for {format_duration(fired.limit_ms)}"
         return Problem("STALLED", message, fired=fired), Ending.KILLED
-    if report.soft_rang and report.status != 0:
-        fired = admission.fired(ClockKind.SOFT, report.elapsed_ns)
-        message = (
-            f"the soft limit of {format_duration(fired.limit_ms)} rang and the command wound down without finishing"
-        )
-        return Problem("TIMEOUT", message, fired=fired), Ending.KILLED
+    if report.fired == ClockKind.SOFT or (report.soft_rang and report.status != 0):
+        return wound_down_problem(call), Ending.KILLED
     if report.status == 0 and report.unwritten:
         message = f"the command's output could not be written: {os.strerror(report.unwritten)}"
         return Problem("FILE_UNWRITABLE", message, exit_code=EX_IOERR), Ending.FINISHED
@@ -241,3 +251,28 @@ def _without_cut_start(tail: bytes) -> bytes:
         if tail[start] & 0xC0 != 0x80:
             return tail[start:]
     return tail if len(tail) > 3 else b""
+
+
+def carry_out(call: Call, body: Callable[[], Outcome]) -> Outcome:
+    """Run a call's body inside the call's clocks. Return what it says happened, or what happened to it."""
+    from ..process import forked  # what `exec` has no use for
+
+    bell = call.bound.bell
+    try:
+        return forked.run(body, until_ns=bell.at_ns if bell is not None else None)
+    except forked.Overdue as overdue:
+        fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+        message = f"{call.name} timed out after {format_duration(fired.limit_ms)}"
+        problem, left = Problem("TIMEOUT", message, fired=fired), overdue.survivors
+    except forked.Interrupted as interrupted:
+        context: dict[str, object] = {"signal": interrupted.signal}
+        problem = Problem("CANCELLED", str(interrupted), context=context, exit_code=interrupted.exit_code)
+        return Outcome(Ending.KILLED, problem, {"partial": True}, survivors=interrupted.survivors)
+    except forked.Raised as raised:
+        problem = Problem("INTERNAL_ERROR", str(raised), context={"exception": raised.name})
+        return Outcome(Ending.FINISHED, problem, traceback=raised.lines)
+    except forked.NotStarted as refused:
+        return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", str(refused), phase="validation"))
+    except forked.Died as died:
+        problem, left = Problem("WORKER_CRASHED", f"the process running {call.name} died"), died.survivors
+    return Outcome(Ending.KILLED, problem, survivors=left)

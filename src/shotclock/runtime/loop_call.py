@@ -15,24 +15,31 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from ..core.clocks import ClockKind, Clocks
-from ..core.deadlines import NS_PER_MS
-from ..core.effects import Ending
-from ..core.envelope import Problem, warning
-from ..core.operation import Guard, Operation
+from ..core.arguments import NotSerializable, signature_of, to_valid_json
+from ..core.catalogue import Guard, Operation
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks
+from ..core.envelope import Problem, as_data
+from ..core.errors import Ending, Failure
 from ..process import call_processes, spans
 from ..process.clock import monotonic_ns
-from ..process.context import NULL_LISTENER, CallListener, Context, Scope
+from ..process.context import NULL_LISTENER, OVERTIME, CallListener, Context, Scope
 from ..process.context import current_scope as current_scope
 from ..process.kill import VERIFY_LIMIT_MS
-from .call import Call, Outcome
+from .asyncio_private import Waiter, start_at_once
+from .call import Call, Outcome, Work, invalid, wound_down_problem
 from .command_runner import run_shielded
-from .handlers import bind, outcome_of_handler_error, outcome_of_value, run_guards
-from .loop_threads import CrossLoopQueue, Delivery, LoopTask, LoopThread, LoopThreads, Waiter, start_at_once
-from .outcomes import TimedOut, stalled_problem
-from .soft_and_idle import LONGEST_DELAY_S, Alarms
+from .control import note_progress, request_overtime
+from .idle_clock import LONGEST_DELAY_S, IdleClock
+from .loop_threads import CrossLoopQueue, Delivery, LoopTask, LoopThread, LoopThreads
+from .outcomes import (
+    TimedOut,
+    failure_outcome,
+    outcome_of_handler_error,
+    outcome_of_value,
+    stalled_problem,
+)
 
 # A loop that has not heard a cancellation, and has not moved for so long, is blocked. A healthy one takes microseconds.
 HEARD_LIMIT_S = 0.05
@@ -263,19 +270,20 @@ class ExpiredCalls:
                 call.abandon()
 
 
-class LoopCall(LoopTask):
+class LoopCall(LoopTask, Work):
     """One handler at its place, and the one answer its caller waits for."""
 
     __slots__ = (
         "_abandoned",
-        "_admission",
-        "_alarms",
         "_arguments",
+        "_call",
         "_fired",
         "_guards",
         "_guards_only",
+        "_idle",
         "_is_ending",
         "_listener",
+        "_made_context",
         "_on_further_call",
         "_operation",
         "_outcome",
@@ -293,7 +301,7 @@ class LoopCall(LoopTask):
         runtime: AbandonedCalls,
         timers: DeadlineTimers,
         carrier: Carrier,
-        admission: Call,
+        call: Call,
         operation: Operation,
         arguments: Mapping[str, object],
         scope: Scope,
@@ -307,7 +315,7 @@ class LoopCall(LoopTask):
         self._runtime = runtime
         self._timers = timers
         self.carrier = carrier
-        self._admission = admission
+        self._call = call
         self._operation = operation
         self._arguments = arguments
         self._scope = scope
@@ -316,9 +324,10 @@ class LoopCall(LoopTask):
         self._listener = listener
         self._on_further_call = on_further_call
         self._outcome: Outcome | None = None
+        self._made_context: Context | None = None
         self._waiter: Waiter[Outcome] | asyncio.Future[Outcome] | None = None
         self.listed: TimerBucket | None = None
-        self._alarms: Alarms | None = None
+        self._idle: IdleClock | None = None
         self._fired: ClockKind | None = None
         self._abandoned = False
         self._is_ending = False
@@ -326,11 +335,11 @@ class LoopCall(LoopTask):
 
     @property
     def name(self) -> str:
-        return self._admission.name
+        return self._call.name
 
     @property
     def started_ns(self) -> int:
-        return self._admission.started_ns
+        return self._call.started_ns
 
     # --- where the handler runs ---------------------------------------------------------------------------
 
@@ -342,14 +351,14 @@ class LoopCall(LoopTask):
         try:
             current_scope.set(self._scope)
             if spans.recorder is not None:
-                spans.stand_at(self._admission.trace)
-            result = await run_guards(self._guards, operation, self._arguments) if self._guards else None
+                spans.stand_at(self._call.trace)
+            result = await _run_guards(self._guards, operation, self._arguments) if self._guards else None
             if result is None and self._guards_only:
                 result = Outcome(Ending.FINISHED)
             if result is None:
                 if self._fired is not None:  # a guard held us up for so long that the caller has its answer
                     raise asyncio.CancelledError
-                bound = bind(operation, self._arguments, self._context)
+                bound = _bind(operation, self._arguments, self._context)
                 if isinstance(bound, Outcome):
                     result = bound
                 else:
@@ -372,26 +381,40 @@ class LoopCall(LoopTask):
 
     def _context(self) -> Context:
         assert self._on_further_call is not None
-        return Context(
+        self._made_context = Context(
             name=self.name,
-            request_id=self._admission.request_id,
-            deadline=self._admission.bound.bell,
+            request_id=self._call.request_id,
+            deadline=self._call.bound.bell,
             depth=self._scope.depth,
             on_progress=self._progress,
             on_call=self._on_further_call,
             is_stopping=lambda: self.stopping,
             on_step=lambda name: self._timers.queue.post(self._on_step, name),
             on_ask=self._ask,
-            trace=self._admission,
+            on_partial=self._keep,
+            on_write=lambda text: self._timers.queue.post(self._on_write, text),
+            trace=self._call,
             skipped_steps=self._listener.skipped_steps,
         )
+        return self._made_context
+
+    def _keep(self, partial: object) -> None:
+        try:
+            plain = to_valid_json(partial)[0]
+        except NotSerializable as error:
+            raise TypeError(f"ctx.keep takes plain data: {error}") from None
+        self._timers.queue.post(self._on_partial, plain)
 
     def _progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._timers.queue.post(self._on_progress, done, total, unit)
 
     def _ask(self, question: str, value: object) -> Any:
         """Ask on the caller's loop. Return an awaitable to an async handler, the answer itself to one in a thread."""
-        asking = self._timers.ask(self._listener.ask(question, value))
+        if question == OVERTIME:
+            by_ms, reason = cast("tuple[int, str]", value)
+            asking = self._timers.ask(request_overtime(self._call, by_ms, reason))
+        else:
+            asking = self._timers.ask(self._listener.ask(question, value))
         if self._operation.is_async:
             return asyncio.wrap_future(asking)
         return asking.result(ANSWER_LIMIT_S)
@@ -401,11 +424,14 @@ class LoopCall(LoopTask):
     async def wait(self) -> Outcome:
         """Start it, and return exactly one outcome, on time."""
         loop = asyncio.get_running_loop()
-        clocks, bell = self._admission.clocks, self._admission.bound.bell
+        clocks, bell = self._call.clocks, self._call.bound.bell
         if bell is not None:
             self.listed = self._timers.arm(self, bell.at_ns)
-        if clocks.soft_ms or clocks.idle_ms:
-            self._alarms = Alarms(loop, self._admission, on_soft=self._wind_down, on_idle=self._ring_idle)
+        if clocks.idle_ms:
+            self._idle = IdleClock(loop, clocks.idle_ms, self._ring_idle)
+        self._call.work = self
+        if self._call.winding_down is not None:
+            self.stopping = True
         self.carrier.submit(self)
         try:
             if self._outcome is not None:  # on the caller's own loop, and it never waited for anything
@@ -418,23 +444,52 @@ class LoopCall(LoopTask):
         finally:
             if self.listed is not None:
                 self._timers.strike_out(self, self.listed)
-            if self._alarms is not None:
-                self._alarms.cancel()
+            if self._idle is not None:
+                self._idle.cancel()
 
     def _on_progress(self, done: float, total: float | None, unit: str | None) -> None:
-        if self._alarms is not None:
-            self._alarms.sign_of_life()
+        if self._idle is not None:
+            self._idle.sign_of_life()
+        note_progress(self._call, done, total, unit)
         if not self._abandoned:
             self._listener.progress(done, total, unit)
 
+    def _on_write(self, text: str) -> None:
+        if self._idle is not None:
+            self._idle.sign_of_life()
+        if not self._abandoned:
+            self._listener.wrote(text)
+
     def _on_step(self, name: str) -> None:
-        if self._alarms is not None:
-            self._alarms.sign_of_life()
+        if self._idle is not None:
+            self._idle.sign_of_life()
         if not self._abandoned:
             self._listener.step(name)
 
-    def _wind_down(self) -> None:
+    def _on_partial(self, partial: object) -> None:
+        if self._idle is not None:
+            self._idle.sign_of_life()
+        if not self._abandoned:
+            self._call.partial = as_data(partial)
+
+    def wind_down(self, until_ns: int) -> None:
         self.stopping = True
+        if self._idle is not None:  # saving what there is may be silent
+            self._idle.cancel()
+
+    def stop_unwound(self) -> None:
+        self.ring(ClockKind.SOFT)
+
+    def move_bell(self) -> bool:
+        bell = self._call.bound.bell
+        if self._fired is not None or self._outcome is not None or bell is None:
+            return False
+        if self.listed is not None:
+            self._timers.strike_out(self, self.listed)
+        self.listed = self._timers.arm(self, bell.at_ns)
+        if self._made_context is not None:
+            self._made_context.deadline = bell
+        return True
 
     def _ring_idle(self) -> None:
         self.ring(ClockKind.IDLE)
@@ -456,7 +511,7 @@ class LoopCall(LoopTask):
     @property
     def place(self) -> tuple[Carrier, LoopThread | None, int]:
         """Return the key by which calls are cancelled and looked after together."""
-        return self.carrier, self.thread, self._admission.bound.grace_ms
+        return self.carrier, self.thread, self._call.bound.grace_ms
 
     def abandon(self) -> None:
         if self._outcome is not None or self._is_ending:
@@ -480,7 +535,7 @@ class LoopCall(LoopTask):
             if self._fired is None:  # it may keep them for the calls after it, as it keeps what is in memory
                 started.look_beside(self._timers.loop, then)
             else:
-                left_ns = self.finished_ns + (self._admission.bound.grace_ms - MARGIN_MS) * NS_PER_MS - monotonic_ns()
+                left_ns = self.finished_ns + (self._call.bound.grace_ms - MARGIN_MS) * NS_PER_MS - monotonic_ns()
                 started.stop_beside(self._timers.loop, then, grace_ns=max(0, left_ns))
         else:
             self._settle_result(result)
@@ -492,7 +547,7 @@ class LoopCall(LoopTask):
             return
         if self._fired is ClockKind.IDLE or (self._fired is not None and not isinstance(result, Outcome)):
             self._settle(Ending.CANCELLED, survivors)
-        elif (bell := self._admission.bound.bell) is None or self.finished_ns <= bell.at_ns:
+        elif (bell := self._call.bound.bell) is None or self.finished_ns <= bell.at_ns:
             outcome = self._make_outcome(result)  # only the news of it may have come after the bell
             outcome.survivors = survivors
             self._resolve(outcome)
@@ -507,15 +562,15 @@ class LoopCall(LoopTask):
         else:
             assert isinstance(result, BaseException)
             outcome = outcome_of_handler_error(result)
-        if self._alarms is not None and self._alarms.soft_rang:
-            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=self._admission.clocks.soft_ms),)
         return outcome
 
     def _settle(self, ending: Ending, survivors: call_processes.Survivors = ()) -> None:
         if self._fired is ClockKind.IDLE:
-            self._resolve(Outcome(ending, stalled_problem(self._admission), survivors=survivors))
+            self._resolve(Outcome(ending, stalled_problem(self._call), survivors=survivors))
+        elif self._fired is ClockKind.SOFT:
+            self._resolve(Outcome(ending, wound_down_problem(self._call), survivors=survivors))
         else:
-            self._resolve(Outcome(ending, TimedOut(self._admission), survivors=survivors))
+            self._resolve(Outcome(ending, TimedOut(self._call), survivors=survivors))
 
     def _resolve(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -533,10 +588,43 @@ class LoopCall(LoopTask):
         self._fired = self._fired or ClockKind.TIMEOUT
         ended = self._waiter = loop.create_future()
         self._timers.cancel_soon(self)
-        limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._admission.clocks.grace_ms or 0) / 1000 + 1
+        limit_s = HEARD_LIMIT_S * (STARVED_TRIES + 1) + (self._call.clocks.grace_ms or 0) / 1000 + 1
         limit_s += VERIFY_LIMIT_MS / 1000
         await run_shielded(asyncio.wait([ended], timeout=limit_s))
         return ended.result() if ended.done() else Outcome(Ending.ABANDONED)
+
+
+def _bind(
+    operation: Operation, arguments: Mapping[str, object], context: Callable[[], Context]
+) -> dict[str, object] | Outcome:
+    """Return the handler's arguments, or the refusal that lists everything wrong with them."""
+    signature = signature_of(operation.handler)
+    bound, problems = signature.check(arguments)
+    if problems:
+        return invalid(problems)
+    if signature.wants_context:
+        bound["ctx"] = context()
+    return bound
+
+
+async def _run_guards(guards: tuple[Any, ...], operation: Operation, arguments: Mapping[str, object]) -> Outcome | None:
+    """Ask each guard in turn; the first that raises refuses the call. Nothing has run by then."""
+    for guard in guards:
+        try:
+            verdict = guard(operation, arguments)
+            if hasattr(verdict, "__await__"):
+                await verdict
+        except Failure as failure:
+            outcome = failure_outcome(failure)
+            return Outcome(Ending.NOT_STARTED, outcome.problem, outcome.data)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            name = getattr(guard, "__name__", type(guard).__name__)
+            message = f"refused by {name}: {str(error) or type(error).__name__}"
+            context: dict[str, object] = {"guard": name, "exception": type(error).__name__}
+            return Outcome(Ending.NOT_STARTED, Problem("REFUSED", message, "validation", context=context))
+    return None
 
 
 class AbandonedCalls(Protocol):

@@ -4,6 +4,9 @@ The caller's loop holds the clock, another loop does the work: a handler that bl
 answer nor the clock. Such a loop is retired with the handler still in it (a thread cannot be killed), what it
 had not yet picked up moves to a fresh one, and the next call never notices.
 
+Observers are told of every envelope there, each on a loop of its own: one that hangs or raises costs nobody else. A
+plain function is called straight from the queue of its loop; only one that is async costs a task.
+
 Calls made by calls run one level deeper, on a loop of that level, so a child can never block its parent.
 
 docs/design.md: R20, R21, R45.
@@ -14,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+from ..core.envelope import Envelope
 from ..process.clock import monotonic_ns
+from .asyncio_private import be_silent_about, running_loop, start_at_once
 
 # How long a posted piece of work may lie before its loop counts as blocked. A healthy loop takes microseconds;
 # a machine short of CPU takes some milliseconds.
@@ -65,7 +69,7 @@ class CrossLoopQueue:
         if self._waking:
             return
         now_ns = monotonic_ns()
-        sender = asyncio._get_running_loop()
+        sender = running_loop()
         if sender is None or not self._in_crowds or now_ns - self._woken_ns >= BURST_NS:
             self._wake(now_ns)
         elif not self._deferring:
@@ -77,7 +81,7 @@ class CrossLoopQueue:
         self._posted.append(callback)
         if self._waking or self._deferring:
             return
-        sender = asyncio._get_running_loop()
+        sender = running_loop()
         if sender is None:
             self._wake(monotonic_ns())
         else:
@@ -127,81 +131,6 @@ class CrossLoopQueue:
             self._loop.call_soon(self._deliver)
 
 
-T = TypeVar("T")
-
-
-class Waiter(Generic[T]):
-    """Future of one task. The answer resumes it right where it comes in: asyncio's would put it off to the next turn of
-    the loop, which costs a handle more, and where ten thousand are answered, ten thousand.
-
-    All of it happens on the task's own loop. To asyncio it is a future of somebody else's making.
-    """
-
-    __slots__ = ("_answer", "_asyncio_future_blocking", "_context", "_is_cancelled", "_is_done", "_loop", "_resume")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._asyncio_future_blocking = False
-        self._is_done = False
-        self._is_cancelled = False
-        self._resume: Callable[[Waiter[T]], object] | None = None
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self  # type: ignore[return-value]  # an iterator is enough, and an object less than a generator
-
-    def __iter__(self) -> Waiter[T]:
-        return self
-
-    def __next__(self) -> Waiter[T]:
-        """Do what an awaiting coroutine asks: the first time it is told to wait for us, the second time it has us."""
-        if self._is_done:
-            raise StopIteration(self.result())
-        self._asyncio_future_blocking = True
-        return self
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
-    def add_done_callback(self, resume: Callable[[Waiter[T]], object], *, context: contextvars.Context) -> None:
-        """Keep the task's callback. It is added when the task begins to wait: there is one, and it was not done when
-        asked."""
-        self._resume, self._context = resume, context
-
-    def done(self) -> bool:
-        return self._is_done
-
-    def result(self) -> T:
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        return self._answer
-
-    def set_result(self, answer: T) -> None:
-        if self._is_done:  # nobody waits any more
-            return
-        self._answer = answer
-        self._is_done = True
-        resume = self._resume
-        if resume is None:
-            return
-        if asyncio.current_task(self._loop) is None:
-            self._resume = None
-            self._context.run(resume, self)
-        else:  # in the middle of somebody else's step
-            self._resume_later()
-
-    def cancel(self, msg: object = None) -> bool:
-        if self._is_done:
-            return False
-        self._is_done = self._is_cancelled = True
-        self._resume_later()
-        return True
-
-    def _resume_later(self) -> None:
-        resume, self._resume = self._resume, None
-        if resume is not None:
-            self._loop.call_soon(resume, self, context=self._context)
-
-
 # Held for two lines of ours at a time. One for all: thousands of calls wait, and each lock would be an object more
 # for the garbage collector to walk over.
 _claiming = threading.Lock()
@@ -233,35 +162,6 @@ class LoopTask:
     async def run(self, thread: LoopThread | None = None) -> None:
         """Run at its place: claim itself there, unless that was done before. May not raise; answers for itself."""
         raise TypeError(f"{type(self).__name__} does not say what to run")
-
-
-def start_at_once(
-    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
-) -> asyncio.Task[None]:
-    """Return a task that has come to where it first waits: a short one costs no turn of the loop."""
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
-    if type(loop) is not asyncio.SelectorEventLoop or "call_soon" in vars(loop):
-        return loop.create_task(work, context=context)  # somebody's own loop: not before its next turn
-    caught: list[Any] = []
-    # What a new task asks of its loop is its first step. Other threads use call_soon_threadsafe and are not caught.
-    loop.call_soon = lambda *asked, **more: caught.append((asked, more))  # type: ignore[assignment, method-assign]
-    try:
-        task = asyncio.Task(work, loop=loop, context=context)
-    finally:
-        del loop.call_soon
-    *others, ((first_step,), _) = caught
-    for asked, more in others:  # of a destructor that the garbage collector came to meanwhile
-        loop.call_soon(*asked, **more)
-    outer = asyncio.current_task(loop)
-    if outer is not None:
-        asyncio.tasks._leave_task(loop, outer)
-    try:
-        context.run(first_step)
-    finally:
-        if outer is not None:
-            asyncio.tasks._enter_task(loop, outer)
-    return task
 
 
 class Delivery:
@@ -395,7 +295,7 @@ class LoopThread:
             self.loop.run_forever()
         finally:
             for task in asyncio.all_tasks(self.loop):  # abandoned, and answered for long ago: no complaint on stderr
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                be_silent_about(task)
             self.loop.close()
 
     def start(self, loop_task: LoopTask, context: contextvars.Context) -> None:
@@ -508,3 +408,66 @@ class LoopThreads:
             thread.join(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
         self._levels.clear()
         self._retired.clear()
+
+
+Observer = Callable[[Envelope], Any]
+
+# An observer this far behind is stuck; what it is not told is counted as its error.
+OBSERVER_BACKLOG = 10_000
+
+
+class ObserverQueue:
+    """One observer, and what it has not been told yet."""
+
+    def __init__(self, observer: Observer, name: str, on_error: Callable[[BaseException], None]) -> None:
+        self._observer = observer
+        self._on_error = on_error
+        self._threads = LoopThreads(name)
+        self._backlog: deque[tuple[Envelope, contextvars.Context]] = deque()
+        self._is_called = False
+
+    def tell(self, envelope: Envelope) -> None:
+        if len(self._backlog) >= OBSERVER_BACKLOG:
+            self._on_error(RuntimeError(f"{self._observer!r} is {OBSERVER_BACKLOG} envelopes behind"))
+            return
+        self._backlog.append((envelope, contextvars.copy_context()))
+        if not self._is_called:
+            self._is_called = True
+            self._threads.post_in_order(self._tell_all)
+
+    def finish(self) -> None:
+        """Tell it what it has not been told yet, no longer than FINISH_LIMIT_S."""
+        self._threads.finish()
+
+    def _tell_all(self, thread: LoopThread) -> None:
+        # Cleared before looking: whoever comes from here on calls again, so nothing is left untold.
+        self._is_called = False
+        for _ in range(len(self._backlog)):
+            envelope, context = self._backlog.popleft()
+            try:
+                observing = context.run(self._observer, envelope)
+            except BaseException as error:
+                self._on_error(error)
+                continue
+            if hasattr(observing, "__await__"):
+                thread.start(_ObserverTask(observing, self._on_error), context)
+
+
+class _ObserverTask(LoopTask):
+    """An async observer that has been called and is not done."""
+
+    __slots__ = ("_observing", "_on_error")
+
+    def __init__(self, observing: Awaitable[object], on_error: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._observing, self._on_error = observing, on_error
+
+    async def run(self, thread: LoopThread | None = None) -> None:
+        assert thread is not None
+        if not thread.begin(self):
+            return
+        try:
+            await self._observing
+        except BaseException as error:
+            self._on_error(error)
+        thread.end(monotonic_ns())

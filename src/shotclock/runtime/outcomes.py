@@ -1,4 +1,4 @@
-"""What is said about functions: from what a handler or its process did to the outcome of the call."""
+"""Outcomes of functions: what a handler or its process did, made into the outcome of the call."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import contextlib
 from typing import Any
 
 from ..core.arguments import NotSerializable, to_valid_json
-from ..core.clocks import ClockKind, Clocks
-from ..core.durations import format_duration
-from ..core.effects import Ending
-from ..core.envelope import Envelope, Problem, Warning_, as_data, warning
-from ..core.errors import Failure, error_entry
-from ..core.records import replace_fields
-from ..process import safe_unpickle
+from ..core.clocks import ClockKind, Clocks, format_duration
+from ..core.envelope import Envelope, Problem, Warning_, as_data, describe_exception, warning
+from ..core.errors import Ending, Failure, code_of, error_entry
+from ..core.value_types import replace_fields
+from ..process import messages
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
-from .call import Call, Outcome, admit, answer, invalid
+from .call import Call, Outcome, admit, answer, invalid, wound_down_problem
 from .commands import count_processes, signal_name
 
 
@@ -26,6 +24,8 @@ def warn_left_behind(processes: list[dict[str, object]]) -> Warning_:
     return warning("DESCENDANTS_STOPPED", message, processes=processes)
 
 
+# Why a worker is told to stop by a runtime that closes.
+CLOSING = "closing"
 NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 
 
@@ -35,7 +35,7 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
         case "returned":
             pickled, data, changes = payload
             try:
-                value = safe_unpickle.unpickle(pickled)
+                value = messages.unpickle(pickled)
             except Exception as error:
                 if data is None:
                     message = f"the result cannot be rebuilt here: {type(error).__name__}: {error}"
@@ -52,14 +52,14 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", payload))
         case "failed":
             try:
-                return handler_failure(safe_unpickle.unpickle(payload))
+                return handler_failure(messages.unpickle(payload))
             except Exception as error:
                 return raised_outcome(type(error).__name__, str(error), "")
         case _:
-            name, text, lines, code, pickled = payload
-            outcome = raised_outcome(name, text, lines, code)
+            name, text, lines, code, outside, pickled = payload
+            outcome = raised_outcome(name, text, lines, code, outside)
             with contextlib.suppress(Exception):
-                outcome.value = safe_unpickle.unpickle(pickled) if pickled else None
+                outcome.value = messages.unpickle(pickled) if pickled else None
             return outcome
 
 
@@ -116,32 +116,37 @@ def handler_failure(failure: Failure) -> Outcome:
     return outcome
 
 
-def _as_plain(said: Any) -> Any:
+def _as_plain(data: Any) -> Any:
     """Make plain data of anything: an envelope that cannot be written would be no answer."""
     try:
-        return to_valid_json(said)[0]
+        return to_valid_json(data)[0]
     except NotSerializable:
-        return {name: repr(value) for name, value in said.items()} if isinstance(said, dict) else repr(said)
+        return {name: repr(value) for name, value in data.items()} if isinstance(data, dict) else repr(data)
 
 
-def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR") -> Outcome:
-    problem = Problem(code, f"{name}: {text}" if text else name, context={"exception": name})
+def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR", outside: str = "") -> Outcome:
+    outside = f"{name}: {outside}" if outside else name
+    problem = Problem(code, f"{name}: {text}" if text else name, context={"exception": name}, outside=outside)
     return Outcome(Ending.FINISHED, problem, traceback=lines)
 
 
-def crash_outcome(admission: Call, report: CommandReport) -> Outcome:
+def crash_outcome(call: Call, report: CommandReport) -> Outcome:
     """Say how a worker ended that did not answer: by a clock, by our order, or by itself."""
     survivors = report.survivors
-    bell = admission.bound.bell
+    bell = call.bound.bell
+    if report.lost and report.stopped == CLOSING:  # we told its supervisor to, and took its zygote away after that
+        return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {CLOSING}"), survivors=survivors)
     if report.lost and (bell is None or monotonic_ns() < bell.at_ns):
         problem = Problem("SUPERVISOR_LOST", "the worker's supervisor was killed")
         return Outcome(Ending.KILLED, problem, survivors=survivors)
     if report.lost or report.fired == ClockKind.TIMEOUT or report.stopped == ClockKind.TIMEOUT:
-        elapsed = (bell.at_ns if bell else monotonic_ns()) - admission.started_ns
-        elapsed_ns = max(elapsed, monotonic_ns() - admission.started_ns)
-        return Outcome(Ending.KILLED, timeout_problem(admission, elapsed_ns), survivors=survivors)
+        elapsed = (bell.at_ns if bell else monotonic_ns()) - call.started_ns
+        elapsed_ns = max(elapsed, monotonic_ns() - call.started_ns)
+        return Outcome(Ending.KILLED, timeout_problem(call, elapsed_ns), survivors=survivors)
     if report.unstartable is not None:
         return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", "the machine would not start another process"))
+    if report.stopped == ClockKind.SOFT and call.winding_down is not None:
+        return Outcome(Ending.KILLED, wound_down_problem(call), survivors=survivors)
     if report.stopped is not None:
         return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {report.stopped}"), survivors=survivors)
     status = report.status
@@ -152,29 +157,53 @@ def crash_outcome(admission: Call, report: CommandReport) -> Outcome:
         how = f"was ended by {signal_name(-status)}"
     if report.leaked:
         context["stopped"] = report.leaked
-    message = f"the process running {admission.name} {how}"
+    message = f"the process running {call.name} {how}"
     return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
 
 
-def timeout_problem(admission: Call, elapsed_ns: int) -> Problem:
-    fired = admission.fired(ClockKind.TIMEOUT, elapsed_ns)
-    return Problem("TIMEOUT", f"{admission.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
+def timeout_problem(call: Call, elapsed_ns: int) -> Problem:
+    fired = call.fired(ClockKind.TIMEOUT, elapsed_ns)
+    return Problem("TIMEOUT", f"{call.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
 
 
 class TimedOut:
     """The same, said when somebody asks. One object: where ten thousand time out together, two for each would set off
     the garbage collector between the deadline and the answers."""
 
-    __slots__ = ("_admission", "_elapsed_ns")
+    __slots__ = ("_call", "_elapsed_ns")
 
-    def __init__(self, admission: Call) -> None:
-        self._admission = admission
-        self._elapsed_ns = monotonic_ns() - admission.started_ns
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._elapsed_ns = monotonic_ns() - call.started_ns
 
     def __call__(self) -> Problem:
-        return timeout_problem(self._admission, self._elapsed_ns)
+        return timeout_problem(self._call, self._elapsed_ns)
 
 
-def stalled_problem(admission: Call) -> Problem:
-    fired = admission.fired(ClockKind.IDLE, monotonic_ns() - admission.started_ns)
-    return Problem("STALLED", f"{admission.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)
+def stalled_problem(call: Call) -> Problem:
+    fired = call.fired(ClockKind.IDLE, monotonic_ns() - call.started_ns)
+    return Problem("STALLED", f"{call.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)
+
+
+# --- where a handler runs in this process --------------------------------------------------------------
+
+
+def outcome_of_value(value: object) -> Outcome:
+    try:
+        return returned_outcome(value, *to_valid_json(value))
+    except NotSerializable as error:
+        return Outcome(Ending.FINISHED, Problem("RESULT_NOT_SERIALIZABLE", str(error)), value=value)
+
+
+def outcome_of_error(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
+    """Say what went wrong where no handler runs: a failure, or a bug."""
+    if isinstance(error, Failure):
+        return failure_outcome(error)
+    outcome = raised_outcome(*describe_exception(error), code, messages.describe_outside(error))
+    outcome.value = error
+    return outcome
+
+
+def outcome_of_handler_error(error: BaseException) -> Outcome:
+    """Say what a handler let pass: a failure, an exception that the table of codes knows, or a bug."""
+    return handler_failure(error) if isinstance(error, Failure) else outcome_of_error(error, code_of(error))

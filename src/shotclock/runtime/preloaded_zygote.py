@@ -11,9 +11,10 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from ..core.operation import Handler, HandlerReference
+from ..core.catalogue import Handler, HandlerReference
 from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.worker_main import MAIN_ALIAS
@@ -96,6 +97,19 @@ class Preloaded:
         made._requests, made.started_ns, made.pid = ours, monotonic_ns(), pid
         return made
 
+    def request(self, kind: bytes, fds: list[int]) -> socket.socket:
+        """Have a supervisor forked that forks a process of this kind; return our end of the line to it. Raises
+        ipc.Broken or OSError."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                self.send(kind, [theirs.fileno(), *fds])
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
     def send(self, note: bytes, fds: list[int]) -> None:
         """Ask for a fork. One that was killed under us is replaced, once. Raises ipc.Broken or OSError."""
         if self._requests is None:
@@ -119,6 +133,9 @@ class Preloaded:
         program = Program.running_here() if self._program is None else self._program
         path = list(sys.path if program.path is None else program.path)
         modules = [*program.imports, *self._modules]
+        if self._program is None:
+            # Any function may be called, of any types. An App's commands import it with the App, where they need it.
+            modules.append("pydantic")
         environment = dict(os.environ if self._environment is None else self._environment)
         # Larger than what a socket holds, perhaps; it is read as soon as there is somebody.
         requests.settimeout(PREPARE_LIMIT_S)
@@ -144,3 +161,20 @@ def address_of(handler: Handler) -> tuple[str, str]:
     else:
         module, name = handler.__module__, handler.__qualname__
     return MAIN_ALIAS if module == "__main__" else module, name
+
+
+@lru_cache(maxsize=1024)
+def explain_unfindable(handler: Handler) -> str | None:
+    """Return why a worker could not find this very function by its name, if so."""
+    if isinstance(handler, HandlerReference):
+        return None  # the worker tells
+    name = getattr(handler, "__qualname__", None)
+    module = sys.modules.get(getattr(handler, "__module__", None) or "")
+    if name is None or module is None:
+        return f"{handler!r} has no name to import it by"
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is handler or getattr(found, "__shotclock_handler__", None) is handler:
+        return None
+    return f"{module.__name__}.{name} cannot be imported, or is not this function"

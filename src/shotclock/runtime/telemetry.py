@@ -19,8 +19,9 @@ from functools import partial
 from queue import SimpleQueue
 
 from ..core.clocks import ClockKind
-from ..core.effects import Ending, side_effects_of
 from ..core.envelope import Problem
+from ..core.errors import Ending, side_effects_of
+from ..core.value_types import as_dict
 from ..process import spans
 from ..process.spans import Attribute, Span
 from .call import Call, Outcome
@@ -86,10 +87,10 @@ class Recorder(spans.SpanRecorder):
         if self._thread is None:
             self._start()
 
-    def call_ended(self, admission: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
+    def call_ended(self, call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
         # Only what is small: output may wait in the queue for long, and there may be much of it.
-        said = outcome.data if isinstance(outcome.data, dict) else {}
-        self.tell(partial(_call_span, admission, outcome.ending, outcome.problem, _facts(said), now_ns, wall_ns))
+        data = outcome.data if isinstance(outcome.data, dict) else {}
+        self.tell(partial(_call_span, call, outcome.ending, outcome.problem, _facts(data), now_ns, wall_ns))
 
     def hand_over(self) -> None:
         if self._thread is not None:
@@ -154,7 +155,7 @@ def _facts(data: Mapping[str, object]) -> dict[str, Attribute]:
 
 
 def _call_span(
-    admission: Call,
+    call: Call,
     ending: Ending,
     problem: Problem | Callable[[], Problem] | None,
     facts: Mapping[str, Attribute],
@@ -164,23 +165,22 @@ def _call_span(
     if callable(problem):
         problem = problem()
     effects = problem.side_effects if problem is not None else None
-    effects = effects or side_effects_of(ending=ending, ok=problem is None, mutates=admission.mutates)
-    kind, name = _name_span(admission.name, facts)
+    effects = effects or side_effects_of(ending=ending, ok=problem is None, mutates=call.mutates)
+    kind, name = _name_span(call.name, facts)
     attributes: dict[str, Attribute] = {
         "shotclock.kind": kind,
-        "shotclock.request.id": admission.request_id,
+        "shotclock.request.id": call.request_id,
         "shotclock.ending": ending.value,
         "shotclock.side_effects": effects.value,
         "shotclock.exit_code": 0,
-        **clock_attributes(
-            timeout_ms=admission.bound.limit_ms,
-            soft_ms=admission.clocks.soft_ms,
-            idle_ms=admission.clocks.idle_ms,
-            queue_ms=admission.clocks.queue_ms,
-            grace_ms=admission.clocks.grace_ms,
-        ),
+        **_clock_attributes({**as_dict(call.clocks), "timeout_ms": call.bound.limit_ms, "reserve_ms": None}),
         **facts,
     }
+    if call.overtime is not None:
+        attributes["shotclock.overtime.requests"] = len(call.overtime.requests)
+        attributes["shotclock.overtime.granted_ms"] = call.overtime.granted_ms
+    if call.winding_down is not None:
+        attributes["shotclock.wind_down.by"] = call.winding_down.by
     code, message = None, ""
     if problem is not None:
         entry = problem.registered
@@ -188,12 +188,12 @@ def _call_span(
         code, message = problem.code, entry.summary
         attributes["shotclock.exit_code"] = entry.exit_code if problem.exit_code is None else problem.exit_code
         if problem.fired is not None:
-            for detail, said in problem.fired.as_context().items():
-                attributes[f"shotclock.clock.{detail}"] = said if isinstance(said, int) else str(said)
+            for detail, value in problem.fired.as_context().items():
+                attributes[f"shotclock.clock.{detail}"] = value if isinstance(value, int) else str(value)
             if problem.fired.kind is ClockKind.BUDGET:
                 attributes["shotclock.budget_ms"] = problem.fired.limit_ms
-    started_ns = wall_ns - (now_ns - admission.started_ns)
-    return Span(name, admission.trace, admission.caller.span_id, started_ns, wall_ns, attributes, code, message)
+    started_ns = wall_ns - (now_ns - call.started_ns)
+    return Span(name, call.trace, call.caller.span_id, started_ns, wall_ns, attributes, code, message)
 
 
 def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
@@ -203,6 +203,6 @@ def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
     return "call", f"try {name.removeprefix('step ')}" if name.startswith("step ") else name
 
 
-def clock_attributes(**limits_ms: int | None) -> dict[str, Attribute]:
+def _clock_attributes(limits_ms: Mapping[str, int | None]) -> dict[str, Attribute]:
     """Return the clocks that run. None and zero are clocks that do not."""
     return {f"shotclock.{name}": limit_ms for name, limit_ms in limits_ms.items() if limit_ms}

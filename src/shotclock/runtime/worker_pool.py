@@ -11,22 +11,18 @@ from functools import partial
 from math import inf
 
 from ..core.clocks import ClockKind
-from ..core.effects import Ending
-from ..core.envelope import Problem, warning
+from ..core.envelope import Problem
+from ..core.errors import Ending
 from ..process import ipc
 from ..process.clock import monotonic_ns
-from ..process.command_task import CommandReport
 from ..process.kill import VERIFY_LIMIT_MS
-from .call import Outcome
+from .call import Outcome, wound_down_problem
 from .command_runner import REPORT_MARGIN_MS, run_shielded
-from .loop_threads import Waiter
-from .outcomes import stalled_problem, timeout_problem
+from .idle_clock import NOT_YET, IdleClock
+from .outcomes import CLOSING, stalled_problem, timeout_problem
 from .preloaded_zygote import Preloaded
-from .soft_and_idle import NOT_YET, Alarms
 from .worker_process import Task, Vacant, Worker
 
-# How long closing waits for supervisors to report that their workers are gone.
-CLOSE_LIMIT_S = 3.0
 DEFAULT_WARM = max(2, min(8, os.cpu_count() or 2))
 # An awaiting async function holds a process as well, of about 6 MB with its supervisor.
 DEFAULT_MOST = 256
@@ -91,7 +87,7 @@ class Pool:
         """Start the warm workers and wait for them. Return False if they are not all up in time."""
         self.refill()
         give_up_ns = monotonic_ns() + int(within_s * 1e9)
-        while sum(worker.started for worker in self._all) < self.warm:
+        while sum(worker.is_up for worker in self._all) < self.warm:
             if monotonic_ns() >= give_up_ns:
                 return False
             await asyncio.sleep(WARM_UP_PAUSE_S)
@@ -100,17 +96,12 @@ class Pool:
     async def run(self, task: Task) -> Outcome:
         """Run a call in a worker. Returns when the work has ended one way or the other; bounded by its clocks."""
         if self._closing:
-            return _closing_outcome()
-        task.done = Waiter(self.loop)
-        try:
-            task.message = task.pack()
-        except Exception as error:
-            problem = {"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}
-            return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", problem["message"], "validation", errors=[problem]))
-        clocks = task.admission.clocks
-        if clocks.soft_ms or clocks.idle_ms:
-            on_soft, on_idle = partial(_wind_down, task), partial(self._stall, task)
-            task.alarms = Alarms(self.loop, task.admission, on_soft=on_soft, on_idle=on_idle)
+            return closing_outcome()
+        task.prepare(self)
+        call = task.call
+        if call.clocks.idle_ms:
+            task.idle = IdleClock(self.loop, call.clocks.idle_ms, partial(self._stall, task))
+        call.work = task
         self._watch()
         try:
             self._submit(task)
@@ -121,12 +112,10 @@ class Pool:
         except (ipc.Broken, OSError) as error:
             return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", f"no worker could be started: {error}"))
         finally:
-            if task.alarms is not None:
-                task.alarms.cancel()
+            if task.idle is not None:
+                task.idle.cancel()
         if task.stalled and outcome.ending is Ending.KILLED:
-            outcome.problem = stalled_problem(task.admission)
-        elif task.alarms is not None and task.alarms.soft_rang:
-            outcome.warnings += (warning("SOFT_LIMIT", limit_ms=clocks.soft_ms),)
+            outcome.problem = stalled_problem(call)
         return outcome
 
     # --- clocks: the supervisors' are the ones that count, this looks after what they cannot see ------------
@@ -159,7 +148,7 @@ class Pool:
         task = worker.task
         if task is None or worker.stopping:
             return
-        bell = task.admission.bound.bell
+        bell = task.call.bound.bell
         if bell is not None and now_ns >= bell.at_ns + LATE_BELL_NS:
             unbegun = worker.stop(task, ClockKind.TIMEOUT.value)
             if task in unbegun:
@@ -168,31 +157,40 @@ class Pool:
 
     def _turn_away(self, task: Task) -> None:
         """Answer a call that had no worker in time: it never started."""
-        admission = task.admission
+        call = task.call
         self._leave_queue(task)
-        elapsed_ns = monotonic_ns() - admission.started_ns
+        elapsed_ns = monotonic_ns() - call.started_ns
         message = "no worker came free in time"
-        if not any(worker.started for worker in self._all):
+        if not any(worker.is_up for worker in self._all):
             message = "no worker came up in time; importing the modules it needs takes too long"
             if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
                 self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
         if task.waits_for_queue:
-            problem = Problem("QUEUE_TIMEOUT", message, fired=admission.fired(ClockKind.QUEUE, elapsed_ns))
+            problem = Problem("QUEUE_TIMEOUT", message, fired=call.fired(ClockKind.QUEUE, elapsed_ns))
         else:
-            late = timeout_problem(admission, elapsed_ns)
+            late = timeout_problem(call, elapsed_ns)
             problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
         task.resolve(Outcome(Ending.NOT_STARTED, problem))
 
     def _stall(self, task: Task) -> object:
         worker = task.worker
         if worker is None or worker.task is not task:
-            assert task.alarms is not None
-            task.alarms.sign_of_life()  # the clock of silence starts with the work
+            assert task.idle is not None
+            task.idle.sign_of_life()  # the clock of silence starts with the work
             return NOT_YET
         unbegun = worker.stop(task, ClockKind.IDLE.value)
         task.stalled = worker.task is task
         self._put_first(unbegun)
         return NOT_YET if task in unbegun else None
+
+    def stop_unwound(self, task: Task) -> None:
+        """Stop a call that was asked to wind down and has not ended. One that has not begun never will."""
+        worker = task.worker
+        unbegun = [] if worker is None else worker.stop(task, ClockKind.SOFT.value)
+        if worker is None or task in unbegun:
+            self._leave_queue(task)
+            task.resolve(Outcome(Ending.NOT_STARTED, wound_down_problem(task.call)))
+        self._put_first([other for other in unbegun if other is not task])
 
     async def _stop(self, task: Task) -> Outcome:
         """Stop the work, because the caller was cancelled, and wait, bounded, until it is gone. Return what became of
@@ -203,7 +201,7 @@ class Pool:
             return Outcome(Ending.NOT_STARTED)
         self._put_first([other for other in worker.stop(task, "cancelled") if other is not task])
         if task.worker is worker:  # it had begun, and no answer is there
-            limit_s = (task.admission.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            limit_s = (task.call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await run_shielded(worker.wait_gone(limit_s))
             report = worker.gone.result() if worker.gone.done() else None
             return Outcome(Ending.KILLED, survivors=() if report is None else report.survivors)
@@ -261,8 +259,8 @@ class Pool:
             for _ in range(min(room, -(-len(self._waiting) // max(1, len(self._all))))):
                 # The supervisor knows one grace at a time: that of the call that runs and of those right behind it.
                 if worker.is_idle and not tasks:
-                    worker.set_grace(self._waiting[0].admission.bound.grace_ms)
-                elif self._waiting[0].admission.bound.grace_ms != worker.grace_ms:
+                    worker.set_grace(self._waiting[0].call.bound.grace_ms)
+                elif self._waiting[0].call.bound.grace_ms != worker.grace_ms:
                     break
                 tasks.append(self._waiting.popleft())
             if tasks:
@@ -326,7 +324,7 @@ class Pool:
         self._put_first(unstarted)
         if self._closing:
             return
-        if worker.started:
+        if worker.is_up:
             self._refill_quietly()
         else:  # it could not even start: the machine is full, or the imports kill it. Not again at once.
             self._pause_spawning()
@@ -356,7 +354,7 @@ class Pool:
             self._spawn()
 
     def _count_coming(self) -> int:
-        return sum(not worker.started for worker in self._all)
+        return sum(not worker.is_up for worker in self._all)
 
     def _spawn(self) -> None:
         while self._vacant:
@@ -370,8 +368,8 @@ class Pool:
                 return
         self._all.add(Worker(self))
 
-    async def close(self) -> None:
-        """Kill every worker and wait, bounded, until each tree is reported gone."""
+    def kill_all(self) -> list[Worker]:
+        """Take no more calls, answer those that wait, and kill every worker. Return those that are to be gone then."""
         self._closing = True
         for handle in (self._growth, self._trim, self._sweep):
             if handle is not None:
@@ -380,30 +378,15 @@ class Pool:
         for worker in workers:
             self._waiting += worker.take_back()
         for task in self._waiting:
-            task.resolve(_closing_outcome())
+            task.resolve(closing_outcome())
         self._waiting.clear()
-        for worker in workers:
-            worker.kill("closing")
-        await wait_until_gone([worker.gone for worker in workers if worker.started])
-        if not all(worker.gone.done() for worker in workers):
-            self.preloaded.close()  # it may hang in an import, with the requests for them still in its hands
-            await wait_until_gone([worker.gone for worker in workers])
-        for worker in workers:
-            worker.end(None)
         for supervisor in self._vacant:
             supervisor.control.close()
         self._vacant.clear()
+        for worker in workers:
+            worker.kill(CLOSING)
+        return workers
 
 
-async def wait_until_gone(ends: list[asyncio.Future[CommandReport | None]]) -> None:
-    if ends:
-        await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
-
-
-def _closing_outcome() -> Outcome:
+def closing_outcome() -> Outcome:
     return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
-
-
-def _wind_down(task: Task) -> None:
-    if task.worker is not None:
-        task.worker.ask_to_wind_down(task)

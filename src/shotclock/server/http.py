@@ -1,15 +1,29 @@
-"""HTTP: the operators' page and, where there is an App, the SDK's own transport for MCP (one POST per call, and
-sessions for older clients), on a socket of ours, behind one door."""
+"""The HTTP server: the operators' page and, where there is an App, the SDK's own transport for MCP (one POST per call,
+and sessions for older clients), on a socket of ours.
+
+How many connections are kept open, and for how long each may keep us waiting:
+
+    headers   from the moment it connects, or has its last answer    HEADERS_WITHIN_S
+    body      from then on                                           BODY_WITHIN_S
+    answer    being made: the work has clocks of its own             –
+              not taken by a client that does not read               TAKEN_WITHIN_S
+
+Where no more may be open, the oldest one that has not sent a whole request goes, so that those who send half of one
+keep nobody out. All of this comes before anything is known about who asks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
 from mcp.server import _streamable_http_modern as modern_transport
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -21,15 +35,224 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..inbox.inbox import Inbox
+from ..process.clock import monotonic_ns
 from ..store.store import Store
-from .addresses import url_of
-from .connections import Connection, Connections
-from .web.allowed_origins import Site
-from .web.auth import MCP_PATH, AuthMiddleware
+from .addresses import Site, url_of
+from .web.auth import MCP_PATH, AuthMiddleware, Link, Sessions
 from .web.routes import Operators
-from .web.sessions import Link, Sessions
+
+HEADERS_WITHIN_S = 10.0
+# 4 MiB, over a line of a megabit a second.
+BODY_WITHIN_S = 30.0
+TAKEN_WITHIN_S = 60.0
+# What we have closed and a client that does not read has not: its last bytes are given up after this.
+CLOSED_WITHIN_S = 2.0
+# In one turn of the loop. A descriptor is closed a turn after its connection was dropped, so this many are kept spare.
+ACCEPTED_AT_ONCE = 16
+# When there are no descriptors, although room was kept: others use them, and may be done with them by then.
+ACCEPT_AGAIN_S = 0.2
+COMPLAIN_EVERY_NS = 60 * 10**9
+
+_TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+
+
+class Connections:
+    """The connections of one server, at most `most`. `say` is told, now and then, of those that were dropped."""
+
+    def __init__(self, most: int, say: Callable[[str], None]) -> None:
+        self._most = most
+        self._say = say
+        self._said_at_ns: int | None = None
+        self._dropped = 0
+        self._open: set[Connection] = set()
+        self._incomplete: dict[Connection, None] = {}  # without a whole request, the oldest first
+        self._connecting: set[asyncio.Task[Any]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._make: Callable[[], Connection]
+
+    def listen(self, sock: socket.socket, make: Callable[[], Connection]) -> None:
+        """Accept from now on. `make` makes the protocol of a new connection."""
+        sock.setblocking(False)
+        self._make = make
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def stop_listening(self, sock: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(sock)
+        if self._again is not None:
+            self._again.cancel()
+
+    def _accept(self, sock: socket.socket) -> None:
+        """Accept connections. asyncio's own server accepts as many as its backlog holds before it sees the first, and
+        writes a traceback for each that there is no descriptor for."""
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._complain(f"cannot accept connections: {error.strerror or error}")
+                if not self._drop_incomplete():
+                    loop.remove_reader(sock)
+                    self._again = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, sock, self._accept, sock)
+                return
+            accepted.setblocking(False)
+            if len(self._open) >= self._most and not self._drop_incomplete():
+                self._complain(f"all {self._most} connections are in use: more are refused")
+                with accepted:
+                    try:
+                        accepted.send(_FULL)
+                    except OSError:
+                        pass
+                continue
+            connection = self._make()
+            self._open.add(connection)
+            connecting = loop.create_task(loop.connect_accepted_socket(partial(_same, connection), accepted))
+            self._connecting.add(connecting)
+            connecting.add_done_callback(partial(self._note_connected, connection))
+
+    def _note_connected(self, connection: Connection, connecting: asyncio.Task[Any]) -> None:
+        self._connecting.discard(connecting)
+        if connecting.cancelled() or connecting.exception() is not None:  # it has left already, which is no news
+            self.forget(connection)
+
+    def _drop_incomplete(self) -> bool:
+        """Make room for one; False where everybody waits for an answer."""
+        oldest = next(iter(self._incomplete), None)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.transport.abort()
+        self._dropped += 1
+        self._complain(f"{self._dropped} connections were dropped before their request was complete")
+        return True
+
+    def _complain(self, what: str) -> None:
+        now_ns = monotonic_ns()
+        if self._said_at_ns is None or now_ns - self._said_at_ns > COMPLAIN_EVERY_NS:
+            self._said_at_ns = now_ns
+            self._say(f"{what}; at most {self._most} are kept open, which follows from `ulimit -n`")
+
+    def wait_for_request(self, connection: Connection) -> None:
+        if connection in self._open:
+            self._incomplete.setdefault(connection)
+
+    def take_request(self, connection: Connection) -> None:
+        self._incomplete.pop(connection, None)
+
+    def forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._incomplete.pop(connection, None)
+
+
+def _same(connection: Connection) -> Connection:
+    return connection
+
+
+class Connection(H11Protocol):
+    """One connection, on its clocks."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._connections = connections
+        self._phase = ""
+        self._bell: asyncio.TimerHandle | None = None
+        self._taken_bell: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Corked(transport))  # type: ignore[arg-type]
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.forget(self)
+        self._ring_after(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._taken_bell is None:
+            self._taken_bell = self.loop.call_later(TAKEN_WITHIN_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._taken_bell is not None:
+            self._taken_bell.cancel()
+            self._taken_bell = None
+
+    def _look(self) -> None:
+        """Set the clock of what we wait for now."""
+        if self.transport.is_closing():
+            phase, within_s = "close", CLOSED_WITHIN_S
+        elif self.conn.their_state is h11.IDLE:
+            phase, within_s = "headers", HEADERS_WITHIN_S
+        elif self.conn.their_state is h11.SEND_BODY:
+            phase, within_s = "body", BODY_WITHIN_S
+        else:
+            phase, within_s = "answer", None
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._ring_after(within_s)
+        if within_s is None:
+            self._connections.take_request(self)
+        else:
+            self._connections.wait_for_request(self)
+
+    def _ring_after(self, within_s: float | None) -> None:
+        if self._bell is not None:
+            self._bell.cancel()
+        self._bell = None if within_s is None else self.loop.call_later(within_s, self._ring)
+
+    def _ring(self) -> None:
+        is_answered = self._phase == "body" and self.cycle.response_started
+        if self._phase == "close" or is_answered:
+            self.transport.abort()
+            return
+        if self._phase == "body" or self.conn.trailing_data[0]:
+            self.transport.write(_TIMED_OUT)
+        self.transport.close()
+        self._look()
+
+
+class _Corked:
+    """A transport that sends what is written in one turn of the loop in one piece: the head and the body of an answer
+    would otherwise wake the client twice."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held.append(data)
+
+    def _send(self) -> None:
+        held, self._held = self._held, []
+        if held and not self._transport.is_closing():
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
 
 # Once we are told to stop and everything is answered, how long connections may take to go. Nobody works any more.
 FAREWELL_S = 1
@@ -40,18 +263,19 @@ PING_S = 45.0
 # next; its client is told that there is no such session, and begins another.
 MOST_SESSIONS = 2_000
 MOST_SESSIONS_EACH = 500
-# Who may ask is looked at once, at the door.
+# Who may ask is looked at once, by AuthMiddleware.
 _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 def mcp_url(sock: socket.socket) -> str:
-    """Where clients find the tools."""
+    """Return where clients find the tools."""
     host, port = sock.getsockname()[:2]
     return url_of((host, port), MCP_PATH)
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until it is told to leave. Signals are ours. `say` is told the link for the operator, where there is one.
+    """A server that runs until it is told to leave. Signals are ours. `say` is told the link for the operator, where
+    there is one.
 
     Without an MCP server it is the page alone.
     """
@@ -68,7 +292,7 @@ class HttpServer(uvicorn.Server):
         most_connections: int,
         say: Callable[[str], None],
     ) -> None:
-        self._operators = Operators("" if mcp is None else mcp.name, inbox)
+        self._operators = Operators("" if mcp is None else mcp.name, inbox, store)
         address: tuple[str, int] = sock.getsockname()[:2]
         site = Site.at(address, os.environ, require_token=require_token)
 

@@ -1,5 +1,8 @@
-"""stderr of a server: ours and its tools'. Written as fast as it is read and no faster, and never without end: neither
-a client that does not read it nor one that makes us complain may stop us, and no tool may fill the disk it goes to."""
+"""Standard streams and descriptors of a server, and how many it has for what.
+
+stderr: ours and its tools'. Written as fast as it is read and no faster, and never without end: neither
+a client that does not read it nor one that makes us complain may stop us, and no tool may fill the disk it goes to.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import contextlib
 import fcntl
 import io
 import os
+import resource
 import select
 import sys
 from collections.abc import Iterator
 
 from ..process.clock import monotonic_ns
-from ..process.output import PIPE_ROOM
+from ..process.command_task import PIPE_ROOM
 
 READ_SIZE = 64 * 1024
 # What waits for a client that reads slowly. Of one that does not read, the rest is dropped.
@@ -127,8 +131,9 @@ class Complaints(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def unblocking_stderr() -> Iterator[Complaints]:
-    """For everything in this process that complains: our own lines, logging, tracebacks, warnings."""
+def unblock_stderr() -> Iterator[Complaints]:
+    """Keep stderr from blocking everything in this process that complains: our own lines, logging, tracebacks,
+    warnings."""
     before = sys.stderr
     sys.stderr = complaints = Complaints(2)
     try:
@@ -139,12 +144,12 @@ def unblocking_stderr() -> Iterator[Complaints]:
 
 
 @contextlib.contextmanager
-def relayed_stderr() -> Iterator[Complaints]:
-    """As `unblocking_stderr`, and what processes print that are started meanwhile comes through us as well."""
+def relay_stderr() -> Iterator[Complaints]:
+    """Do as `unblock_stderr` does, and relay what processes print that are started meanwhile."""
     try:
         ours = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:  # somebody closed it
-        with unblocking_stderr() as complaints:
+        with unblock_stderr() as complaints:
             yield complaints
         return
     loop, before = asyncio.get_running_loop(), sys.stderr
@@ -175,3 +180,41 @@ def relayed_stderr() -> Iterator[Complaints]:
         os.dup2(ours, 2)
         os.close(printed)
         os.close(ours)
+
+
+@contextlib.contextmanager
+def claim_descriptors() -> Iterator[tuple[int, int]]:
+    """Move the wire to descriptors that nobody else knows. Meanwhile stdin is empty, and what is printed goes to
+    stderr."""
+    wire_in, wire_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(null, 0)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # somebody closed stderr
+            os.dup2(null, 1)
+        yield wire_in, wire_out
+    finally:
+        os.dup2(wire_in, 0)
+        os.dup2(wire_out, 1)
+        for fd in (wire_in, wire_out, null):
+            os.close(fd)
+
+
+# For the store, the host of async commands, logs, and what is accepted or closed in the same moment.
+KEPT_FOR_OURSELVES = 64
+EACH_WORKER = 4
+# Beyond this, memory is what runs out first.
+MOST_CONNECTIONS = 16_384
+
+
+def share_descriptors(most_workers: int) -> tuple[int, int]:
+    """Return how many workers and how many connections there may be at once, so that neither takes the other's
+    descriptors."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return most_workers, MOST_CONNECTIONS
+    free = max(16, limit - KEPT_FOR_OURSELVES)
+    workers = max(1, min(most_workers, free // 2 // EACH_WORKER))
+    return workers, min(MOST_CONNECTIONS, free - workers * EACH_WORKER)

@@ -1,4 +1,4 @@
-"""An App on the wire, from start to end: a runtime, what the App offers, the SDK's server, and who tells it to stop.
+"""The life of a server, from start to end: a runtime, what the App offers, the SDK's server, and who tells it to stop.
 
 The client leaves (end of stdin): everything is stopped, and that was it. SIGTERM or SIGINT: everything is stopped,
 those who wait are told, and the second signal does not wait.
@@ -17,27 +17,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
-from ..core.clocks import Clocks
-from ..core.durations import DurationError, format_duration, parse_duration_ms
+from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.records import dataclass
+from ..core.value_types import compile_initialisers, dataclass
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import learn, parse_target
 from ..inbox.inbox import Inbox
 from ..process.clock import wall_time
-from ..process.safe_unpickle import keep_users_code_out
+from ..process.messages import keep_users_code_out
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..runtime.worker_pool import DEFAULT_WARM
 from ..store.store import Store
-from .addresses import bound_socket, check_reach, parse_address
-from .descriptors import claimed_descriptors, share_descriptors
-from .nonblocking_stderr import Complaints, relayed_stderr, unblocking_stderr
+from .addresses import check_reach, listen_on, parse_address
+from .nonblocking_stderr import Complaints, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
     from .http import HttpServer
-    from .mcp_server import McpServer
+    from .tool_calls import McpServer
 
 # Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
 MOST_WORKERS = 256
@@ -62,7 +60,7 @@ class Options:
 
 
 class ServedApp(Protocol):
-    """What is asked of an App that serves itself."""
+    """What a server needs of an App that serves itself."""
 
     clocks: Clocks
     workers: int | None
@@ -80,7 +78,7 @@ def options_of(
     require_token: bool = False,
     elicitation: bool = False,
 ) -> tuple[Options, list[dict[str, str]]]:
-    """The options as people write them, and every mistake in them."""
+    """Read the options as people write them. Returns them, and every mistake in them."""
     mistakes: list[dict[str, str]] = []
     address = limit_ms = None
     if http is not None:
@@ -143,8 +141,8 @@ async def _serve_inbox(options: Options) -> int:
 
     assert options.address is not None
     with contextlib.ExitStack() as stack:
-        complaints = stack.enter_context(unblocking_stderr())
-        sock = stack.enter_context(contextlib.closing(bound_socket(options.address)))
+        complaints = stack.enter_context(unblock_stderr())
+        sock = stack.enter_context(contextlib.closing(listen_on(options.address)))
         signals = stack.enter_context(Signals())
         store = stack.enter_context(Store.open())
         inbox = Inbox(store)
@@ -160,10 +158,10 @@ async def _serve_inbox(options: Options) -> int:
                 say=complaints.say,
             )
             serving = asyncio.ensure_future(http.run_until_left())
-            told = asyncio.ensure_future(signals.heard.wait())
+            stopping = asyncio.ensure_future(signals.heard.wait())
             # Unbounded on purpose: a server serves until somebody stops it.
-            await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
+            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
             await _leave(http, serving)
         finally:
             await inbox.close()
@@ -201,16 +199,16 @@ def serve_app(
         most_workers=share_descriptors(MOST_WORKERS)[0],
     )
 
-    async def known() -> Catalogue:
+    async def own_catalogue() -> Catalogue:
         return app.catalogue()
 
-    code = asyncio.run(_Serving(runtime, app.program, options, known).run())
+    code = asyncio.run(_Serving(runtime, app.program, options, own_catalogue).run())
     if code:
         sys.exit(code)
 
 
 def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[str]:
-    """That the backstop rings before a tool's own clock does, which would then never be heard."""
+    """Warn where the backstop would ring before a tool's own clock does."""
     longest_ms, name = max(
         (
             (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
@@ -228,7 +226,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
 
 
 def thread_warnings(catalogue: Catalogue) -> list[str]:
-    """A thread of this process would be one that runs the app's code."""
+    """Warn of commands in threads: a thread of this process would be one that runs the app's code."""
     return [
         f"{spec.name!r} declares isolation='thread', which a server does not offer: use 'process', or make it async"
         for spec in catalogue.commands
@@ -251,28 +249,31 @@ class _Serving:
     async def run(self) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(keep_users_code_out())
-            complaints = stack.enter_context(relayed_stderr())
+            complaints = stack.enter_context(relay_stderr())
             if self._options.address is None:
-                wire = stack.enter_context(claimed_descriptors())
+                wire = stack.enter_context(claim_descriptors())
                 sock = None
             else:
-                sock = stack.enter_context(contextlib.closing(bound_socket(self._options.address)))
+                sock = stack.enter_context(contextlib.closing(listen_on(self._options.address)))
             stack.enter_context(self._signals)
             async with self._runtime:
                 learning = asyncio.ensure_future(self._catalogue())
                 await asyncio.sleep(0)  # by then it is under way, in other processes
                 # The SDK takes a second to import, in which the app is imported elsewhere. A signal waits that long.
-                from .mcp_server import McpServer
+                from .tool_calls import McpServer
 
-                catalogue = await self._unless_told(learning)
+                compile_initialisers()
+                catalogue = await self._unless_stopped(learning)
                 if catalogue is None:
                     return self._signals.exit_code
-                catalogue = replace(catalogue, elicitation=catalogue.elicitation or self._options.elicitation)
+                elicitation = catalogue.elicitation or self._options.elicitation
+                catalogue = replace(catalogue, elicitation=elicitation, is_served=True)
                 dispatcher = Dispatcher(catalogue, self._runtime, program=self._program)
                 async with dispatcher:
+                    self._runtime.open_channel()
                     for spec in catalogue.commands:
                         self._runtime.register(spec.operation())
-                    await self._unless_told(self._runtime.warm_up(WARM_UP_S))
+                    await self._unless_stopped(self._runtime.warm_up(WARM_UP_S))
                     server = McpServer(dispatcher, self._options.operation_timeout_ms)
                     limit_ms = server.operation_timeout_ms
                     for line in backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue):
@@ -291,9 +292,9 @@ class _Serving:
             serving = asyncio.ensure_future(
                 server.sdk.run(wire.reading, wire.writing, server.sdk.create_initialization_options())
             )
-            await self._until_told(server, serving)
+            await self._serve_until_stopped(server, serving)
             if not serving.done():
-                await _bounded(wire.until_written(), LAST_ANSWERS_S)
+                await _wait_at_most(wire.until_written(), LAST_ANSWERS_S)
                 serving.cancel()
                 await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
             _complain_about(serving)
@@ -316,24 +317,24 @@ class _Serving:
             say=complaints.say,
         )
         serving = asyncio.ensure_future(http.run_until_left())
-        await self._until_told(server, serving)
+        await self._serve_until_stopped(server, serving)
         await _leave(http, serving)
 
-    async def _until_told(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
-        told = asyncio.ensure_future(self._signals.heard.wait())
+    async def _serve_until_stopped(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
+        stopping = asyncio.ensure_future(self._signals.heard.wait())
         # Unbounded on purpose: a server serves until its client leaves or somebody stops it.
-        await asyncio.wait([serving, told], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if not serving.done():
             server.middleware.stop(self._signals.name)
             await self._runtime.close()  # first: whoever waits is answered that it was stopped
-            await _bounded(server.middleware.until_idle(), LAST_ANSWERS_S)
+            await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 
-    async def _unless_told(self, work: Awaitable[Any]) -> Any:
-        """What came of the work; None if a signal came first."""
-        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.heard.wait())
-        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+    async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
+        """Return what came of the work; None if a signal came first."""
+        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.heard.wait())
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if self._signals.heard.is_set():
             task.cancel()
             return None
@@ -341,7 +342,7 @@ class _Serving:
 
 
 class Signals:
-    """Hears SIGTERM and SIGINT while it is entered, on the running loop. The second one does not wait."""
+    """SIGTERM and SIGINT, heard while it is entered, on the running loop. The second one does not wait."""
 
     def __init__(self) -> None:
         self.heard = asyncio.Event()
@@ -371,12 +372,12 @@ async def _leave(http: HttpServer, serving: asyncio.Future[Any]) -> None:
     _complain_about(serving)
 
 
-async def _bounded(work: Awaitable[Any], limit_s: float) -> None:
+async def _wait_at_most(work: Awaitable[Any], limit_s: float) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(work, limit_s)
 
 
 def _complain_about(serving: asyncio.Future[Any]) -> None:
-    """A transport that ended by a bug of ours or the SDK's says so; the exit is clean otherwise."""
+    """Write the traceback of a transport that ended by a bug of ours or the SDK's; the exit is clean otherwise."""
     if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
         sys.excepthook(type(error), error, error.__traceback__)

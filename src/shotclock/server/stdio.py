@@ -22,7 +22,7 @@ from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE
 from mcp.shared.message import SessionMessage
 from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
 
-from ..process.output import PIPE_ROOM
+from ..process.command_task import PIPE_ROOM
 
 READ_SIZE = 256 * 1024
 # Messages that were read and not yet taken by the SDK. It takes them at once; only a busy loop runs this out.
@@ -229,7 +229,7 @@ class Wire:
             self._read_on()
 
     def _break(self) -> None:
-        """The client closed our stdout: it has left."""
+        """Note that the client closed our stdout: it has left."""
         self._broken = True
         self._unwritten.clear()
         self._unwritten_bytes = 0
@@ -243,7 +243,8 @@ class Wire:
         self._room = None
 
     async def until_written(self) -> None:
-        """As long as the client does not read, whoever has something to say waits; its calls have their own clocks."""
+        """Wait until all is written. As long as the client does not read, whoever has something to say waits; its calls
+        have their own clocks."""
         while self._unwritten and not self._broken:
             if self._room is None:
                 self._room = self._loop.create_future()
@@ -312,7 +313,7 @@ class Outline:
             self._is_long = True
 
     def message(self) -> dict[str, object] | None:
-        """The object, with null for all that is nested; None where it is none, or has too much in it."""
+        """Return the object, with null for all that is nested; None where it is none, or has too much in it."""
         try:
             message = json.loads(self._text) if len(self._text) <= MOST_OUTLINE else None
         except ValueError:

@@ -8,6 +8,10 @@ The middleware stands before the SDK's own checks, because bad arguments are ans
 else, and behind it the SDK would read a result again that we have just made.
 
 docs/design.md: R27.
+
+Beside the arguments a caller says in the request's `_meta` how much time it has, and options of this one call. Names
+are prefixed as the protocol asks of vendors. What is left of the caller's time is only a hint to us, so one that
+cannot be read is passed over with a warning; an option that cannot be read is refused, because it was meant.
 """
 
 from __future__ import annotations
@@ -19,33 +23,101 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple, cast
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
+from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, ListToolsResult, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import DEFAULT_BUDGET_MS
-from ..core.clocks import ClockKind, Clocks, Fired
-from ..core.deadlines import NS_PER_MS, Deadline
-from ..core.durations import format_duration
-from ..core.effects import Ending
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
 from ..core.envelope import Envelope, Problem, stop_problem, warning
-from ..core.errors import Failure, error_entry
-from ..core.records import dataclass
+from ..core.errors import Ending, Failure, error_entry
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
+from ..core.value_types import dataclass
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.access import Principal
+from ..inbox.access import ANONYMOUS, Principal
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
-from ..runtime.call import Call, Outcome, answer, invalid, new_trace
-from ..runtime.handlers import outcome_of_error
+from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.loop_call import current_scope
-from ..runtime.request import CallRequest
-from .elicitation import ask_while_waiting, decider_at, input_required, may_answer, take_answers
-from .progress import ProgressReports
-from .proposal_tools import CHECK, PROPOSE, WITHDRAW, Proposing, mistakes_in
-from .request_meta import LONGEST_MS, REMAINING, RequestMeta, read_terms
-from .tools import JOB_ACTIONS, JOB_TOOL, JUSTIFICATION, takes_justification
-from .web.auth import principal_of
+from ..runtime.outcomes import outcome_of_error
+from .client_messages import ProgressReports, ask_while_waiting, decider_at, input_required, may_answer, take_answers
+from .tools import (
+    CHECK,
+    CONTROLS,
+    JOB_ACTIONS,
+    JOB_TOOL,
+    JUSTIFICATION,
+    PROPOSE,
+    WITHDRAW,
+    Controlling,
+    Proposing,
+    headers_matter,
+    mistakes_in,
+    takes_justification,
+    tools_of,
+)
+
+REMAINING = "shotclock.dev/remainingMs"
+TIMEOUT = "shotclock.dev/timeoutMs"
+BUDGET = "shotclock.dev/budgetMs"
+IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
+PROGRESS_TOKEN = "progressToken"
+
+# About three years. Larger ones overflow timers somewhere on their way, and nobody waits that long.
+LONGEST_MS = 100_000_000_000
+LONGEST_KEY = 256
+
+
+class RequestMeta(NamedTuple):
+    """What a request says in its `_meta`."""
+
+    remaining_ms: int | None = None
+    timeout_ms: int | None = None
+    budget_ms: int | None = None
+    idempotency_key: str | None = None
+    wants_progress: bool = False
+    unreadable: str | None = None
+    """Why the remaining time was passed over, if it was."""
+    mistakes: tuple[dict[str, str], ...] = ()
+
+
+NOTHING_SAID = RequestMeta()
+
+
+def read_request_meta(meta: Mapping[str, Any] | None) -> RequestMeta:
+    if not meta:
+        return NOTHING_SAID
+    mistakes: list[dict[str, str]] = []
+    remaining_ms, unreadable = meta.get(REMAINING), None
+    if remaining_ms is not None and not _is_duration(remaining_ms):
+        unreadable = f"_meta[{REMAINING!r}] is not a whole number of milliseconds: {repr(remaining_ms)[:40]}"
+        remaining_ms = None
+    limits: dict[str, int | None] = {}
+    for name in (TIMEOUT, BUDGET):
+        limits[name] = limit = meta.get(name)
+        if limit is not None and not _is_duration(limit):
+            limits[name] = None
+            mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
+            limits[name] = None
+    key = meta.get(IDEMPOTENCY_KEY)
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
+        message = f"must be a string of 1 to {LONGEST_KEY} characters"
+        mistakes.append({"field": f"_meta.{IDEMPOTENCY_KEY}", "message": message})
+    return RequestMeta(
+        remaining_ms,
+        limits[TIMEOUT],
+        limits[BUDGET],
+        key,
+        meta.get(PROGRESS_TOKEN) is not None,
+        unreadable,
+        tuple(mistakes),
+    )
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
+
 
 # Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
 STOPPED_WITHIN_S = 0.5
@@ -71,7 +143,7 @@ class CallCounts:
     """Results that came after the backstop had answered, and were thrown away."""
 
 
-class AskedTool(NamedTuple):
+class ToolRequest(NamedTuple):
     """One `tools/call` as it came in."""
 
     name: str
@@ -82,7 +154,7 @@ class AskedTool(NamedTuple):
 
 
 class ToolCallMiddleware:
-    """Takes in every `tools/call` of every connection. Middleware of the SDK's server."""
+    """Middleware of the SDK's server: takes in every `tools/call` of every connection."""
 
     def __init__(
         self,
@@ -95,13 +167,17 @@ class ToolCallMiddleware:
         self._dispatcher = dispatcher
         self._tools = tools
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.commands}
+        self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         # Those that are ours, and not a command's of the same name.
         self._ours = {
-            name for name in (JOB_TOOL, PROPOSE, CHECK, WITHDRAW) if name in tools and name not in self._specs
+            name
+            for name in (JOB_TOOL, PROPOSE, CHECK, WITHDRAW, *CONTROLS)
+            if name in tools and name not in self._specs
         }
-        self._proposing = Proposing(dispatcher) if self._ours - {JOB_TOOL} else None
+        self._controlling = Controlling(dispatcher)
+        self._proposing = Proposing(dispatcher) if self._ours - {JOB_TOOL, *CONTROLS} else None
         self._left: set[asyncio.Task[Envelope]] = set()
         self._stopped_by: str | None = None
         # One for each call that may wait for a person or a job: a future that all of them share would be looked through
@@ -138,9 +214,9 @@ class ToolCallMiddleware:
         current_scope.set(Scope(self._dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1
         self.counts.in_flight += 1
-        request_meta = read_terms(meta)
+        request_meta = read_request_meta(meta)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
-        asked = AskedTool(name, params.get("arguments"), request_meta, progress, principal_of(ctx.request))
+        asked = ToolRequest(name, params.get("arguments"), request_meta, progress, _principal_at(ctx.request))
         try:
             may_ask = self._dispatcher.catalogue.elicitation and self._may_ask(name)
             decider = decider_at(ctx, asked.principal) if may_ask else None
@@ -170,7 +246,7 @@ class ToolCallMiddleware:
         except (TypeError, ValueError, RecursionError) as error:
             envelope.warnings = []
             message = f"the answer cannot be put into JSON: {error}"
-            return render_result(_replaced(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
+            return render_result(_replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
     def _may_ask(self, name: str) -> bool:
         """Return whether a person may have to decide something about this call."""
@@ -178,7 +254,7 @@ class ToolCallMiddleware:
         return spec.approval is not None if spec is not None else name == PROPOSE and name in self._ours
 
     async def _elicit(
-        self, ctx: ServerRequestContext[Any, Any], asked: AskedTool, decider: Principal
+        self, ctx: ServerRequestContext[Any, Any], asked: ToolRequest, decider: Principal
     ) -> Envelope | dict[str, Any]:
         """Carry out a call of a client that can ask its own person. Return a mapping where it has to ask first, and
         then call again."""
@@ -216,7 +292,7 @@ class ToolCallMiddleware:
         ours = self._dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _carry_out(self, asked: AskedTool, refusal: Outcome | None = None) -> Envelope:
+    async def _carry_out(self, asked: ToolRequest, refusal: Outcome | None = None) -> Envelope:
         """Begin the call that is asked for, have it carried out, and answer it in time."""
         request, dispatcher = self._read(asked, refusal), self._dispatcher
         work: Coroutine[Any, Any, Envelope]
@@ -227,13 +303,18 @@ class ToolCallMiddleware:
             action, job_id = str(request.arguments["action"]), cast("str | None", request.arguments.get("job_id"))
             call = dispatcher.begin_job_command(action, request.parent)
             work = dispatcher.runtime.conclude(call, dispatcher.run_job_command(call, action, job_id, request))
+        elif request.name in CONTROLS:
+            call = self._controlling.begin(request.name, request.parent)
+            work = dispatcher.runtime.conclude(call, self._controlling.perform(call, request))
         else:
             assert self._proposing is not None
             call = self._proposing.begin(request.name, request.parent)
             work = dispatcher.runtime.conclude(call, self._proposing.perform(call, request))
+        # What is cancelled of a tool of ours has done what it could: no guard stands before its work.
+        call.has_begun = request.name in self._ours and request.refusal is None
         return _name_tools(await self._back(call, work, request.stop))
 
-    def _read(self, asked: AskedTool, refusal: Outcome | None) -> CallRequest:
+    def _read(self, asked: ToolRequest, refusal: Outcome | None) -> CallRequest:
         """Read what a client asks for. What cannot be read or done is the refusal of the request."""
         name, meta, given = asked.name, asked.meta, asked.arguments
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
@@ -245,7 +326,7 @@ class ToolCallMiddleware:
             asked.principal,
             meta.idempotency_key,
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
-            on_progress=None if asked.progress is None else asked.progress.heard,
+            on_progress=None if asked.progress is None else asked.progress.note,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
         )
@@ -265,7 +346,7 @@ class ToolCallMiddleware:
                 request.justification = justification
             else:
                 mistakes.append({"field": JUSTIFICATION, "message": "must be a text"})
-            if takes_justification(spec):
+            if name in self._with_justification:
                 request.arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
         if mistakes:
             request.refusal = invalid(mistakes)
@@ -281,6 +362,8 @@ class ToolCallMiddleware:
 
     def _own_budget_ms(self, name: str, arguments: Mapping[str, Any], meta: RequestMeta) -> int | None:
         """Return how long one of our own tools waits, as its arguments say."""
+        if name in CONTROLS:
+            return None
         if name == JOB_TOOL:
             return self._budget_ms(arguments.get("wait_ms"), meta) if arguments["action"] == "wait" else None
         assert self._proposing is not None
@@ -361,6 +444,15 @@ class ToolCallMiddleware:
         )
 
 
+def _principal_at(request: Any) -> Principal:
+    """Return who sent it; over stdin and stdout, where there is no HTTP request, the anonymous agent."""
+    if request is None:
+        return ANONYMOUS
+    from .web.auth import principal_of
+
+    return principal_of(request)
+
+
 def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
     """Return the answer of a call; where its work has made none, make one."""
     if not task.done():
@@ -377,7 +469,8 @@ def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
 def _name_tools(envelope: Envelope) -> Envelope:
     """Say how to go on with what waits for a person, for a client that has tools and perhaps no shell."""
     data = envelope.data
-    if envelope.code == "INCOMPLETE" and isinstance(data, dict) and data.get("status") == "pending":
+    goes_on = envelope.code in ("INCOMPLETE", "CANCELLED")
+    if goes_on and isinstance(data, dict) and data.get("status") == "pending":
         with_id = f"with proposal_id {data['proposal_id']}"
         data["cancel_command"] = f"call the tool {WITHDRAW} {with_id}"
         if str(data.get("continue_command")).startswith("shotclock "):
@@ -408,11 +501,11 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
     if len(text) > LONGEST_RESULT:
         before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
         message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{before}"
-        envelope = _replaced(envelope, "RESULT_TOO_LARGE", message)
+        envelope = _replace_by_error(envelope, "RESULT_TOO_LARGE", message)
         text, plain = envelope.to_json(), envelope.to_dict()
     if _is_too_deep(text):
         message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
-        envelope = _replaced(envelope, "RESULT_NOT_SERIALIZABLE", message)
+        envelope = _replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message)
         text, plain = envelope.to_json(), envelope.to_dict()
     result: dict[str, Any] = {
         "content": [{"type": "text", "text": text}],
@@ -431,8 +524,8 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
 
 
 def _is_pending(envelope: Envelope) -> bool:
-    """Not finished is not failed: the work goes on, or a person has not answered yet. Nor is it a failure of the tool
-    that the person said no."""
+    """Return whether an error is no failure of the tool: the work goes on, a person has not answered yet, or has said
+    no."""
     return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
 
 
@@ -448,7 +541,7 @@ def _is_too_deep(text: str) -> bool:
     return True
 
 
-def _replaced(envelope: Envelope, code: str, message: str) -> Envelope:
+def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
     """Put an error in the place of what cannot be shown of a call."""
     error: dict[str, object] = {
         "code": code,
@@ -458,3 +551,45 @@ def _replaced(envelope: Envelope, code: str, message: str) -> Envelope:
         "suggestion": error_entry(code).hint,
     }
     return Envelope(None, error, envelope.warnings, {**envelope.meta, "exit_code": 1})
+
+
+class McpServer:
+    """The SDK's server for the tools of one dispatcher; `middleware.counts` says how it goes."""
+
+    def __init__(self, dispatcher: Dispatcher, operation_timeout_ms: int | None = None) -> None:
+        catalogue = dispatcher.catalogue
+        limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
+        tools = tools_of(catalogue)
+        listed = ListToolsResult(tools=list(tools.values()))
+        with_headers = {name: tool.input_schema for name, tool in tools.items() if headers_matter(tool)}
+
+        async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+            return listed
+
+        self.dispatcher = dispatcher
+        self.operation_timeout_ms = limit_ms
+        self.sdk: Server[Any] = Server(
+            catalogue.name,
+            version=catalogue.version,
+            instructions=catalogue.summary or None,
+            on_list_tools=list_tools,
+            get_tool_input_schema=with_headers.get,
+        )
+        self.middleware = ToolCallMiddleware(
+            dispatcher, tools, operation_timeout_ms=limit_ms, server_info=self.sdk.server_info_stamp
+        )
+        self.sdk.middleware[:] = [self.middleware]
+
+    def health(self) -> Mapping[str, object]:
+        runtime, counts = self.dispatcher.runtime, self.middleware.counts
+        return {
+            "name": self.dispatcher.catalogue.name,
+            "calls": counts.calls,
+            "in_flight": counts.in_flight,
+            "cancelled": counts.cancelled,
+            "operation_timeouts": counts.backstop,
+            "late": counts.late + runtime.counts.late,
+            "abandoned": runtime.counts.abandoned,
+            "orphans": len(runtime.orphans),
+            "workers": runtime.worker_count,
+        }

@@ -6,18 +6,16 @@ Each entry carries the hash of the one before it, so none can be taken out, chan
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
-from ..core.records import dataclass
-from ..core.walltime import WallTime
-from . import schema as c
-from .database import Database
+from ..core.value_types import dataclass
+from .rows import Database, RowMapper, Transaction
 
 NOTHING_BEFORE = "0" * 64
-_COLUMNS = "seq, at, action, proposal, by, details, previous, hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,11 @@ class Entry:
         return canonical({**self.content(), "hash": self.hash}) + "\n"
 
 
+_ENTRIES = RowMapper(Entry, "audit")
+
+
 def append(
-    connection: sqlite3.Connection,
+    transaction: Transaction,
     now: WallTime,
     action: str,
     proposal: str | None,
@@ -60,23 +61,19 @@ def append(
 ) -> int:
     """Append an entry and return its number. Only inside a writing transaction, which makes us alone with the end of
     the chain."""
-    seq, previous = _read_last(connection)
-    seq += 1
-    entry = Entry(seq, now, action, proposal, by, dict(details), previous, "")
-    connection.execute(
-        f"INSERT INTO audit ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (seq, now.ms, action, proposal, c.text_in(by), c.json_in(entry.details), previous, digest(entry.content())),
-    )
-    return seq
+    last, previous = _read_last(transaction)
+    entry = Entry(last + 1, now, action, proposal, by, dict(details), previous, "")
+    _ENTRIES.insert(transaction, replace(entry, hash=digest(entry.content())))
+    return entry.seq
 
 
-def next_seq(connection: sqlite3.Connection) -> int:
+def next_seq(transaction: Transaction) -> int:
     """Return the number of the next entry. Only inside a writing transaction."""
-    return _read_last(connection)[0] + 1
+    return _read_last(transaction)[0] + 1
 
 
-def _read_last(connection: sqlite3.Connection) -> tuple[int, str]:
-    last = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+def _read_last(transaction: Transaction) -> tuple[int, str]:
+    last = transaction.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
     return (0, NOTHING_BEFORE) if last is None else (last[0], last[1])
 
 
@@ -93,50 +90,47 @@ class Audit:
 
     def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
         """Return the entries after this number, the oldest first."""
-        with self._database.read() as connection:
-            return _entries(connection, after_seq, limit)
+        with self._database.read() as transaction:
+            return _entries(transaction, after_seq, limit)
 
     def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
         """Return the history of one proposal."""
-        with self._database.read() as connection:
-            return entries_of(connection, proposal_id, limit)
+        with self._database.read() as transaction:
+            return entries_of(transaction, proposal_id, limit)
 
     def head(self) -> tuple[int, str]:
         """Return the number and the hash of the last entry: whoever keeps them elsewhere can tell later what was
         there."""
-        with self._database.read() as connection:
-            return _read_last(connection)
+        with self._database.read() as transaction:
+            return _read_last(transaction)
 
     def list_unfiled(self, limit: int) -> list[Entry]:
         """Return the entries that are not known to be in the file, the oldest first."""
-        with self._database.read() as connection:
-            return _entries(connection, _read_filed_seq(connection), limit)
+        with self._database.read() as transaction:
+            return _entries(transaction, _read_filed_seq(transaction), limit)
 
     def get_filed_seq(self) -> int:
         """Return the number of the last entry that is known to be in the file."""
-        with self._database.read() as connection:
-            return _read_filed_seq(connection)
+        with self._database.read() as transaction:
+            return _read_filed_seq(transaction)
 
     def mark_filed(self, seq: int) -> None:
         """Record that everything up to this one is in the file, and on the disk."""
-        with self._database.write(durable=False) as connection:
-            connection.execute("UPDATE audit_filed SET seq = max(seq, ?)", (seq,))
+        with self._database.write(durable=False) as transaction:
+            transaction.execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq))
 
 
-def entries_of(connection: sqlite3.Connection, proposal_id: str, limit: int = -1) -> list[Entry]:
-    query = f"SELECT {_COLUMNS} FROM audit WHERE proposal = ? ORDER BY seq LIMIT ?"
-    return [_entry(row) for row in connection.execute(query, (c.text_in(proposal_id), limit))]
+def entries_of(transaction: Transaction, proposal_id: str, limit: int | None = None) -> list[Entry]:
+    """Return the history of one proposal, the oldest first: all of it, or so many entries."""
+    rest, values = "WHERE proposal = ? ORDER BY seq", (proposal_id,)
+    if limit is None:
+        return _ENTRIES.list(transaction, rest, values)
+    return _ENTRIES.list(transaction, f"{rest} LIMIT ?", (*values, limit))
 
 
-def _read_filed_seq(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("SELECT seq FROM audit_filed").fetchone()[0])
+def _read_filed_seq(transaction: Transaction) -> int:
+    return int(transaction.execute("SELECT seq FROM audit_filed").fetchone()[0])
 
 
-def _entries(connection: sqlite3.Connection, after_seq: int, limit: int) -> list[Entry]:
-    query = f"SELECT {_COLUMNS} FROM audit WHERE seq > ? ORDER BY seq LIMIT ?"
-    return [_entry(row) for row in connection.execute(query, (after_seq, limit))]
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    seq, at, action, proposal, by, details, previous, hash = row
-    return Entry(seq, WallTime(at), action, proposal, c.text_out(by), c.json_out(details), previous, hash)
+def _entries(transaction: Transaction, after_seq: int, limit: int) -> list[Entry]:
+    return _ENTRIES.list(transaction, "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit))

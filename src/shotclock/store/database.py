@@ -23,7 +23,7 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,11 +33,10 @@ from .home import (
     StoreError,
     StoreUnusable,
     create_private_file,
-    is_busy,
     make_private_directory,
     sync_directory,
-    translate_error,
 )
+from .rows import encode
 from .schema import APPLICATION_ID, MIGRATIONS
 
 # How long SQLite waits for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
@@ -60,15 +59,63 @@ _INCREMENTAL = 2
 
 _FORKED = "the store was in use in the moment this process was forked, and can only be opened after an exec"
 
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_MEANING = {
+    sqlite3.SQLITE_CORRUPT: "the store is corrupt; move it away to start a new one",
+    sqlite3.SQLITE_NOTADB: "this is not a Shotclock store, or a corrupt one; move it away to start a new one",
+    sqlite3.SQLITE_FULL: "the disk is full; nothing was written to the store",
+    sqlite3.SQLITE_READONLY: "the store cannot be written to",
+    sqlite3.SQLITE_PERM: "the store may not be used by this user",
+    sqlite3.SQLITE_AUTH: "the store may not be used by this user",
+    sqlite3.SQLITE_CANTOPEN: "the store cannot be opened",
+    sqlite3.SQLITE_IOERR: "the disk failed under the store",
+    sqlite3.SQLITE_NOMEM: "there is no memory left for the store",
+}
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    # Extended codes (SQLITE_BUSY_RECOVERY, …) carry the plain one in their lowest byte.
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _BUSY
+
+
+def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
+    """Return the error of ours that a SQLite error stands for. The one place where it is translated."""
+    if is_busy(error):
+        return StoreBusy("the store is in use by others", path)
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    meaning = _MEANING.get(code, "the store failed")
+    return StoreUnusable(f"{meaning} ({name}: {error})", path)
+
+
 # Taken after a database's own lock, never before.
 _opening = threading.Lock()
-_open: weakref.WeakSet[Database] = weakref.WeakSet()
+_open: weakref.WeakSet[SQLiteDatabase] = weakref.WeakSet()
 # Connections that came through a fork in use. Even closing one would be wrong, so they are kept until we end.
 _inherited: list[tuple[tuple[int, int], sqlite3.Connection]] = []
 _torn = False  # this process was forked while another thread was opening some store
 
 
-class Database:
+class SQLiteTransaction:
+    """A transaction on the connection: see rows.Transaction. SQLite takes `?` for values as it is."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(statement, [encode(value) for value in values])
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[object]]) -> sqlite3.Cursor:
+        return self._connection.executemany(statement, ([encode(value) for value in row] for row in rows))
+
+    def change_mark(self) -> object:
+        # The number means something on one connection only, and a fork brings another one.
+        return self._connection, self._connection.execute("PRAGMA data_version").fetchone()[0]
+
+
+class SQLiteDatabase:
     """One connection to the file, shared by the threads of this process and dropped before a fork."""
 
     def __init__(self, path: Path) -> None:
@@ -90,19 +137,23 @@ class Database:
         _open.add(self)
 
     @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> Iterator[SQLiteTransaction]:
         """Open a transaction for reading: what is seen inside belongs to one instant."""
         with self._transaction("BEGIN") as connection:
-            yield connection
+            yield SQLiteTransaction(connection)
 
     @contextmanager
-    def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[sqlite3.Connection]:
+    def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[SQLiteTransaction]:
         """Open a transaction for reading and writing, alone among all processes. All of it happens, or nothing does.
 
         `may_wait=False` is for an event loop: StoreBusy at once where another thread or process is in the way.
         """
         with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait) as connection:
-            yield connection
+            yield SQLiteTransaction(connection)
+
+    def open_another(self) -> SQLiteDatabase:
+        """Open a connection of its own to the same file. The caller closes it."""
+        return SQLiteDatabase(self.path)
 
     def shrink(self, pages: int | None = None) -> bool:
         """Give space of what was deleted back to the file system: so many pages at most, or all of it. Return whether

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
-import sqlite3
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,35 +44,6 @@ class StoreUnusable(StoreError):
 def printable(path: str | os.PathLike[str]) -> str:
     """Return a path as text for an envelope, which may not hold undecodable bytes."""
     return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
-
-
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-_MEANING = {
-    sqlite3.SQLITE_CORRUPT: "the store is corrupt; move it away to start a new one",
-    sqlite3.SQLITE_NOTADB: "this is not a Shotclock store, or a corrupt one; move it away to start a new one",
-    sqlite3.SQLITE_FULL: "the disk is full; nothing was written to the store",
-    sqlite3.SQLITE_READONLY: "the store cannot be written to",
-    sqlite3.SQLITE_PERM: "the store may not be used by this user",
-    sqlite3.SQLITE_AUTH: "the store may not be used by this user",
-    sqlite3.SQLITE_CANTOPEN: "the store cannot be opened",
-    sqlite3.SQLITE_IOERR: "the disk failed under the store",
-    sqlite3.SQLITE_NOMEM: "there is no memory left for the store",
-}
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    # Extended codes (SQLITE_BUSY_RECOVERY, …) carry the plain one in their lowest byte.
-    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _BUSY
-
-
-def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
-    """Return the error of ours that a SQLite error stands for. The one place where it is translated."""
-    if is_busy(error):
-        return StoreBusy("the store is in use by others", path)
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    meaning = _MEANING.get(code, "the store failed")
-    return StoreUnusable(f"{meaning} ({name}: {error})", path)
 
 
 def state_home(environ: Mapping[str, str]) -> Path:

@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.records import dataclass
-from ..core.walltime import ProcessIdentity, WallTime
-from . import schema as c
-from .database import Database
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.value_types import dataclass
+from .rows import Database, RowMapper, check_count, decode_process, json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,21 @@ class Mismatch:
 Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
 
 
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """Row of a key: its call, and the answer to it."""
+
+    digest: str
+    state: str
+    holder: ProcessIdentity
+    began_at: WallTime
+    ended_at: WallTime | None = None
+    envelope: dict[str, Any] | None = None
+
+
+_REPLIES = RowMapper(_Reply, "replies")
+
+
 class IdempotencyKeys:
     """Table of idempotency keys and the answers under them."""
 
@@ -86,74 +100,63 @@ class IdempotencyKeys:
     ) -> Beginning:
         """Begin a call under a key, or return what became of the earlier one. `Fresh` goes to exactly one of all who
         ask. `is_alive` must not use the store."""
-        name = (c.text_in(scope), c.text_in(key))
-        with self._database.write() as connection:
-            row = connection.execute(
-                "SELECT digest, state, holder, began_at, ended_at, envelope FROM replies WHERE scope = ? AND key = ?",
-                name,
-            ).fetchone()
-            if row is None:
-                connection.execute(
-                    "INSERT INTO replies (scope, key, digest, state, holder, began_at) "
-                    "VALUES (?, ?, ?, 'running', ?, ?)",
-                    (*name, c.text_in(digest), c.holder_in(holder), now.ms),
-                )
+        with self._database.write() as transaction:
+            first = _REPLIES.get(transaction, "WHERE scope = ? AND key = ?", (scope, key))
+            if first is None:
+                _REPLIES.insert(transaction, _Reply(digest, "running", holder, now), scope=scope, key=key)
                 return Fresh()
-            first_digest, state, first_holder = c.text_out(row[0]), row[1], c.holder_out(row[2])
-            began_at, ended_at = WallTime(row[3]), c.maybe_time_out(row[4])
-            if first_digest != digest:
-                return Mismatch(began_at, first_digest)
-            if state == "running":
-                if is_alive(first_holder):
-                    return CallInProgress(first_holder, began_at)
-                connection.execute(
+            if first.digest != digest:
+                return Mismatch(first.began_at, first.digest)
+            if first.state == "running":
+                if is_alive(first.holder):
+                    return CallInProgress(first.holder, first.began_at)
+                transaction.execute(
                     "UPDATE replies SET state = 'interrupted', ended_at = ? WHERE scope = ? AND key = ?",
-                    (now.ms, *name),
+                    (now, scope, key),
                 )
-                return Interrupted(first_holder, began_at, now)
-            assert ended_at is not None
-            if state == "interrupted":
-                return Interrupted(first_holder, began_at, ended_at)
-            return Finished(c.json_out(row[5]), began_at, ended_at)
+                return Interrupted(first.holder, first.began_at, now)
+            assert first.ended_at is not None
+            if first.state == "interrupted":
+                return Interrupted(first.holder, first.began_at, first.ended_at)
+            assert first.envelope is not None
+            return Finished(first.envelope, first.began_at, first.ended_at)
 
     def is_known(self, scope: str, key: str) -> bool:
         """Return whether the key was used before, so that nothing has to be run for it."""
-        with self._database.read() as connection:
-            found = connection.execute(
-                "SELECT 1 FROM replies WHERE scope = ? AND key = ?", (c.text_in(scope), c.text_in(key))
-            ).fetchone()
-        return found is not None
+        with self._database.read() as transaction:
+            found = transaction.execute("SELECT 1 FROM replies WHERE scope = ? AND key = ?", (scope, key))
+            return found.fetchone() is not None
 
     def finish(self, scope: str, key: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
         """Record the answer and return whether it is now the answer: the first one stays."""
-        text = c.json_in(envelope)
-        with self._database.write() as connection:
-            return connection.execute(
+        text = json_text(envelope)
+        with self._database.write() as transaction:
+            return transaction.execute(
                 "UPDATE replies SET state = 'finished', envelope = ?, ended_at = ? "
                 "WHERE scope = ? AND key = ? AND state <> 'finished'",
-                (text, now.ms, c.text_in(scope), c.text_in(key)),
+                (text, now, scope, key),
             ).rowcount > 0  # fmt: skip
 
     def drop(self, scope: str, key: str) -> bool:
         """Delete the key, as if it had never been used: for calls that never began, or may be repeated. Return whether
         there was one."""
-        with self._database.write() as connection:
-            return connection.execute(
-                "DELETE FROM replies WHERE scope = ? AND key = ?", (c.text_in(scope), c.text_in(key))
-            ).rowcount > 0  # fmt: skip
+        with self._database.write() as transaction:
+            return transaction.execute("DELETE FROM replies WHERE scope = ? AND key = ?", (scope, key)).rowcount > 0
 
     def forget_begun_before(
         self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool], limit: int = 500
     ) -> int:
         """Delete the oldest keys, `limit` at most, and return how many. Those of calls that a living process still runs
         stay, however old."""
-        with self._database.write() as connection:
-            rows = connection.execute(
-                "SELECT rowid, state, holder FROM replies WHERE began_at < ? ORDER BY began_at LIMIT ?",
-                (before.ms, c.count_in(limit, "limit")),
+        with self._database.write() as transaction:
+            rows = transaction.execute(
+                "SELECT scope, key, state, holder FROM replies WHERE began_at < ? ORDER BY began_at LIMIT ?",
+                (before, check_count(limit, "limit")),
             ).fetchall()
             old = [
-                (rowid,) for rowid, state, holder in rows if state != "running" or not is_alive(c.holder_out(holder))
+                (scope, key)
+                for scope, key, state, holder in rows
+                if state != "running" or not is_alive(decode_process(holder))
             ]
-            connection.executemany("DELETE FROM replies WHERE rowid = ?", old)
+            transaction.executemany("DELETE FROM replies WHERE scope = ? AND key = ?", old)
         return len(old)

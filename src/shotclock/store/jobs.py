@@ -9,15 +9,13 @@ attempt they belong to.
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from ..core.records import dataclass
-from ..core.walltime import ProcessIdentity, WallTime
-from . import schema as c
-from .database import Database
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.value_types import dataclass
+from .rows import Codec, Database, Result, RowMapper, Transaction, check_count, encode, insert_row, json_text
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
 # would run this out.
@@ -108,7 +106,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far some work got, in its own form, so that the next attempt does not begin at nothing. Whether it fits
+    """State of some work, in its own form, so that the next attempt does not begin at nothing. Whether it fits
     today's input, its fingerprint tells whoever loads it."""
 
     key: str
@@ -125,12 +123,29 @@ class Ambiguous:
     ids: tuple[str, ...]
 
 
-_COLUMNS = (
-    "id, key, app, command, arguments, cwd, program, tool_version, idempotency_key, spec, log_path, stdin_path, state, "
-    "attempt, keeper, progress_done, progress_total, progress_unit, progress_at, heartbeat_at, created_at, attempt_at, "
-    "deadline_at, max_lifetime_ms, idle_timeout_ms, cancel_requested_at, ended_at, envelope, delivered_at, "
-    "owner"
+def _build_job(fields: dict[str, Any]) -> Job:
+    done, total, unit, at = (fields.pop(f"progress_{name}") for name in ("done", "total", "unit", "at"))
+    return Job(**fields, progress=None if done is None else Progress(done, total, unit, at))
+
+
+_JOBS = RowMapper(
+    Job,
+    "jobs",
+    columns={"runner": "keeper"},
+    without=("progress",),
+    beside={
+        "progress_done": "int | None",
+        "progress_total": "int | None",
+        "progress_unit": "str | None",
+        "progress_at": "WallTime | None",
+    },
+    build=_build_job,
+    codecs={"state": Codec(encode, JobState)},
 )
+_NEW_JOBS = RowMapper(NewJob, "jobs", without=("resume",))
+_CHECKPOINTS = RowMapper(Checkpoint, "checkpoints")
+# Where a writer may name the attempt it belongs to.
+_SAME_ATTEMPT = "attempt = coalesce(?, attempt)"
 
 
 class Jobs:
@@ -153,67 +168,74 @@ class Jobs:
         # Nearly every look finds a living job. Finding out costs no place among the writers.
         if (job := self.find_answer(new, now, is_alive)) is not None:
             return job, False
-        row = _new_row(new, now)
-        with self._database.write() as connection:
-            job = _get_latest(connection, new.key)
+        check_count(new.max_lifetime_ms, "max_lifetime_ms")
+        check_count(new.idle_timeout_ms, "idle_timeout_ms")
+        row = _NEW_JOBS.write(new)
+        with self._database.write() as transaction:
+            job = _get_latest(transaction, new.key)
             if job is not None and _answers(job, new, now, is_alive):
                 return job, False
             if job is not None and job.state is not JobState.FINISHED and new.resume:
-                _take_up_again(connection, job.id, row)
-                return _get_existing(connection, job.id), True
+                _take_up_again(transaction, job.id, row, now)
+                return _get_existing(transaction, job.id), True
             if job is not None and job.is_active:
-                _end(connection, job.id, JobState.LOST, None, now)
-                return _get_existing(connection, job.id), False
-            if _get(connection, new.id) is not None:
+                _end(transaction, job.id, JobState.LOST, None, now)
+                return _get_existing(transaction, job.id), False
+            if _get(transaction, new.id) is not None:
                 raise ValueError(f"there is another job of the id {new.id!r}")
-            names = ", ".join(row)
-            connection.execute(f"INSERT INTO jobs ({names}) VALUES ({', '.join(f':{n}' for n in row)})", row)
-            return _get_existing(connection, new.id), True
+            beginning = {"state": JobState.STARTING, "attempt": 1, "created_at": now, "attempt_at": now}
+            insert_row(transaction, "jobs", {**row, **beginning})
+            return _get_existing(transaction, new.id), True
 
     def find_answer(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
         """Return the job that does this work already, or has done it and told nobody; None if there is none."""
-        with self._database.read() as connection:
-            job = _get_latest(connection, new.key)
+        with self._database.read() as transaction:
+            job = _get_latest(transaction, new.key)
         return job if job is not None and _answers(job, new, now, is_alive) else None
 
     def get(self, id: str) -> Job | None:
-        with self._database.read() as connection:
-            return _get(connection, id)
+        with self._database.read() as transaction:
+            return _get(transaction, id)
 
     def find(self, prefix: str, of: str | None = None) -> Job | Ambiguous | None:
         """Return the one job whose id has this prefix. The whole id always finds its job. `of`: only among those of
         this owner, as if others had none."""
         if not _ID.fullmatch(prefix):
             return None
-        with self._database.read() as connection:
-            if (exact := _get(connection, prefix)) is not None:
+        with self._database.read() as transaction:
+            if (exact := _get(transaction, prefix)) is not None:
                 return exact if of is None or exact.owner == of else None
             after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-            rows = connection.execute(
-                "SELECT id FROM jobs WHERE id >= ? AND id < ? AND owner IS ifnull(?, owner) ORDER BY id LIMIT ?",
-                (prefix, after, c.maybe_text_in(of), _AMBIGUOUS_SHOWN),
+            whose, owner = ("", ()) if of is None else ("AND owner = ? ", (of,))
+            rows = transaction.execute(
+                f"SELECT id FROM jobs WHERE id >= ? AND id < ? {whose}ORDER BY id LIMIT ?",
+                (prefix, after, *owner, _AMBIGUOUS_SHOWN),
             ).fetchall()
             if len(rows) > 1:
                 return Ambiguous(prefix, tuple(id for (id,) in rows))
-            return _get(connection, rows[0][0]) if rows else None
+            return _get(transaction, rows[0][0]) if rows else None
 
     def list(
         self, app: str | None = None, active_only: bool = False, limit: int = 100, of: str | None = None
     ) -> tuple[Job, ...]:
         """Return the newest jobs first. `of`: only those of this owner."""
-        query, parameters = _list_query(app, active_only, limit, of)
-        with self._database.read() as connection:
-            return tuple(map(_job, connection.execute(query, parameters).fetchall()))
+        conditions = (["app = ?"] if app is not None else []) + (["ended_at IS NULL"] if active_only else [])
+        conditions += ["owner = ?"] if of is not None else []
+        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
+        names = tuple(name for name in (app, of) if name is not None)
+        with self._database.read() as transaction:
+            values = (*names, check_count(limit, "limit"))
+            return tuple(_JOBS.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values))
 
     def take_charge(self, id: str, runner: ProcessIdentity, now: WallTime) -> Job | None:
         """Put a starting job under this job runner and return it. None if it is not to be run: ended, or under another
         runner."""
-        with self._database.write() as connection:
-            connection.execute(
+        with self._database.write() as transaction:
+            transaction.execute(
                 "UPDATE jobs SET state = 'running', keeper = ?, heartbeat_at = ? WHERE id = ? AND state = 'starting'",
-                (c.holder_in(runner), now.ms, id),
+                (runner, now, id),
             )
-            job = _get(connection, id)
+            job = _get(transaction, id)
         return job if job is not None and job.state is JobState.RUNNING and job.runner == runner else None
 
     def progress(
@@ -224,75 +246,67 @@ class Jobs:
 
         Survives `kill -9`; a power loss may take the last few seconds. None if nothing was ever kept.
         """
-        c.count_in(done, "done")
+        check_count(done, "done")
         if total is not None:
-            c.count_in(total, "total")
-        parameters = {
-            "id": id, "done": done, "total": total, "unit": c.maybe_text_in(unit), "now": now.ms, "attempt": attempt,
-        }  # fmt: skip
-        with self._database.write(durable=False) as connection:
+            check_count(total, "total")
+        with self._database.write(durable=False) as transaction:
             # The right hand sides see the row as it was.
-            connection.execute(
-                """
-                UPDATE jobs SET
-                    progress_at = CASE WHEN progress_done >= :done THEN progress_at ELSE :now END,
-                    progress_done = max(ifnull(progress_done, 0), :done),
-                    progress_total = ifnull(:total, progress_total),
-                    progress_unit = ifnull(:unit, progress_unit),
-                    heartbeat_at = :now
-                WHERE id = :id AND ended_at IS NULL AND attempt = ifnull(:attempt, attempt)
-                """,
-                parameters,
+            transaction.execute(
+                "UPDATE jobs SET progress_at = CASE WHEN progress_done >= ? THEN progress_at ELSE ? END, "
+                "progress_done = CASE WHEN progress_done >= ? THEN progress_done ELSE ? END, "
+                "progress_total = coalesce(?, progress_total), progress_unit = coalesce(?, progress_unit), "
+                f"heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
+                (done, now, done, done, total, unit, now, id, attempt),
             )
-            job = _get(connection, id)
+            job = _get(transaction, id)
         return job.progress if job is not None else None
 
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
-        with self._database.write(durable=False) as connection:
-            return _has_changed(connection.execute(
-                "UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND attempt = ifnull(?, attempt)",
-                (now.ms, id, attempt),
+        with self._database.write(durable=False) as transaction:
+            return _has_changed(transaction.execute(
+                f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
+                (now, id, attempt),
             ))  # fmt: skip
 
     def request_cancel(self, id: str, now: WallTime) -> Job | None:
         """Record that the job is to be cancelled and return it as it is now. The first request counts; one that has
         ended is left as it is."""
-        with self._database.write() as connection:
-            connection.execute(
+        with self._database.write() as transaction:
+            transaction.execute(
                 "UPDATE jobs SET cancel_requested_at = ? "
                 "WHERE id = ? AND ended_at IS NULL AND cancel_requested_at IS NULL",
-                (now.ms, id),
+                (now, id),
             )
-            return _get(connection, id)
+            return _get(transaction, id)
 
     def finish(self, id: str, envelope: Mapping[str, Any], now: WallTime, *, attempt: int | None = None) -> bool:
         """End the job with its envelope. Return whether it was this call that ended it: the first one does."""
-        text = c.json_in(envelope)
-        with self._database.write() as connection:
-            return _end(connection, id, JobState.FINISHED, text, now, attempt)
+        text = json_text(envelope)
+        with self._database.write() as transaction:
+            return _end(transaction, id, JobState.FINISHED, text, now, attempt)
 
     def mark_lost(
         self, id: str, envelope: Mapping[str, Any] | None, now: WallTime, *, attempt: int | None = None
     ) -> bool:
         """End a job whose runner is gone, or give the envelope to one that was found lost without. Return whether
         anything changed."""
-        text = None if envelope is None else c.json_in(envelope)
-        with self._database.write() as connection:
-            if _end(connection, id, JobState.LOST, text, now, attempt):
+        text = None if envelope is None else json_text(envelope)
+        with self._database.write() as transaction:
+            if _end(transaction, id, JobState.LOST, text, now, attempt):
                 return True
-            return text is not None and _has_changed(connection.execute(
+            return text is not None and _has_changed(transaction.execute(
                 "UPDATE jobs SET envelope = ? WHERE id = ? AND state = 'lost' AND envelope IS NULL "
-                "AND attempt = ifnull(?, attempt)",
+                f"AND {_SAME_ATTEMPT}",
                 (text, id, attempt),
             ))  # fmt: skip
 
     def deliver(self, id: str, now: WallTime) -> bool:
         """Record that somebody was told how it ended. Return whether that was the first time."""
-        with self._database.write() as connection:
-            return _has_changed(connection.execute(
+        with self._database.write() as transaction:
+            return _has_changed(transaction.execute(
                 "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL",
-                (now.ms, id),
+                (now, id),
             ))  # fmt: skip
 
     def forget_ended_before(self, before: WallTime, limit: int = 500) -> tuple[Job, ...]:
@@ -300,12 +314,9 @@ class Jobs:
 
         At most `limit` at once, so that nobody waits long for the place among the writers: ask again until empty.
         """
-        with self._database.write() as connection:
-            rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM jobs WHERE ended_at < ? ORDER BY ended_at LIMIT ?", (before.ms, limit)
-            ).fetchall()
-            jobs = tuple(map(_job, rows))
-            connection.executemany("DELETE FROM jobs WHERE id = ?", [(job.id,) for job in jobs])
+        with self._database.write() as transaction:
+            jobs = tuple(_JOBS.list(transaction, "WHERE ended_at < ? ORDER BY ended_at LIMIT ?", (before, limit)))
+            transaction.executemany("DELETE FROM jobs WHERE id = ?", [(job.id,) for job in jobs])
         return jobs
 
 
@@ -317,38 +328,33 @@ class Checkpoints:
 
     def save(self, key: str, fingerprint: str, state: object, now: WallTime) -> None:
         """Replace the checkpoint of this key, all of it or nothing. `state` is any JSON value."""
-        text = c.json_in(state)
-        with self._database.write() as connection:
-            connection.execute(
+        text = json_text(state)
+        with self._database.write() as transaction:
+            transaction.execute(
                 "INSERT INTO checkpoints (key, fingerprint, state, saved_at) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, "
                 "saved_at = excluded.saved_at",
-                (c.text_in(key), c.text_in(fingerprint), text, now.ms),
+                (key, fingerprint, text, now),
             )
 
     def load(self, key: str) -> Checkpoint | None:
         """Return the checkpoint of this key, or None."""
-        with self._database.read() as connection:
-            row = connection.execute(
-                "SELECT key, fingerprint, state, saved_at FROM checkpoints WHERE key = ?", (c.text_in(key),)
-            ).fetchone()
-        if row is None:
-            return None
-        return Checkpoint(c.text_out(row[0]), c.text_out(row[1]), c.json_out(row[2]), WallTime(row[3]))
+        with self._database.read() as transaction:
+            return _CHECKPOINTS.get(transaction, "WHERE key = ?", (key,))
 
     def clear(self, key: str) -> bool:
         """Delete the checkpoint of this key. Return whether there was one."""
-        with self._database.write() as connection:
-            return connection.execute("DELETE FROM checkpoints WHERE key = ?", (c.text_in(key),)).rowcount > 0
+        with self._database.write() as transaction:
+            return transaction.execute("DELETE FROM checkpoints WHERE key = ?", (key,)).rowcount > 0
 
     def forget_saved_before(self, before: WallTime, limit: int = 500) -> int:
         """Delete the oldest checkpoints, `limit` at most, and return how many. Those of jobs that are still active
         stay, however old."""
-        with self._database.write() as connection:
-            return connection.execute(
+        with self._database.write() as transaction:
+            return transaction.execute(
                 "DELETE FROM checkpoints WHERE key IN (SELECT key FROM checkpoints WHERE saved_at < ? AND key NOT IN "
                 "(SELECT key FROM jobs WHERE ended_at IS NULL) ORDER BY saved_at LIMIT ?)",
-                (before.ms, c.count_in(limit, "limit")),
+                (before, check_count(limit, "limit")),
             ).rowcount
 
 
@@ -366,126 +372,46 @@ def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessId
     return (untold or job.idempotency_key is not None) and now - job.ended_at < RETENTION_MS
 
 
-def _list_query(app: str | None, active_only: bool, limit: int, of: str | None) -> tuple[str, tuple[Any, ...]]:
-    conditions = (["app = ?"] if app is not None else []) + (["ended_at IS NULL"] if active_only else [])
-    conditions += ["owner = ?"] if of is not None else []
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    names = tuple(c.text_in(name) for name in (app, of) if name is not None)
-    parameters = (*names, c.count_in(limit, "limit"))
-    return f"SELECT {_COLUMNS} FROM jobs{where} ORDER BY seq DESC LIMIT ?", parameters
-
-
-def _new_row(new: NewJob, now: WallTime) -> dict[str, Any]:
-    return {
-        "id": new.id,
-        "key": c.text_in(new.key),
-        "app": c.text_in(new.app),
-        "command": c.text_in(new.command),
-        "arguments": c.json_in(new.arguments),
-        "cwd": c.text_in(new.cwd),
-        "program": c.json_in(new.program),
-        "tool_version": c.text_in(new.tool_version),
-        "idempotency_key": c.maybe_text_in(new.idempotency_key),
-        "spec": c.json_in(new.spec),
-        "log_path": c.maybe_text_in(new.log_path),
-        "stdin_path": c.maybe_text_in(new.stdin_path),
-        "state": JobState.STARTING.value,
-        "attempt": 1,
-        "created_at": now.ms,
-        "attempt_at": now.ms,
-        "deadline_at": c.maybe_time_in(new.deadline_at),
-        "max_lifetime_ms": c.count_in(new.max_lifetime_ms, "max_lifetime_ms"),
-        "idle_timeout_ms": c.count_in(new.idle_timeout_ms, "idle_timeout_ms"),
-        "owner": c.maybe_text_in(new.owner),
-    }
-
-
-def _take_up_again(connection: sqlite3.Connection, id: str, row: dict[str, Any]) -> None:
+def _take_up_again(transaction: Transaction, id: str, row: Mapping[str, object], now: WallTime) -> None:
     """Begin a further attempt, with the clocks of the call that asked for it. Log and input stay: same key, same
     input."""
-    connection.execute(
-        """
-        UPDATE jobs SET
-            state = 'starting', attempt = attempt + 1, attempt_at = :attempt_at, keeper = NULL, heartbeat_at = NULL,
-            program = :program, spec = :spec, deadline_at = :deadline_at, max_lifetime_ms = :max_lifetime_ms,
-            idle_timeout_ms = :idle_timeout_ms, cancel_requested_at = NULL, ended_at = NULL, envelope = NULL,
-            delivered_at = NULL
-        WHERE id = :resumed
-        """,
-        {**row, "resumed": id},
+    names = ("program", "spec", "deadline_at", "max_lifetime_ms", "idle_timeout_ms")
+    transaction.execute(
+        "UPDATE jobs SET state = 'starting', attempt = attempt + 1, attempt_at = ?, keeper = NULL, "
+        "heartbeat_at = NULL, cancel_requested_at = NULL, ended_at = NULL, envelope = NULL, delivered_at = NULL, "
+        f"{', '.join(f'{name} = ?' for name in names)} WHERE id = ?",
+        (now, *(row[name] for name in names), id),
     )
 
 
 def _end(
-    connection: sqlite3.Connection,
+    transaction: Transaction,
     id: str,
     state: JobState,
     envelope: str | None,
     now: WallTime,
     attempt: int | None = None,
 ) -> bool:
-    return _has_changed(connection.execute(
+    return _has_changed(transaction.execute(
         "UPDATE jobs SET state = ?, envelope = ?, ended_at = ? "
-        "WHERE id = ? AND ended_at IS NULL AND attempt = ifnull(?, attempt)",
-        (state.value, envelope, now.ms, id, attempt),
+        f"WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
+        (state, envelope, now, id, attempt),
     ))  # fmt: skip
 
 
-def _has_changed(cursor: sqlite3.Cursor) -> bool:
-    return cursor.rowcount > 0
+def _has_changed(result: Result) -> bool:
+    return result.rowcount > 0
 
 
-def _get_latest(connection: sqlite3.Connection, key: str) -> Job | None:
-    query = f"SELECT {_COLUMNS} FROM jobs WHERE key = ? ORDER BY seq DESC LIMIT 1"
-    row = connection.execute(query, (c.text_in(key),)).fetchone()
-    return None if row is None else _job(row)
+def _get_latest(transaction: Transaction, key: str) -> Job | None:
+    return _JOBS.get(transaction, "WHERE key = ? ORDER BY seq DESC LIMIT 1", (key,))
 
 
-def _get(connection: sqlite3.Connection, id: str) -> Job | None:
-    row = connection.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (c.text_in(id),)).fetchone()
-    return None if row is None else _job(row)
+def _get(transaction: Transaction, id: str) -> Job | None:
+    return _JOBS.get(transaction, "WHERE id = ?", (id,))
 
 
-def _get_existing(connection: sqlite3.Connection, id: str) -> Job:
-    job = _get(connection, id)
+def _get_existing(transaction: Transaction, id: str) -> Job:
+    job = _get(transaction, id)
     assert job is not None
     return job
-
-
-def _job(row: tuple[Any, ...]) -> Job:
-    (
-        id, key, app, command, arguments, cwd, program, tool_version, idempotency_key, spec, log_path, stdin_path,
-        state, attempt, keeper, done, total, unit, progress_at, heartbeat_at, created_at, attempt_at,
-        deadline_at, max_lifetime_ms, idle_timeout_ms, cancel_requested_at, ended_at, envelope, delivered_at,
-        owner,
-    ) = row  # fmt: skip
-    progress = None if done is None else Progress(done, total, c.maybe_text_out(unit), WallTime(progress_at))
-    return Job(
-        id=id,
-        key=c.text_out(key),
-        app=c.text_out(app),
-        command=c.text_out(command),
-        arguments=c.json_out(arguments),
-        cwd=c.text_out(cwd),
-        program=c.json_out(program),
-        tool_version=c.text_out(tool_version),
-        idempotency_key=c.maybe_text_out(idempotency_key),
-        spec=c.json_out(spec),
-        log_path=c.maybe_text_out(log_path),
-        stdin_path=c.maybe_text_out(stdin_path),
-        state=JobState(state),
-        attempt=attempt,
-        runner=c.maybe_holder_out(keeper),
-        progress=progress,
-        heartbeat_at=c.maybe_time_out(heartbeat_at),
-        created_at=WallTime(created_at),
-        attempt_at=WallTime(attempt_at),
-        deadline_at=c.maybe_time_out(deadline_at),
-        max_lifetime_ms=max_lifetime_ms,
-        idle_timeout_ms=idle_timeout_ms,
-        cancel_requested_at=c.maybe_time_out(cancel_requested_at),
-        ended_at=c.maybe_time_out(ended_at),
-        envelope=None if envelope is None else c.json_out(envelope),
-        delivered_at=c.maybe_time_out(delivered_at),
-        owner=c.maybe_text_out(owner),
-    )

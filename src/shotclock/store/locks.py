@@ -7,13 +7,11 @@ Locks need not survive a power loss (nor would their holders), so taking one doe
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 
-from ..core.records import dataclass
-from ..core.walltime import ProcessIdentity, WallTime
-from . import schema as c
-from .database import Database
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.value_types import dataclass
+from .rows import Database, RowMapper, Transaction, check_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Conflict:
         return self.oldest.age_ms(now)
 
 
-_COLUMNS = "name, token, holder, label, acquired_at, expires_at"
+_LOCKS = RowMapper(Lock, "locks")
 
 
 class Locks:
@@ -93,57 +91,45 @@ class Locks:
 
         The holder may hold several, each under its own token. `is_alive` must not use the store.
         """
-        if c.count_in(slots, "slots") < 1:
+        if check_count(slots, "slots") < 1:
             raise ValueError("a lock needs at least one place")
         if not token:
             raise ValueError("a lock needs a token")
-        expires_at = None if lease_ms is None else now + c.count_in(lease_ms, "lease_ms")
+        expires_at = None if lease_ms is None else now + check_count(lease_ms, "lease_ms")
         # Whoever has to wait asks often. A look that ends in a conflict takes no place among the writers.
-        with self._database.read() as connection:
-            locks = _of_name(connection, name)
+        with self._database.read() as transaction:
+            locks = _of_name(transaction, name)
         conflict, _ = _weigh(locks, slots, token, now, is_alive)
         if conflict is not None:
             return conflict
-        with self._database.write(durable=False) as connection:
-            conflict, vacant = _weigh(_of_name(connection, name), slots, token, now, is_alive)
+        with self._database.write(durable=False) as transaction:
+            conflict, vacant = _weigh(_of_name(transaction, name), slots, token, now, is_alive)
             if conflict is not None:
                 return conflict
-            connection.executemany("DELETE FROM locks WHERE token = ?", [(c.text_in(lock.token),) for lock in vacant])
-            mine = _of_token(connection, token)
+            transaction.executemany("DELETE FROM locks WHERE token = ?", [(lock.token,) for lock in vacant])
+            mine = _of_token(transaction, token)
             if mine is None:
-                connection.execute(
-                    f"INSERT INTO locks ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                    (
-                        c.text_in(name),
-                        c.text_in(token),
-                        c.holder_in(holder),
-                        c.text_in(label),
-                        now.ms,
-                        c.maybe_time_in(expires_at),
-                    ),
-                )
+                _LOCKS.insert(transaction, Lock(name, token, holder, label, now, expires_at))
             elif mine.name != name or mine.holder != holder:
                 raise ValueError(f"the token {token!r} holds another lock: {mine.name!r}")
             else:
-                connection.execute(
-                    "UPDATE locks SET expires_at = ? WHERE token = ?", (c.maybe_time_in(expires_at), c.text_in(token))
-                )
-            lock = _of_token(connection, token)
+                transaction.execute("UPDATE locks SET expires_at = ? WHERE token = ?", (expires_at, token))
+            lock = _of_token(transaction, token)
         assert lock is not None
         return Held(lock, vacant)
 
     def release(self, token: str) -> bool:
         """Release the slot of this token and return whether it was held. Releasing what is not held (any more) does
         nothing."""
-        with self._database.write(durable=False) as connection:
-            return connection.execute("DELETE FROM locks WHERE token = ?", (c.text_in(token),)).rowcount > 0
+        with self._database.write(durable=False) as transaction:
+            return transaction.execute("DELETE FROM locks WHERE token = ?", (token,)).rowcount > 0
 
     def list(self, name: str | None = None) -> tuple[Lock, ...]:
         """Return the oldest first, with those of dead holders that nobody has taken over yet."""
-        with self._database.read() as connection:
+        with self._database.read() as transaction:
             if name is not None:
-                return _of_name(connection, name)
-            return tuple(map(_lock, connection.execute(f"SELECT {_COLUMNS} FROM locks ORDER BY seq").fetchall()))
+                return _of_name(transaction, name)
+            return tuple(_LOCKS.list(transaction, "ORDER BY seq"))
 
 
 def _weigh(
@@ -159,23 +145,9 @@ def _weigh(
     return (Conflict(taken[0], slots) if len(taken) >= slots else None), tuple(vacant)
 
 
-def _of_name(connection: sqlite3.Connection, name: str) -> tuple[Lock, ...]:
-    query = f"SELECT {_COLUMNS} FROM locks WHERE name = ? ORDER BY seq"
-    return tuple(map(_lock, connection.execute(query, (c.text_in(name),)).fetchall()))
+def _of_name(transaction: Transaction, name: str) -> tuple[Lock, ...]:
+    return tuple(_LOCKS.list(transaction, "WHERE name = ? ORDER BY seq", (name,)))
 
 
-def _of_token(connection: sqlite3.Connection, token: str) -> Lock | None:
-    row = connection.execute(f"SELECT {_COLUMNS} FROM locks WHERE token = ?", (c.text_in(token),)).fetchone()
-    return None if row is None else _lock(row)
-
-
-def _lock(row: tuple[str, str, str, str, int, int | None]) -> Lock:
-    name, token, holder, label, acquired_at, expires_at = row
-    return Lock(
-        c.text_out(name),
-        c.text_out(token),
-        c.holder_out(holder),
-        c.text_out(label),
-        WallTime(acquired_at),
-        c.maybe_time_out(expires_at),
-    )
+def _of_token(transaction: Transaction, token: str) -> Lock | None:
+    return _LOCKS.get(transaction, "WHERE token = ?", (token,))

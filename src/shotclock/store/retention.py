@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..core.durations import DurationError, parse_duration_ms
+from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.records import dataclass
-from ..core.walltime import ProcessIdentity, WallTime
+from ..core.value_types import dataclass
+from .runs import belongs_to
 from .store import Store
 
 DAY_MS = 24 * 3_600_000
@@ -72,18 +72,18 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
         "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
     }
-    said: dict[str, int] = {}
+    limits: dict[str, int] = {}
     errors = []
     for variable, (name, read) in readers.items():
         if text := environment.get(variable, "").strip():
             try:
-                said[name] = read(text)
+                limits[name] = read(text)
             except (DurationError, ValueError) as error:
                 errors.append({"field": variable, "message": str(error)})
     if errors:
         message = join_problems(errors)
         raise Failure("ARG_ERROR", message, context={"errors": errors})
-    return replace(Retention(), **said)
+    return replace(Retention(), **limits)
 
 
 def parse_size(text: str) -> int:
@@ -118,7 +118,7 @@ def prune(
     if before is not None:
         runs += store.runs.list_left_behind(before, is_alive)
     asked_before = _before(now, retention.proposals_ms)
-    proposals = () if asked_before is None else store.proposals.list_forgettable(asked_before)
+    proposals = _list_old_proposals(store, asked_before)
     chosen_runs, chosen = (runs, proposals) if limit < 0 else (runs[:limit], proposals[:limit])
     pages = _list_old_pages(store, before)
     if dry_run:
@@ -152,6 +152,15 @@ def prune_by_the_way(
 
 def _before(now: WallTime, age_ms: int) -> WallTime | None:
     return WallTime(max(0, now.ms - age_ms)) if age_ms else None
+
+
+def _list_old_proposals(store: Store, before: WallTime | None) -> tuple[str, ...]:
+    """Return the proposals that were over before then. What a run that has not ended may come back to stays."""
+    if before is None:
+        return ()
+    open_runs = store.runs.list_open_ids()  # first: what a run that begins now asks is not old
+    old = store.proposals.list_forgettable(before)
+    return tuple(id for id, key in old if key is None or not belongs_to(key, open_runs, "/."))
 
 
 def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:

@@ -6,14 +6,13 @@ was finished and what was cut off in the middle.
 
 from __future__ import annotations
 
-import sqlite3
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..core.records import dataclass
-from ..core.walltime import ProcessIdentity, WallTime
-from . import schema as c
-from .database import Database
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.value_types import dataclass
+from .rows import Database, RowMapper, Transaction, check_count, decode_process, decode_text, json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,9 @@ class RunTaken(Exception):
         self.run = run
 
 
-_COLUMNS = "id, name, file, workflow, inputs, trace_id, holder, created_at, deadline_at, ended_at, envelope, parked_at"
+_RUNS = RowMapper(Run, "runs")
+_NEW_RUNS = RowMapper(NewRun, "runs")
+_STEPS = RowMapper(StepRecord, "steps")
 
 
 class Runs:
@@ -81,24 +82,11 @@ class Runs:
 
     def begin(self, new: NewRun, holder: ProcessIdentity, now: WallTime) -> Run:
         """Record a new run. Raises RunTaken if there is one of that id already, however it ended."""
-        with self._database.write() as connection:
-            if (there := _get(connection, new.id)) is not None:
+        with self._database.write() as transaction:
+            if (there := _get(transaction, new.id)) is not None:
                 raise RunTaken(there)
-            connection.execute(
-                f"INSERT INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
-                (
-                    c.text_in(new.id),
-                    c.text_in(new.name),
-                    c.text_in(new.file),
-                    c.json_in(new.workflow),
-                    c.json_in(new.inputs),
-                    new.trace_id,
-                    c.holder_in(holder),
-                    now.ms,
-                    c.maybe_time_in(new.deadline_at),
-                ),
-            )
-            made = _get(connection, new.id)
+            _NEW_RUNS.insert(transaction, new, holder=holder, created_at=now)
+            made = _get(transaction, new.id)
         assert made is not None
         return made
 
@@ -108,31 +96,36 @@ class Runs:
 
         One that has ended stays as it is.
         """
-        with self._database.write() as connection:
-            run = _get(connection, run_id)
+        with self._database.write() as transaction:
+            run = _get(transaction, run_id)
             if run is None or run.ended_at is not None:
                 return run
             if run.parked_at is None and run.holder != holder and is_alive(run.holder):
                 raise RunTaken(run)
-            connection.execute(
-                "UPDATE runs SET holder = ?, parked_at = NULL WHERE id = ?", (c.holder_in(holder), c.text_in(run_id))
-            )
-            return _get(connection, run_id)
+            transaction.execute("UPDATE runs SET holder = ?, parked_at = NULL WHERE id = ?", (holder, run_id))
+            return _get(transaction, run_id)
 
     def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
         """Record that nobody has it any more, until it is taken up again."""
-        with self._database.write() as connection:
-            connection.execute(
+        with self._database.write() as transaction:
+            transaction.execute(
                 "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL",
-                (now.ms, c.text_in(run_id), c.holder_in(holder)),
+                (now, run_id, holder),
+            )
+
+    def extend(self, run_id: str, deadline_at: WallTime, *, may_wait: bool = True) -> None:
+        """Record that a run that is under way has more time. `may_wait`: see Database.write."""
+        with self._database.write(durable=False, may_wait=may_wait) as transaction:
+            transaction.execute(
+                "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL", (deadline_at, run_id)
             )
 
     def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
         """Record how far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last
         moment, and its step is then taken for one that was cut off. `may_wait`: see Database.write."""
-        rows = [(c.text_in(run_id), c.text_in(step.id), step.status, c.json_in(step.record), now.ms) for step in steps]
-        with self._database.write(durable=False, may_wait=may_wait) as connection:
-            connection.executemany(
+        rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
+        with self._database.write(durable=False, may_wait=may_wait) as transaction:
+            transaction.executemany(
                 "INSERT INTO steps (run, id, status, record, changed_at) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (run, id) DO UPDATE SET status = excluded.status, record = excluded.record, "
                 "changed_at = excluded.changed_at",
@@ -140,51 +133,56 @@ class Runs:
             )
 
     def steps(self, run_id: str) -> dict[str, StepRecord]:
-        with self._database.read() as connection:
-            rows = connection.execute("SELECT id, status, record FROM steps WHERE run = ?", (c.text_in(run_id),))
-            return {c.text_out(id): StepRecord(c.text_out(id), status, c.json_out(text)) for id, status, text in rows}
+        """Return how far each step of a run is, by its id."""
+        with self._database.read() as transaction:
+            return {step.id: step for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
 
     def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
         """Record the end of a run and return whether this ended it: the first end stays. What its steps have put out is
         kept once, with the steps."""
-        with self._database.write() as connection:
-            text, size = _slim_envelope(connection, c.text_in(run_id), envelope)
-            return connection.execute(
+        with self._database.write() as transaction:
+            text, size = _slim_envelope(transaction, run_id, envelope)
+            return transaction.execute(
                 "UPDATE runs SET envelope = ?, bytes = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL",
-                (text, size, now.ms, c.text_in(run_id)),
+                (text, size, now, run_id),
             ).rowcount > 0  # fmt: skip
 
     def get(self, run_id: str) -> Run | None:
-        with self._database.read() as connection:
-            return _get(connection, run_id)
+        with self._database.read() as transaction:
+            return _get(transaction, run_id)
 
     def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
         """Return the ids of the runs that a step has begun, which have not ended."""
         first = f"{run_id}.{step_id}"
-        with self._database.read() as connection:
-            rows = connection.execute(
+        with self._database.read() as transaction:
+            rows = transaction.execute(
                 "SELECT id FROM runs WHERE (id = ? OR substr(id, 1, ?) = ?) AND ended_at IS NULL",
-                (c.text_in(first), len(first) + 1, f"{first}."),
+                (first, len(first) + 1, f"{first}."),
             )
-            ids = [c.text_out(id) for (id,) in rows]
+            ids = [decode_text(id) for (id,) in rows]
         return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
 
     def list(self, limit: int = 100) -> tuple[Run, ...]:
         """Return the newest first."""
-        with self._database.read() as connection:
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()
-        return tuple(map(_run, rows))
+        with self._database.read() as transaction:
+            return tuple(_RUNS.list(transaction, "ORDER BY seq DESC LIMIT ?", (limit,)))
+
+    def list_open(self, limit: int = 100) -> tuple[Run, ...]:
+        """Return the newest of those that a process has, or had when it died."""
+        where = "WHERE ended_at IS NULL AND parked_at IS NULL ORDER BY seq DESC LIMIT ?"
+        with self._database.read() as transaction:
+            return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
 
     def slim(self, limit: int = 50) -> int:
         """Rewrite ended runs from before outputs were kept once, `limit` at most, and return how many."""
-        with self._database.write() as connection:
-            rows = connection.execute(
+        with self._database.write() as transaction:
+            rows = transaction.execute(
                 "SELECT id, envelope FROM runs WHERE ended_at IS NOT NULL AND bytes IS NULL LIMIT ?",
-                (c.count_in(limit, "limit"),),
+                (check_count(limit, "limit"),),
             ).fetchall()
             for id, envelope in rows:
-                text, size = _slim_envelope(connection, id, c.json_out(envelope))
-                connection.execute("UPDATE runs SET envelope = ?, bytes = ? WHERE id = ?", (text, size, id))
+                text, size = _slim_envelope(transaction, decode_text(id), json.loads(envelope))
+                transaction.execute("UPDATE runs SET envelope = ?, bytes = ? WHERE id = ?", (text, size, id))
         return len(rows)
 
     def list_outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
@@ -192,8 +190,8 @@ class Runs:
         first; 0 and None are no limit. What belongs to a run that has not ended stays."""
         kept = total = 0
         found = []
-        with self._database.read() as connection:
-            rows = connection.execute(
+        with self._database.read() as transaction:
+            rows = transaction.execute(
                 "SELECT seq, ended_at, coalesce(bytes, 0) FROM runs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC"
             )
             for seq, ended_at, bytes in rows:
@@ -201,63 +199,85 @@ class Runs:
                 too_many = (count and kept > count) or (size and total > size)
                 if too_many or (before is not None and ended_at < before.ms):
                     found.append(Outdated(seq, bytes))
-            return tuple(each for each in reversed(found) if not _is_inside_open(connection, each.seq))
+            open_ids = _list_open_ids(transaction)
+            return tuple(each for each in reversed(found) if not _is_inside_open(transaction, each.seq, open_ids))
+
+    def list_open_ids(self) -> frozenset[str]:
+        """Return the ids of the runs that have not ended."""
+        with self._database.read() as transaction:
+            return _list_open_ids(transaction)
 
     def list_left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
         """Return runs that began before then and whose process died. One that is parked waits for a person, and
         stays."""
-        with self._database.read() as connection:
-            rows = connection.execute(
-                "SELECT seq, holder FROM runs INDEXED BY runs_open "
-                "WHERE ended_at IS NULL AND parked_at IS NULL AND created_at < ?",
-                (before.ms,),
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                "SELECT seq, holder FROM runs WHERE ended_at IS NULL AND parked_at IS NULL AND created_at < ?",
+                (before,),
             ).fetchall()
-        return tuple(Outdated(seq, 0, holder) for seq, holder in rows if not is_alive(c.holder_out(holder)))
+        return tuple(Outdated(seq, 0, holder) for seq, holder in rows if not is_alive(decode_process(holder)))
 
     def forget(self, runs: Iterable[Outdated]) -> int:
         """Delete runs with their steps and return how many. One that was taken up meanwhile stays."""
-        with self._database.write() as connection:
+        with self._database.write() as transaction:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
-            return sum(connection.execute(query, (run.seq, run.holder)).rowcount for run in runs)
+            return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
 
 
-def _get(connection: sqlite3.Connection, run_id: str) -> Run | None:
-    row = connection.execute(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (c.text_in(run_id),)).fetchone()
-    if row is None:
+def _list_open_ids(transaction: Transaction) -> frozenset[str]:
+    return frozenset(decode_text(id) for (id,) in transaction.execute("SELECT id FROM runs WHERE ended_at IS NULL"))
+
+
+def belongs_to(name: str, run_ids: frozenset[str], separators: str) -> bool:
+    """Return whether a name begins with the id of one of these runs and a separator: so do those of the runs that it
+    has begun, and the keys of what it has asked."""
+    return any(letter in separators and name[:at] in run_ids for at, letter in enumerate(name))
+
+
+def _get(transaction: Transaction, run_id: str) -> Run | None:
+    run = _RUNS.get(transaction, "WHERE id = ?", (run_id,))
+    if run is None:
         return None
-    run = _run(row)
-    steps = _steps_in(run.envelope)
-    if any("output" not in step for step in steps.values()):
-        records = _records(connection, c.text_in(run_id))
+    steps, outputs, sources = _parts_of(run.envelope)
+    if sources or any("output" not in step for step in steps.values()):
+        records = {step.id: step.record for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
         for id, step in steps.items():
             step.setdefault("output", records.get(id, {}).get("output"))
+        for name, id in sources.items():
+            outputs[name] = records.get(id, {}).get("output")
+    if run.envelope is not None and sources:
+        del run.envelope["data"][_SOURCES]
     return run
 
 
-def _is_inside_open(connection: sqlite3.Connection, seq: int) -> bool:
-    """Return whether it was begun by a step of a run that has not ended: that one's id and a dot are the beginning of
-    its."""
-    query = (
-        "SELECT 1 FROM runs AS inner_run, runs AS around INDEXED BY runs_open WHERE inner_run.seq = ? "
-        "AND around.ended_at IS NULL AND substr(inner_run.id, 1, length(around.id) + 1) = around.id || '.'"
-    )
-    return connection.execute(query, (seq,)).fetchone() is not None
+def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]) -> bool:
+    """Return whether a run was begun by a step of one that has not ended."""
+    row = transaction.execute("SELECT id FROM runs WHERE seq = ?", (seq,)).fetchone()
+    return belongs_to(decode_text(row[0]), open_ids, ".")
 
 
-def _slim_envelope(connection: sqlite3.Connection, id: str | bytes, envelope: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the envelope without the outputs that stand with the steps as well, and how much the whole run takes."""
-    rows = connection.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
-    records = {c.text_out(step): c.json_out(record) for step, record in rows}
+def _slim_envelope(transaction: Transaction, id: str, envelope: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the envelope without the outputs, of steps and of the run, that stand with the steps as well; and how much
+    the whole run takes."""
+    rows = transaction.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
+    records = {decode_text(step): json.loads(record) for step, record in rows}
+    steps, outputs, _ = _parts_of(envelope)
     kept = {
         name: {key: value for key, value in step.items() if key != "output"}
         if name in records and _is_same(step.get("output"), records[name].get("output"))
         else step
-        for name, step in _steps_in(envelope).items()
+        for name, step in steps.items()
     }
     if kept:
         envelope = {**envelope, "data": {**envelope["data"], "steps": kept}}
-    text = c.json_in(envelope)
-    found = connection.execute("SELECT length(workflow) + length(inputs) FROM runs WHERE id = ?", (id,)).fetchone()
+    # By its text, because 1 and True are equal and not the same.
+    steps_by_output = {json_text(record.get("output")): step for step, record in records.items()} if outputs else {}
+    sources = {name: step for name, value in outputs.items() if (step := steps_by_output.get(json_text(value)))}
+    if sources:
+        slim = {name: None if name in sources else value for name, value in outputs.items()}
+        envelope = {**envelope, "data": {**envelope["data"], "outputs": slim, _SOURCES: sources}}
+    text = json_text(envelope)
+    found = transaction.execute("SELECT length(workflow) + length(inputs) FROM runs WHERE id = ?", (id,)).fetchone()
     return text, len(text) + sum(len(record) for _, record in rows) + (0 if found is None else found[0])
 
 
@@ -265,30 +285,13 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _records(connection: sqlite3.Connection, id: str | bytes) -> dict[str, Any]:
-    rows = connection.execute("SELECT id, record FROM steps WHERE run = ?", (id,))
-    return {c.text_out(step): c.json_out(record) for step, record in rows}
+# In an envelope as it is kept: the step that has the output, of each output of the run that is one.
+_SOURCES = "output_sources"
 
 
-def _steps_in(envelope: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def _parts_of(envelope: Mapping[str, Any] | None) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, str]]:
+    """Return the steps of a run, its outputs and where those are kept that were taken out."""
     data = None if envelope is None else envelope.get("data")
-    steps = data.get("steps") if isinstance(data, dict) else None
-    return steps if isinstance(steps, dict) else {}
-
-
-def _run(row: tuple[Any, ...]) -> Run:
-    id, name, file, workflow, inputs, trace_id, holder, created_at, deadline_at, ended_at, envelope, parked_at = row
-    return Run(
-        c.text_out(id),
-        c.text_out(name),
-        c.text_out(file),
-        c.json_out(workflow),
-        c.json_out(inputs),
-        trace_id,
-        c.holder_out(holder),
-        WallTime(created_at),
-        c.maybe_time_out(deadline_at),
-        c.maybe_time_out(ended_at),
-        None if envelope is None else c.json_out(envelope),
-        c.maybe_time_out(parked_at),
-    )
+    found = [data.get(key) if isinstance(data, dict) else None for key in ("steps", "outputs", _SOURCES)]
+    steps, outputs, sources = (each if isinstance(each, dict) else {} for each in found)
+    return steps, outputs, sources

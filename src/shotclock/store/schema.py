@@ -1,20 +1,10 @@
-"""Tables, as numbered migrations, and the conversion of values to columns and back.
+"""Tables, as numbered migrations.
 
 Migrations are append only: what has been released is never edited.
 
-Each migration is one transaction; `user_version` says how many a file has had. Columns ending in `_at` are wall-clock
-milliseconds. Text that may hold anything (paths, labels) is written through `text_in`.
+Each migration is one transaction; `user_version` says how many a file has had. What a column holds: store/rows.py.
 """
 
-from __future__ import annotations
-
-import json
-from typing import Any
-
-from ..core.walltime import ProcessIdentity, WallTime
-
-# One value. SQLite would take a gigabyte, and hold the writer's lock while it does.
-LONGEST_JSON = 64 * 1024 * 1024
 # "SHOT": tells our files from any other SQLite database that may lie in the way.
 APPLICATION_ID = 0x53484F54
 
@@ -273,6 +263,17 @@ _RETENTION = (
     "INSERT INTO pruned (at) VALUES (0)",
 )
 
+# In what order proposals were made, which `seq` does not tell: it moves with every change. Those that are there have
+# fewer of them before than any new one has entries in the audit trail, so the numbers of both are in one order.
+_CREATION_ORDER = (
+    "ALTER TABLE proposals ADD COLUMN created_seq INTEGER NOT NULL DEFAULT 0",
+    "UPDATE proposals SET created_seq = rowid",
+    "DROP INDEX proposals_by_key",
+    "DROP INDEX proposals_by_action",
+    "CREATE INDEX proposals_by_key ON proposals (asked_by, key, created_seq) WHERE key IS NOT NULL",
+    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash, created_seq)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _RUNS,
@@ -283,71 +284,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _OUTCOMES,
     _OWNERS,
     _RETENTION,
+    _CREATION_ORDER,
 )
-
-
-def text_in(text: str) -> str | bytes:
-    """Return the text as it is, or as bytes if it holds undecodable ones (surrogates), which SQLite would refuse."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-    return text
-
-
-def text_out(column: str | bytes) -> str:
-    return column.decode("utf-8", "surrogatepass") if isinstance(column, bytes) else column
-
-
-def maybe_text_in(text: str | None) -> str | bytes | None:
-    return None if text is None else text_in(text)
-
-
-def maybe_text_out(column: str | bytes | None) -> str | None:
-    return None if column is None else text_out(column)
-
-
-def json_in(value: object) -> str:
-    """Return JSON text. Raises ValueError or TypeError for what is no JSON, too deep, or too long."""
-    try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except RecursionError:
-        raise ValueError("nested too deep to be stored") from None
-    if len(text) > LONGEST_JSON:
-        raise ValueError(f"{len(text)} characters of JSON are too many to be stored: {LONGEST_JSON} at most")
-    return text
-
-
-def json_out(column: str) -> Any:
-    return json.loads(column)
-
-
-def holder_in(holder: ProcessIdentity) -> str:
-    """Return one canonical text, so that equal processes are equal columns."""
-    return json_in([holder.host, holder.boot_id, holder.pid, holder.started, holder.namespace])
-
-
-def holder_out(column: str) -> ProcessIdentity:
-    return ProcessIdentity(*json_out(column))
-
-
-def maybe_holder_out(column: str | None) -> ProcessIdentity | None:
-    return None if column is None else holder_out(column)
-
-
-def maybe_time_in(at: WallTime | None) -> int | None:
-    return None if at is None else at.ms
-
-
-def maybe_time_out(column: int | None) -> WallTime | None:
-    return None if column is None else WallTime(column)
-
-
-def count_in(count: int, what: str) -> int:
-    """Return the number, checked to be a whole one from 0 up that fits into a column. Raises TypeError or
-    ValueError."""
-    if type(count) is not int:
-        raise TypeError(f"{what} must be a whole number, not {count!r}")
-    if not 0 <= count < 2**63:
-        raise ValueError(f"{what} must be a whole number from 0 up, not {count}")
-    return count

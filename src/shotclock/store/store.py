@@ -8,16 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .database import Database
+from .database import SQLiteDatabase
 from .home import make_private_directory, state_home
 
 if TYPE_CHECKING:
-    from ..core.walltime import WallTime
+    from ..core.clocks import WallTime
     from .audit import Audit
     from .idempotency import IdempotencyKeys
     from .jobs import Checkpoints, Jobs
     from .locks import Locks
     from .proposals import Proposals
+    from .rows import Database
     from .runs import Runs
     from .tokens import Tokens
 
@@ -36,7 +37,7 @@ class Store:
     def __init__(self, home: Path) -> None:
         """Open the store of this directory, which must be absolute. Use `Store.open`."""
         self.home = home
-        self._database = Database(home / FILE_NAME)
+        self._database: Database = SQLiteDatabase(home / FILE_NAME)
         self._tables: dict[Any, Any] = {}
 
     @classmethod
@@ -57,16 +58,16 @@ class Store:
         """Return whether nobody has looked for what is too old for so long; if so, it is the caller's to do."""
         # A clock that was set back must not put it off for ever.
         due, values = "at < ? OR at > ?", (now.ms - pause_ms, now.ms)
-        with self._database.read() as connection:  # mostly it is not, and a writer would wait for others
-            if connection.execute(f"SELECT 1 FROM pruned WHERE {due}", values).fetchone() is None:
+        with self._database.read() as transaction:  # mostly it is not, and a writer would wait for others
+            if transaction.execute(f"SELECT 1 FROM pruned WHERE {due}", values).fetchone() is None:
                 return False
-        with self._database.write(durable=False) as connection:
-            return connection.execute(f"UPDATE pruned SET at = ? WHERE {due}", (now.ms, *values)).rowcount > 0
+        with self._database.write(durable=False) as transaction:
+            return transaction.execute(f"UPDATE pruned SET at = ? WHERE {due}", (now, *values)).rowcount > 0
 
     def prune_again_in(self, now: WallTime, pause_ms: int, sooner_ms: int) -> None:
         """Record that there is more to be deleted: not after the whole pause, but this much."""
-        with self._database.write(durable=False) as connection:
-            connection.execute("UPDATE pruned SET at = ?", (now.ms - pause_ms + sooner_ms,))
+        with self._database.write(durable=False) as transaction:
+            transaction.execute("UPDATE pruned SET at = ?", (now.ms - pause_ms + sooner_ms,))
 
     def folder(self, name: str) -> Path:
         """Make a private directory beside the database, for files that belong to what is stored: logs, spooled

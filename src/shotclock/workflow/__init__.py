@@ -1,1 +1,1 @@
-"""Workflows: the file, what is wrong with it, and what it would take to run it."""
+"""Workflows: a file is read, checked, planned, scheduled, run and reported."""

@@ -1,4 +1,7 @@
-"""A workflow from its file to its one envelope: every step recorded, and resumed where it was cut off."""
+"""Runs of workflows: start one, go on with one, cancel one; each answers with one envelope.
+
+Every step is recorded, so a run whose process died goes on where it was cut off.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,43 @@ import asyncio
 import contextlib
 import os
 import secrets as tokens
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import ClockKind, Clocks, Fired
-from ..core.deadlines import NS_PER_MS
-from ..core.durations import format_duration
-from ..core.effects import Ending
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime, format_duration
 from ..core.envelope import Envelope, Problem, stop_problem, warning
-from ..core.errors import Failure
+from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
-from ..core.records import dataclass, replace_fields
 from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
-from ..core.walltime import WallTime
+from ..core.value_types import dataclass, replace_fields
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
+from ..inbox.overtime_question import ask_person
 from ..process import kernel
 from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.context import Scope
-from ..process.identity import is_alive, this_process
-from ..providers.provider import Aside, ForeignProposal, Providers, RunServices
-from ..providers.step_type import STEP_TYPES, StepPart
+from ..process.kernel import is_alive, this_process
+from ..providers.provider import STEP_TYPES, Aside, ForeignProposal, Providers, RunServices, StepPart
 from ..providers.workflow import NestedRun
-from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, inherited_trace
-from ..runtime.handlers import outcome_of_error
+from ..runtime.call import (
+    Call,
+    Outcome,
+    WindDown,
+    Work,
+    admit,
+    answer,
+    inherited_deadline,
+    inherited_trace,
+    wound_down_problem,
+)
+from ..runtime.control import control_of, enter, leave, live_calls
+from ..runtime.control_channel import runs as running_runs
 from ..runtime.loop_call import current_scope
+from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
@@ -41,23 +53,31 @@ from ..store.retention import prune_by_the_way
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
 from .lint import identity, inner_workflow
-from .loader import load_file
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
-from .scheduler import Deadlines, OnChange, ParallelSlots, Scheduler
-from .schema import WorkflowFile, check_inputs
-from .secrets import is_same, literal_secrets, unset_message, unset_names, visible, without_secrets
-from .state import Reason, Status, StepState, effects_of, lists_of
-from .step_approval import PersonWait, key_of
-from .step_executor import Steps, tell_of_skipped, trace_steps
+from .scheduler import (
+    Deadlines,
+    OnChange,
+    OnNews,
+    ParallelSlots,
+    PersonWait,
+    RunContext,
+    RunLimits,
+    Scheduler,
+    StepListener,
+)
+from .schema import WorkflowFile, check_inputs, find_unset_variables
+from .state import Reason, Status, StepState, effects_of, lists_of, read_record, record_workflow, restore_secrets
+from .step_executor import StepExecutor, record_skipped_span, trace_steps
 from .step_renderer import StepFailed, StepRenderer
-from .template_references import env_texts
 
-# Beside a workflow that was written down without its secrets.
-HIDES = "x-secrets-hidden"
+if TYPE_CHECKING:
+    from ..core.overtime import OvertimeRequest
 
 
 @dataclass(frozen=True)
 class RunRequest:
+    """A workflow to be run, with its inputs."""
+
     workflow: WorkflowFile
     file: str
     folder: Path
@@ -72,135 +92,115 @@ class RunRequest:
 
 
 @dataclass(frozen=True)
-class RunContext:
-    """What a run gives to those inside it."""
+class RunCaller:
+    """What the caller of a run decides about it."""
 
-    run_id: str
-    files: tuple[str, ...]
-    """Those that run each other, down to this one."""
-    runtime: Runtime
-    providers: Providers
-    store: Store
-    environment: Mapping[str, str]
-    on_change: OnChange | None
-    inbox: Callable[[], Inbox]
-    attention: PersonWait
-    places: ParallelSlots
-    begun: dict[tuple[str, int], int] = field(default_factory=dict)
+    stop: asyncio.Future[str] | None = None
+    """Stops the run once it holds the name of a signal."""
+    on_change: OnChange | None = None
+    on_news: OnNews | None = None
+    environment: Mapping[str, str] | None = None
+    """The variables of the run; None is for those of this process."""
+    aside: Aside = contextlib.nullcontext
+    """Entered while a person is asked something at the terminal, for whoever draws on it."""
+    budget_ms: int | None = None
+    """How long the caller waits once all that is left to do needs a person; None is for as long as it takes."""
+    outer: RunContext | None = None
+    """The run that this one is a step of."""
+    cleans_up: bool = True
+    """Whether what its steps declare as clean-up can be run, where it is stopped at once."""
 
-    async def run(self, inner: NestedRun) -> Envelope:
-        """A run of its own, PARENT.STEP, with a number where a step begins more than one: that of its item, and behind
-        those of all items where it is begun again. By the item, so that a run that goes on finds each one's own. One
-        that a process which died has left behind is taken up. Raises Failure if the file cannot be run."""
-        unattended = not os.isatty(0)
-        workflow = await asyncio.to_thread(inner_workflow, inner.file, self.files, unattended=unattended)
-        environment = {**self.environment, **inner.env}
-        while True:
-            index, count = inner.item
-            before = self.begun.get((inner.step_id, index), 0)
-            self.begun[inner.step_id, index] = before + 1
-            number = before * count + index + 1
-            run_id = f"{self.run_id}.{inner.step_id}" + (f".{number}" if number > 1 else "")
-            request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
-            known = await asyncio.to_thread(self.store.runs.get, run_id)
-            on_change = self._report_as(run_id.removeprefix(f"{self.run_id}."))
-            company = _RunPeople(inner.stop, on_change, environment, contextlib.nullcontext, self, None)
-            try:
-                if known is None:
-                    return await _start_run(request, self.store, company)
-                if known.ended_at is None and known.file == request.file and not is_alive(known.holder):
-                    return await _resume_run(run_id, self.store, company)
-            except Failure as failure:
-                if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
-                    raise
-
-    def _report_as(self, name: str) -> OnChange | None:
-        """Return what tells whoever watches this run of one inside it, by names that begin with the step's."""
-        on_change = self.on_change
-        return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return os.environ if self.environment is None else self.environment
 
 
-@dataclass(frozen=True)
-class _RunPeople:
-    """Who is there while it runs: who may stop it, who is told, who draws, and the run around it."""
-
-    stop: asyncio.Future[str] | None
-    on_change: OnChange | None
-    environment: Mapping[str, str] | None
-    aside: Aside
-    around: RunContext | None
-    budget_ms: int | None
+DEFAULT_CALLER = RunCaller()
 
 
-async def start(
-    request: RunRequest,
-    store: Store,
-    *,
-    stop: asyncio.Future[str] | None = None,
-    on_change: OnChange | None = None,
-    environment: Mapping[str, str] | None = None,
-    aside: Aside = contextlib.nullcontext,
-    budget_ms: int | None = None,
-) -> Envelope:
-    """Run a workflow. Always one envelope. Raises Failure if it cannot even be begun.
-
-    `aside` is entered while a person is asked something at the terminal, for whoever draws on it. `budget_ms` is how
-    long the caller waits once there is nothing left to do without a person; None is for as long as it takes.
-    """
-    return await _start_run(request, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
-
-
-async def _start_run(request: RunRequest, store: Store, company: _RunPeople) -> Envelope:
+async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
+    """Run a workflow and return its one envelope. Raises Failure if it cannot be begun."""
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
-    admission = _admit(request, min(limits) if limits else 0)
+    call = _admit(request, min(limits) if limits else 0)
     inputs = check_inputs(request.workflow, request.inputs)
-    environment = os.environ if company.environment is None else company.environment
-    _refuse_unset(request.workflow, environment)
+    _refuse_unset(request.workflow, caller.variables)
     # In the store its time is counted from where its clock was started, so that it has there what it has here.
-    began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - admission.started_ns))
+    began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
     new = NewRun(
         request.run_id,
         request.name,
         request.file,
-        _without_secrets(request.workflow, environment),
+        record_workflow(request.workflow, caller.variables),
         inputs,
-        admission.trace_id,
-        None if admission.bound.bell is None else began_at + admission.bound.limit_ms,
+        call.trace_id,
+        None if call.bound.bell is None else began_at + call.bound.limit_ms,
     )
     try:
         await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
     except RunTaken:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume continues it") from None
-    return await _carry_out(request, inputs, admission, store, {}, company, _Begun(began_at, admission.started_ns))
+    return await _Run(request, inputs, call, store, caller, _Beginning(began_at, call.started_ns), {}).carry_out()
 
 
-async def resume(
-    run_id: str,
-    store: Store,
-    *,
-    stop: asyncio.Future[str] | None = None,
-    on_change: OnChange | None = None,
-    environment: Mapping[str, str] | None = None,
-    aside: Aside = contextlib.nullcontext,
-    budget_ms: int | None = None,
-) -> Envelope:
-    """Go on with a run that is parked or whose process died, with the deadline it had. One that has ended answers as it
-    did."""
-    return await _resume_run(run_id, store, _RunPeople(stop, on_change, environment, aside, None, budget_ms))
-
-
-async def _resume_run(run_id: str, store: Store, company: _RunPeople) -> Envelope:
+async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
+    """Go on with a run that is parked or whose process died, with the deadline it had, and return its envelope. One
+    that has ended answers as it did. Raises Failure if there is no such run, or it cannot go on."""
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
         return _recorded_answer(run)
     workflow, states = await asyncio.to_thread(read_record, run, store)
-    workflow = await asyncio.to_thread(_restore_secrets, run, workflow)
-    _refuse_unset(workflow, os.environ if company.environment is None else company.environment)
+    workflow = await asyncio.to_thread(restore_secrets, run, workflow)
+    _refuse_unset(workflow, caller.variables)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
-    admission = _admit(request, left_ms, TraceContext(run.trace_id))
+    call = _admit(request, left_ms, TraceContext(run.trace_id))
     known = await asyncio.to_thread(lambda: _find_known_states(workflow, states, store, run))
-    return await _carry_out(request, run.inputs, admission, store, known, company, _Begun.by(run))
+    return await _Run(request, run.inputs, call, store, caller, _Beginning.of(run), known).carry_out()
+
+
+async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
+    """Run a file as a run of its own inside another, or take up one that a process which died has left behind. Raises
+    Failure if the file cannot be run.
+
+    It is called PARENT.STEP, with a number where a step begins more than one: that of its item, and behind those of all
+    items where it is begun again. By the item, so that a run that goes on finds each one's own.
+    """
+    unattended = not os.isatty(0)
+    workflow = await asyncio.to_thread(inner_workflow, inner.file, outer.files, unattended=unattended)
+    while True:
+        index, count = inner.item
+        before = outer.nested_runs.get((inner.step_id, index), 0)
+        outer.nested_runs[inner.step_id, index] = before + 1
+        number = before * count + index + 1
+        name = inner.step_id + (f".{number}" if number > 1 else "")
+        run_id = f"{outer.run_id}.{name}"
+        request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
+        known = await asyncio.to_thread(outer.store.runs.get, run_id)
+        environment = {**outer.environment, **inner.env}
+        caller = RunCaller(
+            inner.stop,
+            _rename_changes(outer.on_change, name),
+            _rename_news(outer.on_news, name),
+            environment,
+            outer=outer,
+        )
+        try:
+            if known is None:
+                return await start(request, outer.store, caller)
+            if known.ended_at is None and known.file == request.file and not is_alive(known.holder):
+                return await resume(run_id, outer.store, caller)
+        except Failure as failure:
+            if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
+                raise
+
+
+def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
+    """Return what reports the changes of a nested run to the outer run's listener, by names that begin with its own."""
+    return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
+
+
+def _rename_news(on_news: OnNews | None, name: str) -> OnNews | None:
+    return on_news and (lambda step, news: on_news(f"{name}.{step}" if step else name, news))
 
 
 def _take_up(run_id: str, store: Store) -> Run:
@@ -222,7 +222,7 @@ def _recorded_answer(run: Run) -> Envelope:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Beginning:
     """When a run began, perhaps in another process."""
 
     at: WallTime
@@ -231,54 +231,15 @@ class _Begun:
     """How long it had, where this process only goes on with it."""
 
     @classmethod
-    def by(cls, run: Run) -> _Begun:
+    def of(cls, run: Run) -> _Beginning:
         budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
         return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
-
-
-def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
-    """Return a run as it was written down. Raises Failure if another version did, in a way that is not known here."""
-    try:
-        states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
-        written = {key: value for key, value in run.workflow.items() if key != HIDES}
-        return WorkflowFile.model_validate(written), states
-    except (ValueError, KeyError, TypeError):
-        message = f"run {run.id!r} was recorded by another version of shotclock, which cannot be continued here"
-        raise Failure("STORE_UNUSABLE", message, suggestion="continue it with the version that began it") from None
-
-
-def _without_secrets(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the workflow as it is written down: without secrets, and saying so where there were some."""
-    written = workflow.model_dump(exclude_unset=True)
-    redaction = Redaction({**environment, **literal_secrets(written)})
-    kept = without_secrets(written, redaction)
-    return kept if kept == written else {**kept, HIDES: True}
-
-
-def _restore_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
-    """Return the workflow with what was hidden, read again from its file. Raises Failure if that is gone or changed."""
-    if HIDES not in run.workflow:
-        return kept
-    why = f"run {run.id!r} was recorded without the secrets in {run.file}"
-    try:
-        loaded = load_file(Path(run.file))
-    except OSError as error:
-        message = f"{why}, which cannot be read: {error.strerror}"
-        raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
-    written = None if loaded.workflow is None else loaded.workflow.model_dump(exclude_unset=True)
-    expected = {key: value for key, value in run.workflow.items() if key != HIDES}
-    if loaded.workflow is None or not is_same(expected, written):
-        hint = "put the file back as it was, or begin a new run"
-        raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
-    return loaded.workflow
 
 
 def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
     """Raise Failure that names every variable which `env` needs and nobody has set."""
     errors = [
-        {"field": ".".join(path), "message": unset_message(name)}
-        for path, text in env_texts(workflow)
-        for name in unset_names(text, environment)
+        {"field": ".".join(path), "message": message} for path, message in find_unset_variables(workflow, environment)
     ]
     if errors:
         message = "; ".join(dict.fromkeys(error["message"] for error in errors))
@@ -288,7 +249,7 @@ def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> Non
 def _find_known_states(
     workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run
 ) -> dict[str, StepState]:
-    """Return what is known of each step. One that was in the middle is done again only where that does no harm."""
+    """Return the known state of each step. One that was cut off is run again only where that does no harm."""
     known = {}
     for step_id, state in states.items():
         if state.status is Status.RUNNING:
@@ -296,10 +257,13 @@ def _find_known_states(
             # A question is asked again under its key; a run inside this one knows by itself how far it was.
             can_repeat = STEP_TYPES[step.type].can_repeat
             harmless = step.idempotent or retry_of(workflow, step) is not None or can_repeat
-            if harmless or (not step.for_each and _only_waited(store, run, step, state)):
+            only_waited = not step.for_each and _only_waited(store, run, step, state)
+            if harmless or only_waited:
                 state = state.put_off()
                 if not can_repeat:
                     state.proposal_id = None
+                if not can_repeat and not only_waited:  # the try that it was in, which nobody lived to count
+                    state.attempts, state.cut_off = state.attempts + 1, state.cut_off + 1
             else:
                 state.status = Status.INTERRUPTED
                 state.attempts += 1  # the try that it was in, which nobody lived to count
@@ -312,8 +276,8 @@ def _find_known_states(
 
 
 def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bool:
-    """Whether it is certain that a step waited for its approval, or its command's, and had not begun."""
-    asker, key = Principal.local().name, key_of(run.id, state)
+    """Return whether it is certain that a step waited for its approval, or its command's, and had not begun."""
+    asker, key = Principal.local().name, state.key_in(run.id)
     if step.approval and not store.proposals.was_used(asker, key):
         return True
     return STEP_TYPES[step.type].asks_before_start and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
@@ -328,127 +292,246 @@ def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = No
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline if scope is None else scope.deadline,
         parent_owner="caller" if scope is None else scope.name,
         caller=trace or (inherited_trace() if scope is None else scope.span.trace),
+        inside_of=None if scope is None else scope.call,
     )
 
 
-async def _carry_out(
-    request: RunRequest,
-    inputs: Mapping[str, Any],
-    admission: Call,
-    store: Store,
-    known: Mapping[str, StepState],
-    company: _RunPeople,
-    begun: _Begun,
-) -> Envelope:
-    around = company.around
-    # Every step is below us, and could read there what it does not get.
-    kernel.hide_variables(looks_secret)
-    everything = dict(os.environ if company.environment is None else company.environment)
-    redaction = Redaction(everything)
-    base_env = visible(everything)
-    files = (*(() if around is None else around.files), identity(request.file))
-    scope = {"inputs": dict(inputs), "env": base_env, "run": {"id": request.run_id, "name": request.name}}
+@dataclass(eq=False)
+class _Run:
+    """One run in this process, from its first step to its envelope."""
 
-    async def record(states: Iterable[StepState]) -> None:
-        records = [StepRecord(state.id, state.status.value, state.to_record()) for state in states]
+    request: RunRequest
+    inputs: Mapping[str, Any]
+    call: Call
+    store: Store
+    caller: RunCaller
+    began: _Beginning
+    known: Mapping[str, StepState]
+    """What an earlier process wrote down of its steps."""
+
+    async def carry_out(self) -> Envelope:
+        """Run the steps, and return the envelope of the run once its end, or that it is parked, is written down."""
+        # Every step is below us, and could read there what it does not get.
+        kernel.hide_variables(looks_secret)
+        token = current_scope.set(Scope(self.call.bound.bell, -1, self.call.name, self.call, call=self.call))
+        outputs: dict[str, Any] = {}
+        ended_by: str | Exception | None
         try:
-            # A tenth of a millisecond; handing it to a thread would take twice that.
-            store.runs.record(request.run_id, records, wall_time(), may_wait=False)
-        except StoreBusy:
-            await asyncio.to_thread(store.runs.record, request.run_id, records, wall_time())
+            async with self._open_context() as context:
+                steps = StepExecutor(context, lambda inner: run_nested(context, inner))
+                scheduler = self._make_scheduler(context, steps)
+                try:
+                    ended_by = await self._wait_for_steps(scheduler, context)
+                    if ended_by is None and not scheduler.is_parked:
+                        outputs = await _render_outputs(context, steps.renderer, scheduler)
+                except Exception as error:  # the store could not be used any more, or a bug
+                    ended_by = error
+                if self.caller.outer is None and not scheduler.is_parked and context.person_wait.unanswered:
+                    await _withdraw(context.person_wait.unanswered, context.inbox())
+        finally:
+            current_scope.reset(token)
+        if scheduler.is_parked:
+            return await self._park(scheduler, context)
+        return await self._end(scheduler, context, outputs, ended_by)
 
-    token = current_scope.set(Scope(admission.bound.bell, -1, admission.name, admission))
-    try:
+    @contextlib.asynccontextmanager
+    async def _open_context(self) -> AsyncIterator[RunContext]:
+        """Open what the steps of the run share; a nested run shares the runtime, providers and inbox of the outer."""
+        request, outer, everything = self.request, self.caller.outer, dict(self.caller.variables)
         async with contextlib.AsyncExitStack() as stack:
-            if around is None:
+            if outer is None:
                 runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
-                opened = _Opened(store)
+                runtime.open_channel(self.store.home)
+                inbox: Callable[[], Inbox] = (opened := _OpenedInbox(self.store))
                 stack.push_async_callback(opened.close)
-                inbox: Callable[[], Inbox] = opened
-                attention = PersonWait(company.budget_ms)
-                providers = Providers(RunServices(inbox, company.aside))
+                runtime.person_observer = partial(ask_person, inbox)
+                person_wait = PersonWait(self.caller.budget_ms)
+                providers = Providers(RunServices(inbox, self.caller.aside, everything))
                 stack.push_async_callback(providers.close)
             else:
-                runtime, providers = around.runtime, around.providers
-                inbox, attention = around.inbox, around.attention
-            places = ParallelSlots(request.workflow.max_parallelism, None if around is None else around.places)
-            inside = RunContext(
-                request.run_id,
-                files,
-                runtime,
-                providers,
-                store,
-                everything,
-                company.on_change,
-                inbox,
-                attention,
-                places,
-            )
-            had_ms = begun.budget_ms or admission.bound.limit_ms
-            kept_ms = kept_for_clean_up_ms(request.workflow, had_ms)
-            deadlines = Deadlines(admission.bound.bell, kept_ms, clean_up_steps(request.workflow))
-            renderer = StepRenderer(request.workflow, runtime, everything, redaction, request.folder)
-            steps = Steps(
-                request.workflow,
-                runtime,
-                providers,
-                renderer,
-                base_env=base_env,
-                redaction=redaction,
-                deadlines=deadlines,
+                runtime, providers = outer.runtime, outer.providers
+                inbox, person_wait = outer.inbox, outer.person_wait
+            kept_ms = kept_for_clean_up_ms(request.workflow, self.began.budget_ms or self.call.bound.limit_ms)
+            yield RunContext(
                 run_id=request.run_id,
-                run_began_at=begun.at,
-                attention=attention,
+                workflow=request.workflow,
+                folder=request.folder,
+                files=(*(() if outer is None else outer.files), identity(request.file)),
+                began_at=self.began.at,
+                store=self.store,
+                runtime=runtime,
+                providers=providers,
                 inbox=inbox,
-                places=places,
-                run_file=inside.run,
+                person_wait=person_wait,
+                slots=ParallelSlots(request.workflow.max_parallelism, None if outer is None else outer.slots),
+                deadlines=Deadlines(self.call.bound.bell, kept_ms, clean_up_steps(request.workflow)),
+                environment=everything,
+                base_env={name: value for name, value in everything.items() if not looks_secret(name)},
+                redaction=Redaction(everything),
+                on_change=self.caller.on_change,
+                on_news=self.caller.on_news,
+                call=self.call,
             )
-            running = Scheduler(
-                request.workflow,
-                execute=trace_steps(steps.execute, deadlines.of),
-                record=record,
-                scope=scope,
-                on_change=company.on_change,
-                on_skip=tell_of_skipped,
-                known=known,
-                began_ns=begun.at_ns,
-                places=places,
-                deadlines=deadlines,
-            )
-            ended_by: str | Exception | None
-            outputs: dict[str, Any] = {}
+
+    def _make_scheduler(self, context: RunContext, steps: StepExecutor) -> Scheduler:
+        run_id, run = context.run_id, {"id": context.run_id, "name": self.request.name}
+
+        async def record(states: Iterable[StepState]) -> None:
+            records = [StepRecord(state.id, state.status.value, state.to_record()) for state in states]
             try:
-                ended_by = await _until_done(running, company.stop, attention, is_outermost=around is None)
-                if ended_by is None and not running.is_parked:
-                    outputs = await _render_outputs(request.workflow, renderer, running)
-            except Exception as error:  # the store could not be used any more, or a bug
-                ended_by = error
-            if around is None and not running.is_parked and attention.left:
-                await _take_back(attention.left, inbox())
-    finally:
-        current_scope.reset(token)
-    if running.is_parked:
-        envelope = answer(admission, _parked_outcome(request, running, attention, redaction))
+                # A tenth of a millisecond; handing it to a thread would take twice that.
+                self.store.runs.record(run_id, records, wall_time(), may_wait=False)
+            except StoreBusy:
+                await asyncio.to_thread(self.store.runs.record, run_id, records, wall_time())
+
+        return Scheduler(
+            context.workflow,
+            execute=trace_steps(steps.execute, context.deadlines.of),
+            record=record,
+            scope={"inputs": dict(self.inputs), "env": context.base_env, "run": run},
+            listener=StepListener(context.on_change, record_skipped_span),
+            known=self.known,
+            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns),
+        )
+
+    async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
+        """Return the name of the signal that ended the run early, if one did. The outermost run parks itself and those
+        inside it."""
+        person_wait, stop = context.person_wait, self.caller.stop
+        if is_stopped_before := stop is not None and stop.done():
+            scheduler.stop_at_once(clean_up=self.caller.cleans_up)
+        working = asyncio.ensure_future(scheduler.run())
+        self.call.work = _RunWork(scheduler, context.deadlines, self.call)
+        control_of(self.call).on_change = _NewsOfRun(context, scheduler, self.began).note
+        enter(self.call)
+        running_runs[self.request.run_id] = self.call
+        if (asked := self.call.winding_down) is not None:
+            self.call.work.wind_down(asked.until_ns)
         try:
-            await asyncio.to_thread(store.runs.park, request.run_id, this_process(), wall_time())
+            waits: list[asyncio.Future[Any]] = [working]
+            waits += [person_wait.parked] if self.caller.outer is None else []
+            waits += [] if stop is None else [stop]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the clocks of the steps
+            if working.done():
+                working.result()
+                if not is_stopped_before:
+                    return None
+        finally:
+            leave(self.call)
+            running_runs.pop(self.request.run_id, None)
+            if not working.done():
+                if person_wait.parked.done():
+                    scheduler.park()
+                else:
+                    scheduler.stop()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await working
+        return stop.result() if stop is not None and stop.done() and not scheduler.is_parked else None
+
+    async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
+        """Write down that the run waits for people, and return the envelope that says how to go on with it."""
+        run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
+        budget_ms, proposals = person_wait.budget_ms or 0, list(person_wait.parked_on.values())
+        data: dict[str, object] = {
+            **self._describe_steps(states),
+            "waiting": context.redaction.value([_describe_proposal(proposal) for proposal in proposals]),
+            "status": "parked",
+            "state": "paused",
+            "job_id": run_id,
+            "progress": {
+                "done": sum(state.status.is_final for state in states.values()),
+                "total": len(states),
+                "unit": "steps",
+            },
+            "continue_command": f"shotclock run --resume {run_id}",
+            "cancel_command": f"shotclock job cancel {run_id}",
+        }
+        ids = ", ".join(proposal.id for proposal in proposals)
+        message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
+        problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
+        outcome = Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values()))
+        envelope = answer(self.call, outcome)
+        try:
+            await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
         return envelope
-    outcome = _judge_run(request, admission, running, outputs, ended_by, begun)
-    outcome.warnings = tuple(redaction.value(note) for note in running.notes)
-    outcome.side_effects = effects_of(running.states.values())
-    envelope = answer(admission, outcome)
-    try:
+
+    async def _end(
+        self,
+        scheduler: Scheduler,
+        context: RunContext,
+        outputs: dict[str, Any],
+        ended_by: str | Exception | None,
+    ) -> Envelope:
+        """Write down the end of the run, and return its envelope."""
+        run_id, runs = self.request.run_id, self.store.runs
+        outcome = self._judge(scheduler.states, outputs, ended_by, context.deadlines.have_rung)
+        outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
+        outcome.side_effects = effects_of(scheduler.states.values())
+        envelope = answer(self.call, outcome)
         try:
-            await asyncio.to_thread(store.runs.end, request.run_id, envelope.to_dict(), wall_time())
-        except ValueError as error:  # all of it together is too long for one value
-            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
-            await asyncio.to_thread(store.runs.end, request.run_id, _without_outputs(envelope), wall_time())
-    except Failure as failure:
-        envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
-    if around is None:
-        await asyncio.to_thread(prune_by_the_way, store, os.environ, wall_time(), is_alive)
-    return envelope
+            try:
+                await asyncio.to_thread(runs.end, run_id, envelope.to_dict(), wall_time())
+            except ValueError as error:  # all of it together is too long for one value
+                envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
+                await asyncio.to_thread(runs.end, run_id, _without_outputs(envelope), wall_time())
+        except Failure as failure:
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
+        if self.caller.outer is None:
+            await asyncio.to_thread(prune_by_the_way, self.store, os.environ, wall_time(), is_alive)
+        return envelope
+
+    def _judge(
+        self,
+        states: Mapping[str, StepState],
+        outputs: dict[str, Any],
+        ended_by: str | Exception | None,
+        is_out_of_time: bool,
+    ) -> Outcome:
+        """Return the outcome of the run. `ended_by` is the signal or the error that ended it before its steps did.
+        Out of time it failed, whatever its steps tolerate."""
+        data = self._describe_steps(states)
+        if outputs:
+            data["outputs"] = outputs
+        if ended_by == _CANCEL:
+            cancelled = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
+            return Outcome(Ending.CANCELLED, cancelled, {**data, "partial": True})
+        if ended_by is not None:
+            problem = stop_problem(ended_by) if isinstance(ended_by, str) else outcome_of_error(ended_by).problem
+            return Outcome(Ending.KILLED, problem, {**data, "partial": True})
+        bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
+        was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
+        if self.call.winding_down is not None and (bad or was_cut):
+            return Outcome(Ending.CANCELLED, wound_down_problem(self.call), {**data, "partial": True})
+        if is_out_of_time or any(state.is_cut_short for state in states.values()):
+            fired = self._find_fired_clock()
+            owner = "its caller" if fired.owner == "caller" else fired.owner
+            whose = "" if fired.owner == self.call.name else f" that {owner} left it"
+            message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
+            return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
+        if not bad:
+            return Outcome(Ending.FINISHED, data=data)
+        names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
+
+    def _describe_steps(self, states: Mapping[str, StepState]) -> dict[str, object]:
+        return {"run_id": self.request.run_id, "name": self.request.name, **_list_steps(states)}
+
+    def _find_fired_clock(self) -> Fired:
+        """Return the clock that stopped the run, with the limit that was set: what a parent kept back of it is nobody's
+        limit."""
+        call, began = self.call, self.began
+        if began.budget_ms is not None:
+            elapsed_ms = (monotonic_ns() - began.at_ns) // NS_PER_MS
+            return Fired(ClockKind.TIMEOUT, call.name, began.budget_ms, elapsed_ms, call.bound.source)
+        fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+        source = fired.source
+        if source is None or source is call.bound.bell:
+            return fired
+        scope = current_scope.get()
+        set_ms = scope.limit_ms if scope is not None and scope.deadline is source else 0
+        return replace_fields(fired, limit_ms=set_ms or source.remaining_ms(call.started_ns))
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:
@@ -460,8 +543,73 @@ def _without_outputs(envelope: Envelope) -> dict[str, object]:
     return {**envelope.to_dict(), "data": {**data, "steps": kept, "outputs": {}}}
 
 
-class _Opened:
-    """The inbox, once somebody is to be asked."""
+class _RunWork(Work):
+    """A run that is wound down: its steps are told by themselves, and nothing else is started."""
+
+    def __init__(self, scheduler: Scheduler, deadlines: Deadlines, call: Call) -> None:
+        self._scheduler, self._deadlines, self._call = scheduler, deadlines, call
+
+    def wind_down(self, until_ns: int) -> None:
+        self._scheduler.wind_down()
+
+    def stop_unwound(self) -> None:
+        self._scheduler.stop()
+
+    def move_bell(self) -> bool:
+        """Let the steps that run have what the run has now; those that begin later find it anyway."""
+        bell = self._call.bound.bell
+        assert bell is not None
+        became = self._deadlines.move(bell)
+        for inner in [each for each in live_calls.values() if each.inside_of is self._call]:
+            if inner.parent in became:
+                control_of(inner).follow_parent(became[inner.parent])
+        return True
+
+
+class _NewsOfRun:
+    """Writes down what is decided about the time of a run and of its steps while they run, and passes it on."""
+
+    def __init__(self, context: RunContext, scheduler: Scheduler, began: _Beginning) -> None:
+        self._context, self._scheduler, self._began = context, scheduler, began
+
+    def note(self, call: Call, news: OvertimeRequest | WindDown) -> None:
+        run = self._context
+        if call is not run.call and call.inside_of is not run.call:
+            return  # of a run inside of this one, which says it itself
+        told: dict[str, Any] = run.redaction.value(_describe_news(call, news))
+        name = call.name.removeprefix("step ") if call is not run.call else ""
+        state = self._scheduler.states.get(name)
+        try:
+            if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
+                elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS
+                deadline_at = self._began.at + (elapsed_ms + call.bound.limit_ms)
+                run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
+            elif state is not None and state.status is Status.RUNNING:
+                state.overtime.append(told)
+                if call.bound.owner == call.name:
+                    state.timeout_ms = call.bound.limit_ms
+                record = StepRecord(state.id, state.status.value, state.to_record())
+                run.store.runs.record(run.run_id, [record], wall_time(), may_wait=False)
+        except Failure:
+            pass  # a busy store: it is written with the end of the step
+        if run.on_news is not None:
+            run.on_news(name, told)
+
+
+def _describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
+    if not isinstance(news, WindDown):
+        return {"event": "overtime", **news.as_meta()}
+    return {
+        "event": "wind_down",
+        "at_ms": (news.at_ns - call.started_ns) // NS_PER_MS,
+        "by": news.by,
+        "reason": news.reason,
+        "within_ms": max(0, news.until_ns - news.at_ns) // NS_PER_MS,
+    }
+
+
+class _OpenedInbox:
+    """The inbox of a store, opened when somebody is to be asked."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -477,33 +625,9 @@ class _Opened:
             await self._inbox.close()
 
 
-async def _until_done(
-    running: Scheduler, stop: asyncio.Future[str] | None, attention: PersonWait, *, is_outermost: bool
-) -> str | None:
-    """The name of the signal that ended it early, if one did. The outermost run parks itself and those inside it."""
-    working = asyncio.ensure_future(running.run())
-    try:
-        waits: list[asyncio.Future[Any]] = [working]
-        waits += [attention.parked] if is_outermost else []
-        waits += [] if stop is None else [stop]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the clocks of the steps
-        if working.done():
-            working.result()
-            return None
-    finally:
-        if not working.done():
-            if attention.parked.done():
-                running.park()
-            else:
-                running.stop()
-            with contextlib.suppress(asyncio.CancelledError):
-                await working
-    return stop.result() if stop is not None and stop.done() and not running.is_parked else None
-
-
-async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
-    """Withdraw what nobody waits for any more."""
-    for proposal in asked:
+async def _withdraw(proposals: Iterable[Proposal], inbox: Inbox) -> None:
+    """Withdraw proposals that nobody waits for any more."""
+    for proposal in proposals:
         try:
             await inbox.withdraw(proposal.id, Principal.local())
         except Failure as failure:
@@ -511,136 +635,78 @@ async def _take_back(asked: Iterable[Proposal], inbox: Inbox) -> None:
                 return  # what could not be written now could not be for the next one; the others were decided
 
 
-def _describe_proposal(asked: Proposal | ForeignProposal) -> dict[str, Any]:
-    return dict(asked.shown) if isinstance(asked, ForeignProposal) else result_of(asked)
+def _describe_proposal(proposals: Proposal | ForeignProposal) -> dict[str, Any]:
+    return dict(proposals.shown) if isinstance(proposals, ForeignProposal) else result_of(proposals)
 
 
-def _parked_outcome(request: RunRequest, running: Scheduler, attention: PersonWait, redaction: Redaction) -> Outcome:
-    """Return the outcome of a run that is not over: it lies in the store, and its questions in the inbox."""
-    states, budget_ms = running.states, attention.budget_ms or 0
-    asked = list(attention.asked.values())
-    ids = ", ".join(proposal.id for proposal in asked)
-    data: dict[str, object] = {
-        "run_id": request.run_id,
-        "name": request.name,
-        **_list_steps(states),
-        "waiting": redaction.value([_describe_proposal(proposal) for proposal in asked]),
-        "status": "parked",
-        "state": "paused",
-        "job_id": request.run_id,
-        "progress": _progress(states),
-        "continue_command": f"shotclock run --resume {request.run_id}",
-        "cancel_command": f"shotclock job cancel {request.run_id}",
-    }
-    message = f"run {request.run_id} waits for a person ({ids}); continue it with data.continue_command"
-    fired = Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
-    effects = effects_of(states.values())
-    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data, side_effects=effects)
-
-
-def _progress(states: Mapping[str, StepState]) -> dict[str, object]:
-    done = sum(state.status.is_final for state in states.values())
-    return {"done": done, "total": len(states), "unit": "steps"}
+# In place of a signal's name, where somebody cancels a run that no process has.
+_CANCEL = "cancel"
 
 
 async def cancel(run_id: str, store: Store) -> Envelope:
-    """End a run that no process has, for good: its questions are withdrawn, and going on with it answers CANCELLED.
+    """End a run that no process has, for good: its questions are withdrawn, what the `on_fail` of its begun steps
+    declares is run, and going on with it answers CANCELLED. Clean-up that cannot be run is named in a warning.
 
     Raises Failure if there is none, or a process has it (RUN_TAKEN). One that has ended stays as it is.
     """
-    return await asyncio.to_thread(_cancel_run, run_id, store)
+    return await _cancel(run_id, store)
 
 
-def _cancel_run(run_id: str, store: Store) -> Envelope:
-    run = _take_up(run_id, store)
+async def _cancel(run_id: str, store: Store, *, refusal: str | None = None) -> Envelope:
+    """Cancel a run and those inside it. `refusal` is why no clean-up can be run, if it cannot."""
+    run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
         return _recorded_answer(run)
-    workflow, states = read_record(run, store)
-    known = _find_known_states(workflow, states, store, run)
+    workflow, states = await asyncio.to_thread(read_record, run, store)
     for step_id, step in workflow.steps.items():
         if step.type == "workflow":
-            for inner in store.runs.list_inside(run_id, step_id):
-                _cancel_run(inner, store)
-        state = known.setdefault(step_id, StepState(step_id, step.type))
-        if not state.status.is_final:
-            state.status, state.reason = Status.SKIPPED, Reason.RUN_ENDED
+            why = refusal or (f"it needs the variables of step {step_id} around it" if step.env else None)
+            for inner in await asyncio.to_thread(store.runs.list_inside, run_id, step_id):
+                await _cancel(inner, store, refusal=why)
+    try:
+        workflow = await asyncio.to_thread(restore_secrets, run, workflow)
+        _refuse_unset(workflow, os.environ)
+    except Failure as failure:
+        refusal = refusal or str(failure)
+    known = await asyncio.to_thread(_find_known_states, workflow, states, store, run)
+    uncleaned = _clean_up_of(workflow, known) if refusal is not None else []
     asker = Principal.local().name
-    for proposal_id in store.proposals.open_of_run(asker, run_id):
+    for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
-            store.proposals.withdraw(proposal_id, asker, wall_time())
-    records = [StepRecord(state.id, state.status.value, state.to_record()) for state in known.values()]
-    store.runs.record(run_id, records, wall_time())
-    admission = admit(f"run {run.name}", Clocks(timeout_ms=0), caller=TraceContext(run.trace_id))
-    data = {"run_id": run_id, "name": run.name, **_list_steps(known), "partial": True}
-    problem = Problem("CANCELLED", "the run was cancelled while no process had it", exit_code=143)
-    outcome = Outcome(Ending.CANCELLED, problem, data, side_effects=effects_of(known.values()))
-    store.runs.end(run_id, answer(admission, outcome).to_dict(), wall_time())
-    ended = store.runs.get(run_id)
-    assert ended is not None
-    return _recorded_answer(ended)
+            await asyncio.to_thread(store.proposals.withdraw, proposal_id, asker, wall_time())
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    # Its own time may be over, and clean-up has its own bound.
+    call = _admit(request, 0, TraceContext(run.trace_id))
+    stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop.set_result(_CANCEL)
+    if uncleaned:
+        message = f"{', '.join(uncleaned)} did not run: {refusal}"
+        call.warnings += (warning("CLEAN_UP_MISSING", message, steps=uncleaned),)
+    caller = RunCaller(stop, cleans_up=refusal is None)
+    return await _Run(request, run.inputs, call, store, caller, _Beginning.of(run), known).carry_out()
+
+
+def _clean_up_of(workflow: WorkflowFile, known: Mapping[str, StepState]) -> list[str]:
+    """Return the steps that clean up after those that had begun."""
+    found: dict[str, None] = {}
+    for name, state in known.items():
+        reaction = workflow.steps[name].on_fail or workflow.defaults.on_fail
+        if reaction is not None and state.has_begun:
+            found |= dict.fromkeys(reaction.run)
+    return list(found)
 
 
 def _list_steps(states: Mapping[str, StepState]) -> dict[str, object]:
     return {"steps": {name: state.to_answer() for name, state in states.items()}, **lists_of(states)}
 
 
-async def _render_outputs(workflow: WorkflowFile, renderer: StepRenderer, running: Scheduler) -> dict[str, Any]:
+async def _render_outputs(context: RunContext, renderer: StepRenderer, scheduler: Scheduler) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    for name, template in workflow.outputs.items():
+    for name, template in context.workflow.outputs.items():
         try:
-            made[name] = await renderer.render_output(template, running.scope_for(name))
+            made[name] = await renderer.render_output(template, scheduler.scope_for(name))
         except StepFailed as failed:
             made[name] = None
-            running.notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
+            context.deadlines.note_fired(failed.fired)
+            scheduler.notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
     return made
-
-
-def _judge_run(
-    request: RunRequest,
-    admission: Call,
-    running: Scheduler,
-    outputs: dict[str, Any],
-    ended_by: str | Exception | None,
-    begun: _Begun,
-) -> Outcome:
-    """`ended_by` is the signal or the error that ended it before its steps did."""
-    states = running.states
-    bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
-    data: dict[str, object] = {
-        "run_id": request.run_id,
-        "name": request.name,
-        **_list_steps(states),
-    }
-    if outputs:
-        data["outputs"] = outputs
-    if isinstance(ended_by, str):
-        return Outcome(Ending.KILLED, stop_problem(ended_by), {**data, "partial": True})
-    if ended_by is not None:
-        return Outcome(Ending.KILLED, outcome_of_error(ended_by).problem, {**data, "partial": True})
-    if not bad:
-        return Outcome(Ending.FINISHED, data=data)
-    if any(states[name].is_cut_short for name in bad):
-        fired = _run_fired(admission, begun)
-        whose = "" if fired.owner == admission.name else f" that {_name_owner(fired.owner)} left it"
-        message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
-        return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
-    names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-    return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
-
-
-def _run_fired(admission: Call, begun: _Begun) -> Fired:
-    """The clock of the run, with the limit that was set: what a parent kept back of it is nobody's limit."""
-    if begun.budget_ms is not None:
-        elapsed_ms = (monotonic_ns() - begun.at_ns) // NS_PER_MS
-        return Fired(ClockKind.TIMEOUT, admission.name, begun.budget_ms, elapsed_ms, admission.bound.source)
-    fired = admission.fired(ClockKind.TIMEOUT, monotonic_ns() - admission.started_ns)
-    source = fired.source
-    if source is None or source is admission.bound.bell:
-        return fired
-    scope = current_scope.get()
-    set_ms = scope.limit_ms if scope is not None and scope.deadline is source else 0
-    return replace_fields(fired, limit_ms=set_ms or source.remaining_ms(admission.started_ns))
-
-
-def _name_owner(owner: str) -> str:
-    return "its caller" if owner == "caller" else owner

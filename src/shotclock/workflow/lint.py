@@ -1,4 +1,4 @@
-"""What will go wrong with a workflow of the right shape, found before anything runs."""
+"""Checks of a workflow of the right shape, before anything runs: its graph, clocks, budgets, tools and nested files."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
-from ..core.deadlines import reserve_ms_for
-from ..core.durations import format_duration
+from ..core.clocks import WORK_CLOCKS, format_duration, reserve_ms_for
 from ..core.errors import Failure
-from ..core.graph import behind_all, find_cycle, needs
-from ..core.records import dataclass
+from ..core.json_values import as_text
+from ..core.overtime import OvertimeError
+from ..core.value_types import dataclass
 from ..providers.command import CommandStep, ToolStep
-from ..providers.step_type import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
+from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
-from . import template_references
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
 from .plan import (
     Plan,
     PlannedStep,
+    behind_all,
     clean_up_steps,
     clean_up_wants_ms,
+    find_cycle,
     graph_of,
     items_come_from,
+    needs,
     on_demand,
+    overtime_of,
     plan_of,
     run_timeout_ms,
     step_timeout_ms,
     timeout_key,
     written_timeout,
 )
-from .schema import ToolPart, WorkflowFile
-from .secrets import unset_message, unset_names
-from .shell_quoting import find_refusals, find_unheard
-from .templates import is_template, with_marks
+from .schema import ToolPart, WorkflowFile, ai_steps, find_unset_variables, is_template, uses_templates
 
 HOUR_S, DAY_S = 3_600, 86_400
 # A bare number of seconds from here on is looked at; one of milliseconds below this is gone before anything answers.
@@ -52,7 +52,8 @@ REFUSALS_LIMIT = 10
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
-    """Errors first as they stand in the file, then warnings; then the same of the files that it runs.
+    """Return what is wrong with a file: errors first as they stand in the file, then warnings; then the same of the
+    files that it runs.
 
     `timeout_ms` is the caller's own limit on the run. What does not fit only because of it is a warning: a file is not
     wrong because somebody has less time than it asks for.
@@ -69,13 +70,13 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
 
 
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
-    """Variables that the file needs and that are not set here. They may be where it runs, so these are warnings."""
+    """Return a warning for each variable that the file needs and that is not set here: it may be set where the file
+    runs."""
     if loaded.workflow is None:
         return []
     return [
-        Finding("env/unset", unset_message(name), path, loaded.source.place_of(path), is_error=False)
-        for path, text in template_references.env_texts(loaded.workflow)
-        for name in unset_names(text, environment)
+        Finding("env/unset", message, path, loaded.source.place_of(path), is_error=False)
+        for path, message in find_unset_variables(loaded.workflow, environment)
     ][:FINDINGS_LIMIT]
 
 
@@ -99,22 +100,23 @@ class _Nesting:
         workflow = loaded.workflow
         if workflow is None:
             return _sort([*loaded.findings, *(_locate(loaded, found) for found in _check_salvaged(loaded))])
-        own = list(_check_file(workflow, timeout_ms, self.unattended))
+        prompts, flaws = _read_prompts(loaded, workflow)
+        own = [*_check_file(workflow, timeout_ms, self.unattended, prompts), *flaws]
         below: list[Finding] = []
         for step_id, step in workflow.steps.items():
             if isinstance(step, WorkflowStep) and "{{" not in step.workflow:
-                here, inside = self._child(loaded, step_id, step, timeout_ms, above)
+                here, inside = self._check_nested(loaded, step_id, step, timeout_ms, above)
                 own += here
                 below += inside
         return _sort([_locate(loaded, found) for found in own]) + below
 
-    def _child(
+    def _check_nested(
         self, parent: Loaded, step_id: str, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
     ) -> tuple[list[Finding], list[Finding]]:
-        """What is wrong with running that file from here, and what is wrong inside it."""
+        """Return what is wrong with running that file from here, and what is wrong inside it."""
         workflow = parent.workflow
         assert workflow is not None
-        path = _steps_key((step_id, "workflow"))
+        path = ("steps", step_id, "workflow")
         if self.looked_at > NESTED_SIZE_LIMIT:
             return [], []  # that it is too much was said
         file = parent.source.folder / step.workflow
@@ -149,28 +151,38 @@ class _Nesting:
             return replace(known, path=path) if isinstance(known, Finding) else known
         if len(self.files) >= NESTED_FILES_LIMIT:
             return Finding("nested/files", f"runs more than {NESTED_FILES_LIMIT} other files", path)
-        try:
-            self.files[key] = load_file(file)
-        except FileNotFoundError:
-            hint = suggest(file.name, _files_in(file.parent))
-            self.files[key] = Finding("nested/missing", f"there is no file {key!r}", path, suggestion=hint)
-        except OSError as error:
-            self.files[key] = Finding("nested/unreadable", f"{key!r} cannot be read: {error.strerror}", path)
-        except ValueError:  # a NUL in its name
-            self.files[key] = Finding("nested/missing", f"{key!r} cannot be the name of a file", path)
+        loaded = _try_load(file)
+        if isinstance(loaded, Failure):
+            rule = "nested/unreadable" if loaded.code == "FILE_UNREADABLE" else "nested/missing"
+            hint = suggest(file.name, _files_in(file.parent)) if rule == "nested/missing" else None
+            self.files[key] = Finding(rule, str(loaded), path, suggestion=hint)
+        else:
+            self.files[key] = loaded
         return self.files[key]
+
+
+def _try_load(file: Path) -> Loaded | Failure:
+    """Return a file that another one runs, or why it cannot be read."""
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        return Failure("FILE_NOT_FOUND", f"there is no file {str(file)!r}")
+    except OSError as error:
+        return Failure("FILE_UNREADABLE", f"{str(file)!r} cannot be read: {error.strerror}")
+    except ValueError:  # a NUL in its name
+        return Failure("FILE_NOT_FOUND", f"{str(file)!r} cannot be the name of a file")
 
 
 def _files_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in islice(entries, FINDINGS_LIMIT)]
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 
 def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) -> int | None:
-    """How long a step can last at most: its own timeout, inside the run's."""
+    """Return how long a step can last at most: its own timeout, inside the run's. None is no limit."""
     run_ms = min((limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit), default=None)
     inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
     return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
@@ -180,12 +192,12 @@ def _check_fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | 
     workflow = child.workflow
     if workflow is None:
         return
-    name, path = os.path.basename(child.source.name), _steps_key((step_id, "inputs"))
+    name, path = os.path.basename(child.source.name), ("steps", step_id, "inputs")
     asked_ms = run_timeout_ms(workflow)
     if limit_ms is not None and asked_ms is not None and asked_ms > limit_ms - reserve_ms_for(limit_ms):
         most = format_duration(limit_ms - reserve_ms_for(limit_ms))
         message = f"{name} says it may take {format_duration(asked_ms)}, and has only {most} inside this step"
-        yield Finding("budget/longer-than-step", message, _steps_key((step_id, "timeout")))
+        yield Finding("budget/longer-than-step", message, ("steps", step_id, "timeout"))
     for wanted, part in workflow.inputs.items():
         if part.required and part.default is None and wanted not in step.inputs:
             yield Finding("nested/input", f"{name} needs the input {wanted!r}", path)
@@ -206,20 +218,28 @@ def _sort(findings: list[Finding]) -> list[Finding]:
 # --- one file ---------------------------------------------------------------------------------------------
 
 
-def _check_file(workflow: WorkflowFile, timeout_ms: int | None, unattended: bool) -> Iterator[Finding]:
+def _check_file(
+    workflow: WorkflowFile, timeout_ms: int | None, unattended: bool, prompts: Mapping[str, str]
+) -> Iterator[Finding]:
     graph = list(islice(_check_graph(workflow), FINDINGS_LIMIT))
     yield from graph
     yield from _check_clocks(workflow)
     yield from islice(_check_tools(workflow), FINDINGS_LIMIT)
+    yield from islice(_check_schemas(workflow), FINDINGS_LIMIT)
     yield from islice(_check_scripts(workflow), FINDINGS_LIMIT)
+    yield from islice(_check_variables(workflow), FINDINGS_LIMIT)
     yield from _check_questions(workflow, unattended)
+    yield from islice(_check_models(workflow), FINDINGS_LIMIT)
     if not any(finding.rule == "graph/cycle" for finding in graph):
-        yield from islice(template_references.findings(workflow), FINDINGS_LIMIT)
+        if uses_templates(workflow) or prompts:
+            from .template_check import check_templates
+
+            yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
         yield from _check_budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
 
 
 def _check_salvaged(loaded: Loaded) -> Iterator[Finding]:
-    """What else is certainly wrong with a file of the wrong shape: nobody should have to mend it twice."""
+    """Yield what else is certainly wrong with a file of the wrong shape, so that nobody has to mend it twice."""
     workflow = loaded.salvaged
     if workflow is None:
         return
@@ -229,14 +249,12 @@ def _check_salvaged(loaded: Loaded) -> Iterator[Finding]:
     if "tools" not in broken:
         found += islice(_check_tools(workflow), FINDINGS_LIMIT)
     if not any(finding.rule == "graph/cycle" for finding in graph):
+        from .template_check import check_templates
+
         skip = ("template/unknown-input",) if "inputs" in broken else ()
-        found += islice(template_references.findings(workflow, skip=skip), FINDINGS_LIMIT)
+        found += islice(check_templates(workflow, skip=skip), FINDINGS_LIMIT)
     known = {finding.path for finding in loaded.findings}
     yield from (finding for finding in found if finding.is_error and finding.path not in known)
-
-
-def _steps_key(path: tuple[str, ...]) -> Path_:
-    return ("steps", *path)
 
 
 # --- the graph --------------------------------------------------------------------------------------------
@@ -247,13 +265,13 @@ def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
     if (circle := find_cycle(graph)) is not None:
         shown = circle if len(circle) <= 20 else [*circle[:10], f"({len(circle) - 20} more)", *circle[-10:]]
         message = f"steps wait for each other: {' → '.join(shown)}"
-        yield Finding("graph/cycle", message, _steps_key((circle[0], "depends_on")))
+        yield Finding("graph/cycle", message, ("steps", circle[0], "depends_on"))
     for step_id, groups in graph.items():
         for name in sorted(needs(groups)):
             if name not in graph:
-                yield _unknown(_steps_key((step_id, "depends_on")), name, graph, "graph/missing-dependency")
+                yield _unknown_step(("steps", step_id, "depends_on"), name, graph, "graph/missing-dependency")
         for key, reaction in _reactions(workflow.steps[step_id]):
-            yield from _check_targets(_steps_key((step_id, key)), reaction, graph)
+            yield from _check_targets(("steps", step_id, key), reaction, graph)
     if workflow.defaults.on_fail is not None:
         yield from _check_targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
     yield from _find_uncalled(workflow)
@@ -262,21 +280,21 @@ def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
     never = {step_id for step_id, step in workflow.steps.items() if str(step.if_).strip().lower() == "false"}
     for step_id in sorted(never):
         message = "can never start: its condition is always false"
-        yield Finding("graph/unreachable", message, _steps_key((step_id, "if")), is_error=False)
+        yield Finding("graph/unreachable", message, ("steps", step_id, "if"), is_error=False)
     for step_id, step in workflow.steps.items():
         if len(sources := items_come_from(workflow, step)) > 1:
             message = f"is done for every item of {sources[0]}, and not of {', '.join(sources[1:])}"
             hint = "say what for: `for_each` with a list or a template"
-            yield Finding("graph/items", message, _steps_key((step_id, "depends_on")), suggestion=hint, is_error=False)
+            yield Finding("graph/items", message, ("steps", step_id, "depends_on"), suggestion=hint, is_error=False)
     lost = behind_all(graph, never)
     for step_id in sorted(lost - never):
         causes = sorted(needs(graph[step_id]) & lost)
         message = f"can never start: it waits for {', '.join(causes)}, which never does"
-        yield Finding("graph/unreachable", message, _steps_key((step_id,)), is_error=False)
+        yield Finding("graph/unreachable", message, ("steps", step_id), is_error=False)
 
 
 def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Steps that wait to be called for by others which wait for the same."""
+    """Yield the steps that only run when others call for them, where those others never start either."""
     calls: dict[str, list[str]] = {}
     callers: dict[str, list[str]] = {}
     for step_id, step in workflow.steps.items():
@@ -296,7 +314,7 @@ def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
             by = ", ".join(list(dict.fromkeys(callers.get(name, [name])))[:5])
             message = f"can never start: only {by} would run it, and never starts either"
             hint = "a step that a `run` names waits to be called for: leave one of them out of `run`"
-            yield Finding("graph/never-called", message, _steps_key((name,)), suggestion=hint)
+            yield Finding("graph/never-called", message, ("steps", name), suggestion=hint)
 
 
 def _reactions(step: StepPart) -> Iterator[tuple[str, Reaction]]:
@@ -308,16 +326,34 @@ def _reactions(step: StepPart) -> Iterator[tuple[str, Reaction]]:
 def _check_targets(path: Path_, reaction: Reaction, known: Collection[str]) -> Iterator[Finding]:
     for name in reaction.run:
         if name not in known:
-            yield _unknown((*path, "run"), name, known, "graph/unknown-target")
+            yield _unknown_step((*path, "run"), name, known, "graph/unknown-target")
     if reaction.goto is not None and reaction.goto not in known:
-        yield _unknown((*path, "goto"), reaction.goto, known, "graph/unknown-target")
+        yield _unknown_step((*path, "goto"), reaction.goto, known, "graph/unknown-target")
 
 
-def _unknown(path: Path_, name: str, known: Collection[str], rule: str) -> Finding:
+def _unknown_step(path: Path_, name: str, known: Collection[str], rule: str) -> Finding:
     return Finding(rule, f"there is no step {name!r}", path, suggestion=suggest(name, known, otherwise="there are "))
 
 
 # --- single clocks ----------------------------------------------------------------------------------------
+
+
+# Clocks that begin where the timeout or the soft clock ends, and may be longer than it.
+_NOT_INSIDE = ("timeout", "grace", "wind_down")
+
+
+def _check_overtime(workflow: WorkflowFile, step_id: str, step: StepPart) -> Iterator[Finding]:
+    where = ("steps", step_id, "overtime")
+    if not step.overtime:
+        return
+    try:
+        policy = overtime_of(workflow, step)
+    except OvertimeError as error:
+        yield Finding("clock/overtime", str(error), where)
+        return
+    if policy is not None and policy.hard_extends and not STEP_TYPES[step.type].can_extend:
+        message = f"hard_extends: the timeout of a {step.type} step cannot be moved while it runs"
+        yield Finding("clock/overtime", message, where)
 
 
 def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -327,26 +363,27 @@ def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         unit, whose = STEP_TYPES[step.type].unit, f"a {step.type}"
         key = timeout_key(step)
-        yield from _check_unit(_steps_key((step_id, key)), written_timeout(step), unit, whose)
+        yield from _check_unit(("steps", step_id, *key.split(".")), written_timeout(step), unit, whose)
         if key != "timeout" and step.timeout is not None:
             message = f"is not used: `{key}` is there as well"
-            yield Finding("clock/not-used", message, _steps_key((step_id, "timeout")), is_error=False)
-        if step.overtime:
-            message = "has no effect: nobody can be asked for more time yet"
-            yield Finding("clock/not-used", message, _steps_key((step_id, "overtime")), is_error=False)
+            yield Finding("clock/not-used", message, ("steps", step_id, "timeout"), is_error=False)
+        yield from _check_overtime(workflow, step_id, step)
         timeout_ms = step_timeout_ms(workflow, step)
-        for name in ("soft", "idle", "connect_timeout"):
+        for name in (
+            *(name for name in WORK_CLOCKS if name not in ("timeout", "grace", "wind_down")),
+            "connect_timeout",
+        ):
             limit = getattr(step, name, None)
             if limit is not None and timeout_ms and duration_ms(limit, unit) >= timeout_ms:
                 rings = format_duration(duration_ms(limit, unit))
                 message = f"has no effect: it is {rings}, and the timeout is {format_duration(timeout_ms)}"
-                yield Finding("clock/never-rings", message, _steps_key((step_id, name)), is_error=False)
+                yield Finding("clock/never-rings", message, ("steps", step_id, name), is_error=False)
             else:
-                yield from _check_unit(_steps_key((step_id, name)), limit, unit, whose)
+                yield from _check_unit(("steps", step_id, name), limit, unit, whose)
 
 
 def _check_unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterator[Finding]:
-    """A bare number that would make more sense in the other unit."""
+    """Yield a warning for a bare number that would make more sense in the other unit."""
     if isinstance(written, str) and not written.strip().isdecimal():
         return
     if not isinstance(written, int | float | str):
@@ -363,7 +400,8 @@ def _check_unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterato
 
 
 def _looks_like_ms(seconds: int) -> bool:
-    """Round, and odd as hours: 60000 is 16h40m. 3600, 7200 and 86400 are what people write for hours and days."""
+    """Return whether a number of seconds is round, and odd as hours: 60000 is 16h40m. 3600, 7200 and 86400 are what
+    people write for hours and days."""
     if seconds < MANY_SECONDS or seconds % 100:
         return False
     is_hours = seconds <= DAY_S and seconds % HOUR_S == 0
@@ -383,8 +421,8 @@ def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     has = f"{whose} has {format_duration(run_ms)}"
     clean_up = clean_up_steps(workflow)
     for step in plan.steps:
-        yield from _step_budget(workflow.steps[step.id], step, inside_ms, has)
-        yield from _clean_up_budget(workflow.steps[step.id], step, plan, has, step.id in clean_up)
+        yield from _check_step_budget(workflow.steps[step.id], step, inside_ms, has)
+        yield from _check_clean_up_budget(workflow.steps[step.id], step, plan, has, step.id in clean_up)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
         takes = "may take any time" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
         path = plan.critical_path
@@ -399,13 +437,13 @@ def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
         yield Finding("budget/parallelism", message, ("max_parallelism",), is_error=False)
 
 
-def _clean_up_budget(
+def _check_clean_up_budget(
     written: StepPart, step: PlannedStep, plan: Plan, has: str, is_clean_up: bool
 ) -> Iterator[Finding]:
-    """Where clean-up has less than it declares, or others have less because of it."""
+    """Yield a warning where clean-up has less time than it declares, or others have less because of it."""
     assert plan.run_timeout_ms is not None
     wants_ms = clean_up_wants_ms(written, step.timeout_ms)
-    path = _steps_key((step.id, timeout_key(written)))
+    path = ("steps", step.id, *timeout_key(written).split("."))
     if is_clean_up:
         if wants_ms is not None and wants_ms > plan.clean_up_ms:
             message = (
@@ -421,24 +459,25 @@ def _clean_up_budget(
         yield Finding("budget/clean-up", message, path, is_error=False)
 
 
-def _step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
+def _check_step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
     if not step.is_written and step.attempts == 1:
         return  # what merely holds for its kind is cut to what is left
+    path = ("steps", step.id, *timeout_key(written).split("."))
     if step.is_written and step.timeout_ms and step.timeout_ms > inside_ms:
         message = f"a timeout of {format_duration(step.timeout_ms)} is longer than it can be: {has}"
         hint = f"write at most {format_duration(inside_ms)}, or give the run more time"
-        yield Finding("budget/longer-than-run", message, _steps_key((step.id, timeout_key(written))), suggestion=hint)
+        yield Finding("budget/longer-than-run", message, path, suggestion=hint)
     elif step.delays_ms > inside_ms:
         message = f"waiting {format_duration(step.delays_ms)} between its tries takes too long: {has}"
         hint = "try less often, or cap the pauses with `max_delay_ms`"
-        yield Finding("budget/waits", message, _steps_key((step.id, "on_fail")), suggestion=hint)
+        yield Finding("budget/waits", message, ("steps", step.id, "on_fail"), suggestion=hint)
     elif step.attempts > 1 and step.worst_ms is not None and step.worst_ms > inside_ms:
         message = (
             f"{step.attempts} tries of {format_duration(step.timeout_ms or 0)} and the pauses between them take "
             f"{format_duration(step.worst_ms)}: {has}"
         )
         # What merely holds for its kind is cut to what is left, and so nobody's mistake.
-        yield Finding("budget/retries", message, _steps_key((step.id, "on_fail")), is_error=step.is_written)
+        yield Finding("budget/retries", message, ("steps", step.id, "on_fail"), is_error=step.is_written)
 
 
 # --- the rest ---------------------------------------------------------------------------------------------
@@ -449,17 +488,34 @@ def _check_tools(workflow: WorkflowFile) -> Iterator[Finding]:
         if isinstance(step, ToolStep) and step.tool not in workflow.tools:
             hint = suggest(step.tool, workflow.tools, otherwise="there are ")
             message = f"there is no tool {step.tool!r} in `tools`"
-            yield Finding("tool/unknown", message, _steps_key((step_id, "tool")), suggestion=hint)
+            yield Finding("tool/unknown", message, ("steps", step_id, "tool"), suggestion=hint)
+
+
+def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
+    """Yield what is written as a schema and is none: nothing could ever fit it."""
+    written = [(("steps", step_id, "output_schema"), step.output_schema) for step_id, step in workflow.steps.items()]
+    written += [(("tools", name, "input_schema"), tool.input_schema) for name, tool in workflow.tools.items()]
+    for path, schema in written:
+        if schema is not None:
+            from ..providers.ai_schema import find_schema_flaw
+
+            if (flaw := find_schema_flaw(schema)) is not None:
+                yield Finding("schema/invalid", f"it is no JSON schema: {flaw}", path)
 
 
 def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
-    """A value is data to the shell that runs the step. Where it would be run, or could not be handed over, the step
-    refuses it; here that is told before anything runs."""
+    """Yield the values in commands that the step would refuse, because a shell would run them or they could not be
+    passed to it; and pipes that hide a failure."""
     parts: list[tuple[Path_, CommandStep | ToolPart]] = [
-        (_steps_key((name, "exec")), step) for name, step in workflow.steps.items() if isinstance(step, CommandStep)
+        (("steps", name, "exec"), step) for name, step in workflow.steps.items() if isinstance(step, CommandStep)
     ]
     parts += [(("tools", name, "exec"), tool) for name, tool in workflow.tools.items()]
     for path, part in parts:
+        if not is_template(part.exec) and "|" not in part.exec:
+            continue
+        from .shell_quoting import find_refusals, find_unheard
+        from .templates import with_marks
+
         # Which of its blocks will be there is known when it runs.
         is_certain = "{%" not in part.exec
         marked = with_marks(part.exec)
@@ -474,6 +530,24 @@ def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("shell/pipe", message, path, suggestion=hint, is_error=False)
 
 
+def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
+    """Yield the values in variables that a step would refuse, because a shell or another program would run them."""
+    parts: list[tuple[Path_, Mapping[str, object], str | None]] = [
+        (("env",), workflow.env, None),
+        (("defaults", "env"), workflow.defaults.env, None),
+        *((("tools", name, "env"), tool.env, tool.exec) for name, tool in workflow.tools.items()),
+        *((("steps", name, "env"), step.env, getattr(step, "exec", None)) for name, step in workflow.steps.items()),
+    ]
+    for path, env, command in parts:
+        for name, value in env.items():
+            if is_template(as_text(value)):
+                from .shell_quoting import find_variable_refusal
+
+                if (refusal := find_variable_refusal(name, command)) is not None:
+                    rule = "shell/value-in-script"
+                    yield Finding(rule, refusal.message, (*path, name), suggestion=refusal.suggestion)
+
+
 def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         if step.type != "human-input":
@@ -486,11 +560,42 @@ def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Findi
             if is_known and step.default not in step.choices:
                 message = f"{step.default!r} is not one of its choices"
                 hint = suggest(step.default, step.choices, otherwise="one of ")
-                yield Finding("human/default", message, _steps_key((step_id, "default")), suggestion=hint)
+                yield Finding("human/default", message, ("steps", step_id, "default"), suggestion=hint)
         if not step_timeout_ms(workflow, step) and unattended:
-            message = "waits for a person for any time, and nobody may be there"
+            message = "waits for a person without a time limit, and there may be no person"
             hint = "give it a `timeout` and a `default`, or run it at a terminal"
-            yield Finding("human/unbounded", message, _steps_key((step_id,)), suggestion=hint, is_error=False)
+            yield Finding("human/unbounded", message, ("steps", step_id), suggestion=hint, is_error=False)
+
+
+def _check_models(workflow: WorkflowFile) -> Iterator[Finding]:
+    """Yield why `ai` steps could not run here: what they need is not installed, not set, or not in the file."""
+    for step_id, step in ai_steps(workflow):
+        from ..providers.ai import find_flaws
+
+        asked = {**workflow.env, **workflow.defaults.env, **step.env}
+        # What a reference stands for is looked at where it is filled in.
+        variables = {**os.environ, **{name: str(value) for name, value in asked.items() if value is not None}}
+        for flaw in find_flaws(step, workflow.tools, variables):
+            yield Finding(flaw.rule, flaw.message, ("steps", step_id, *flaw.path), suggestion=flaw.suggestion)
+
+
+def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str], list[Finding]]:
+    """Return by step the texts of the prompt files that are known before it runs, and what is wrong with them."""
+    prompts: dict[str, str] = {}
+    flaws: list[Finding] = []
+    for step_id, step in ai_steps(workflow):
+        from ..providers.ai import read_prompt
+
+        folder = step.cwd or workflow.defaults.cwd or "."
+        if step.prompt_file is None or is_template(step.prompt_file) or is_template(folder):
+            continue
+        file = loaded.source.folder / folder / step.prompt_file
+        try:
+            prompts[step_id] = read_prompt(file)
+        except Failure as failure:
+            hint = suggest(file.name, _files_in(file.parent))
+            flaws.append(Finding("ai/prompt-file", str(failure), ("steps", step_id, "prompt_file"), suggestion=hint))
+    return prompts, flaws
 
 
 # --- files that are about to be run -----------------------------------------------------------------------
@@ -504,7 +609,7 @@ BY_TEMPLATE = "named by a template when it runs, and not covered"
 
 
 def identity(file: str | Path) -> str:
-    """The same for every way to write its name."""
+    """Return the real path of a file, which is the same for every way to write its name."""
     return os.path.realpath(file)
 
 
@@ -520,13 +625,9 @@ def digests_of(file: Path) -> dict[str, str]:
         if len(found) >= NESTED_FILES_LIMIT:  # which fails the step a moment later
             found["more files"] = "not looked at"
             break
-        try:
-            loaded = load_file(file)
-        except OSError as error:
-            found[name] = f"cannot be read: {error.strerror}"
-            continue
-        except ValueError as error:  # a NUL in its name
-            found[name] = f"cannot be the name of a file: {error}"
+        loaded = _try_load(file)
+        if isinstance(loaded, Failure):
+            found[name] = str(loaded)
             continue
         found[name] = f"sha256 {loaded.source.sha256}"
         for step_id, step in loaded.workflow.steps.items() if loaded.workflow is not None else ():
@@ -540,25 +641,21 @@ def digests_of(file: Path) -> dict[str, str]:
 
 
 def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> WorkflowFile:
-    """`above` are the files that run each other down to this one. Raises Failure if it cannot be run."""
+    """Read and check a file that another one is about to run. `above` are the files that run each other down to this
+    one. Raises Failure if it cannot be run."""
     own = identity(file)
     if own in above:
         names = " → ".join(os.path.basename(name) for name in (*above[above.index(own) :], own))
         raise Failure("DEPTH_EXCEEDED", f"files run each other: {names}", suggestion="break the circle")
     if len(above) >= NESTING_LIMIT:
         raise Failure("DEPTH_EXCEEDED", f"workflows in workflows, more than {NESTING_LIMIT} deep")
-    try:
-        loaded = load_file(file)
-    except FileNotFoundError:
-        raise Failure("FILE_NOT_FOUND", f"there is no file {str(file)!r}") from None
-    except OSError as error:
-        raise Failure("FILE_UNREADABLE", f"{str(file)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL in its name
-        raise Failure("FILE_NOT_FOUND", f"{str(file)!r} cannot be the name of a file: {error}") from None
+    loaded = _try_load(file)
+    if isinstance(loaded, Failure):
+        raise loaded
     approved = approved_files.get().get(str(file.absolute()))
     if approved is not None and approved != f"sha256 {loaded.source.sha256}":
         message = f"{str(file)!r} is not what was approved: it has changed since it was proposed"
-        raise Failure("ACTION_CHANGED", message, suggestion="run the workflow again, which asks anew")
+        raise Failure("ACTION_CHANGED", message, suggestion="run the workflow again; it asks again")
     findings = lint(loaded, unattended=unattended) if loaded.workflow is not None else loaded.findings
     # Clocks that cannot fit were told when the outer file was looked at, and may have been wanted so.
     wrong = [found for found in findings if found.is_error and not found.rule.startswith("budget/")]

@@ -1,4 +1,5 @@
-"""A workflow file read: the workflow, or everything that is wrong with its shape, each with file, line and column."""
+"""The loader of workflow files: the workflow, or everything that is wrong with its shape, with file, line and
+column."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from ..core.records import dataclass
-from ..core.shapes import Part, ValidationError
-from ..providers.step_type import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart
+from ..core.envelope import Problem
+from ..core.errors import Ending
+from ..core.validation import Part, ValidationError
+from ..core.value_types import dataclass
+from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart
+from ..runtime.call import Outcome
 from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile
-from .yaml_reader import TOP, SourcePosition, Spot, read_tree, shown
+from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
 # A file that a person wrote is far smaller; one that is larger was not meant for us.
 SIZE_LIMIT = 4_000_000
@@ -35,7 +39,7 @@ Path_ = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about the file: an error keeps it from running, a warning does not."""
+    """An error, which keeps the file from running, or a warning, which does not."""
 
     rule: str
     message: str
@@ -102,6 +106,54 @@ def load_file(path: Path) -> Loaded:
     return load_text(data, str(path), path.parent)
 
 
+def load_or_refuse(flow: str) -> Loaded | Outcome:
+    """Read a workflow file, or return why it cannot be read."""
+    try:
+        return load_file(Path(flow))
+    except FileNotFoundError:
+        problem = Problem("FILE_NOT_FOUND", f"there is no file {flow!r}", "validation")
+    except OSError as error:
+        hint = None if isinstance(error, PermissionError) else "name a file that holds a workflow"
+        said = f"{flow!r} cannot be read: {error.strerror}"
+        problem = Problem("FILE_UNREADABLE", said, "validation", suggestion=hint)
+    except ValueError as error:  # a NUL in its name
+        problem = Problem("FILE_NOT_FOUND", f"{flow!r} is no name of a file: {error}", "validation")
+    return Outcome(Ending.NOT_STARTED, problem)
+
+
+def judge(
+    loaded: Loaded, findings: list[Finding], data: dict[str, object] | None = None, *, may_be_tight: bool = False
+) -> Outcome:
+    """Return the outcome for what was found. With `may_be_tight`, clocks that cannot fit are no reason to refuse it."""
+    wrong = [finding for finding in findings if finding.is_error]
+    if may_be_tight:
+        wrong = [finding for finding in wrong if not finding.rule.startswith("budget/")]
+    if data is None:
+        data = {"findings": [describe_finding(loaded, finding) for finding in findings]}
+    data = {"file": loaded.source.name, **data}
+    if not wrong:
+        return Outcome(Ending.FINISHED, data=data)
+    errors = [{"field": finding.field, "message": loaded.format_finding(finding)} for finding in wrong]
+    count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
+    problem = Problem("WORKFLOW_INVALID", f"{loaded.source.name}: {count}, nothing ran", "validation", errors=errors)
+    return Outcome(Ending.FINISHED, problem, data)
+
+
+def describe_finding(loaded: Loaded, finding: Finding) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "rule": finding.rule,
+        "severity": "error" if finding.is_error else "warning",
+        "file": finding.file or loaded.source.name,
+        "line": finding.place.line,
+        "column": finding.place.column,
+        "field": finding.field,
+        "message": finding.message,
+    }
+    if finding.suggestion:
+        shown["suggestion"] = finding.suggestion
+    return shown
+
+
 def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = None) -> Loaded:
     sha256 = hashlib.sha256(data).hexdigest()
     source = Source(name, folder=folder or Path(), size=len(data), sha256=sha256)
@@ -132,7 +184,8 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
-    """A step that only says `exec` is a command. `x-…` keys are a place for what others merge in, and say nothing."""
+    """Return the file with the type of every step: one that only says `exec` is a command. Keys `x-…` hold what others
+    merge in, and are left out."""
     typed = {key: value for key, value in plain.items() if not key.startswith("x-")}
     for name in ("steps", "checks"):
         steps = plain.get(name)
@@ -149,7 +202,7 @@ def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
 def _salvage(
     source: Source, plain: dict[str, Any], error: ValidationError
 ) -> tuple[WorkflowFile | None, list[Finding]]:
-    """The file without what is wrong, if there is one; and what is wrong with steps of a kind that nobody knows."""
+    """Return the file without what is wrong, if anything is left; and what is wrong with steps of an unknown type."""
     left = copy.deepcopy(plain)
     unknown: set[str] = set()
     found: list[Finding] = []
@@ -195,7 +248,8 @@ def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
 
 
 def _findings(source: Source, plain: dict[str, Any], error: ValidationError) -> list[Finding]:
-    """One for each place: that a value is none of the several types it may have is one mistake, not several."""
+    """Return one finding for each place: that a value is none of the several types it may have is one mistake, not
+    several."""
     by_path: dict[Path_, list[Any]] = {}
     for problem in error.errors(include_url=False):
         path = _file_path(problem["loc"], plain, problem["type"])
@@ -228,16 +282,14 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
                 message = f"{key!r} is another name of {first!r}, which is there as well"
                 return Finding("schema/twice", message, path, place, "keep one of them")
             hint = suggest(key, known, otherwise="known here: ")
-            return Finding("schema/unknown-key", f"unknown key {shown(key)}", path, place, hint)
+            return Finding("schema/unknown-key", f"unknown key {quote(key)}", path, place, hint)
         case "union_tag_invalid":
             path = (*path, "type")
             written = problem["input"].get("type")
             hint = suggest(str(written), STEP_TYPES, otherwise="one of ")
             if isinstance(written, str) and written in _KINDS_ELSEWHERE:
                 hint = _KINDS_ELSEWHERE[written]
-            if written == "ai":
-                hint = "`ai` steps are not there yet"
-            message = "a step needs a `type`" if written is None else f"unknown type {shown(written)}"
+            message = "a step needs a `type`" if written is None else f"unknown type {quote(written)}"
             return Finding("schema/type", message, path, source.place_of(path), hint)
         case "union_tag_not_found":
             hint = suggest("", STEP_TYPES, otherwise="one of ")
@@ -248,7 +300,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
         case "missing":
             return Finding("schema/missing", f"{path[-1]!r} is missing", path, source.place_of(path[:-1]))
         case "string_pattern_mismatch" if problem["loc"][-1] == "[key]":
-            message = f"{shown(path[-1])} cannot name a step: use letters, digits, `_`, `.` and `-`, a letter first"
+            message = f"{quote(path[-1])} cannot name a step: use letters, digits, `_`, `.` and `-`, a letter first"
             return Finding("schema/value", message, path, place)
     hint = None
     wanted = [_WANTED[each["type"]] for each in problems if each["type"] in _WANTED]
@@ -264,7 +316,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             message = "is empty"
         elif others[0]["type"] == "literal_error":
             expected = [word.strip("'") for word in others[0]["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-            message = f"{shown(others[0]['input'])} is not one of {', '.join(expected)}"
+            message = f"{quote(others[0]['input'])} is not one of {', '.join(expected)}"
             hint = suggest(str(others[0]["input"]), expected)
     return Finding("schema/value", message, path, place, hint)
 
@@ -359,10 +411,17 @@ def _file_path(loc: Sequence[Any], plain: Any, kind: str) -> Path_:
 
 
 def _model_at(loc: Sequence[Any]) -> type[Part]:
-    """The part of the file whose keys are known at this place."""
+    """Return the part of the schema whose keys are known at this place."""
     match tuple(loc):
         case ("steps" | "checks", _, str(kind)):
             return STEP_TYPES[kind].schema
+        case ("steps" | "checks", _, "ai", "ai", *inside):
+            from ..providers import ai
+
+            parts = {"limits": ai.AiLimits, "mcp_servers": ai.AiServer, "fallback": ai.AiModel, "retry": Retry}
+            if inside[-1:] == ["backoff"]:
+                return Backoff
+            return parts.get(str(inside[0]), ai.AiPart) if inside else ai.AiPart
         case (*_, "on_fail" | "on_success"):
             return Reaction
         case (*_, "approval", "Approval"):
@@ -409,10 +468,10 @@ def _kind_of(value: object) -> str:
         case list():
             return "a list"
         case int() | float():
-            return f"the number {shown(value).strip(chr(39))}"
-    return f"the text {shown(value)}"
+            return f"the number {quote(value).strip(chr(39))}"
+    return f"the text {quote(value)}"
 
 
 def _printable(part: str | int) -> str:
     text = str(part)
-    return text if text.isprintable() and len(text) <= WORD_LIMIT else shown(text)
+    return text if text.isprintable() and len(text) <= WORD_LIMIT else quote(text)

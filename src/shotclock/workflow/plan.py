@@ -1,4 +1,5 @@
-"""What a workflow would take: the clocks of each step after nesting, and the longest way through.
+"""The plan of a workflow: the order of its steps, the clocks of each after nesting, and the longest way
+through it.
 
 Worst cases throughout: every step uses all of its time and all of its tries. Not counted are the grace of those
 that are stopped, waiting for one of `max_parallelism` places, and how many items a `for_each` has.
@@ -6,13 +7,157 @@ that are stopped, waiting for one of `max_parallelism` places, and how many item
 
 from __future__ import annotations
 
-from ..core.clocks import DEFAULT_GRACE_MS
-from ..core.deadlines import DEFAULT_RESERVE_MS, RESERVE_SHARE, reserve_ms_for
-from ..core.graph import Groups, groups_of, needs, order_of
-from ..core.records import dataclass
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from operator import attrgetter
+
+from ..core.clocks import (
+    DEFAULT_GRACE_MS,
+    DEFAULT_RESERVE_MS,
+    DEFAULT_WIND_DOWN_MS,
+    RESERVE_SHARE,
+    reserve_ms_for,
+)
+from ..core.overtime import OvertimeError, OvertimePolicy
+from ..core.value_types import dataclass
 from ..providers.command import ToolStep
-from ..providers.step_type import STEP_TYPES, Retry, StepPart, duration_ms
+from ..providers.provider import STEP_TYPES, Retry, StepPart, duration_ms
 from .schema import WorkflowFile
+
+Groups = tuple[tuple[str, ...], ...]
+"""What a step waits for: something of every group. `["A", "B|C"]` is A, and B or C."""
+
+
+def groups_of(written: Iterable[str]) -> Groups:
+    return tuple(tuple(name.strip() for name in entry.split("|") if name.strip()) for entry in written)
+
+
+def needs(groups: Groups) -> set[str]:
+    return {name for group in groups for name in group}
+
+
+def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
+    """Return one cycle, as a path that ends where it began; None where there is none. Unknown names are not looked
+    at."""
+    try:
+        _sorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return None
+
+
+def order_of(graph: Mapping[str, Groups]) -> list[str]:
+    """Return every step after everything it names, otherwise as written. Steps on or behind a cycle are left out."""
+    sorter = _sorter(graph)
+    order: list[str] = []
+    with contextlib.suppress(CycleError):  # the steps before a cycle come all the same
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    return order
+
+
+def _sorter(graph: Mapping[str, Groups]) -> TopologicalSorter[str]:
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(graph, ()))
+    for name, groups in graph.items():
+        sorter.add(name, *sorted(other for other in needs(groups) if other in graph))
+    return sorter
+
+
+def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
+    """Return what can never start if none of these does: whoever waits for a group that lies wholly among them."""
+    lost: set[str] = set()
+    behind: dict[str, list[tuple[str, int]]] = {}
+    left: dict[tuple[str, int], int] = {}
+    for name, groups in graph.items():
+        for number, group in enumerate(groups):
+            alternatives = set(group)
+            left[name, number] = len(alternatives)
+            for other in alternatives:
+                behind.setdefault(other, []).append((name, number))
+    fallen = list(names)
+    while fallen:
+        name = fallen.pop()
+        if name in lost:
+            continue
+        lost.add(name)
+        for follower in behind.get(name, ()):
+            left[follower] -= 1
+            if not left[follower]:
+                fallen.append(follower[0])
+    return lost
+
+
+# --- which step comes before which, for many pairs at once --------------------------------------------------
+# Going back from every step that asks would take time with the square of a long workflow. So everybody is visited once,
+# each after those before it, and what is known about those is handed on: one bit for each step that is asked about.
+
+
+# So many are asked about in one go. All at once would take a megabyte for every few steps of the largest file there is.
+AT_ONCE = 4096
+
+Before = Mapping[str, Collection[str]]
+"""By step, those right before it. There may be circles: a step can be gone back to."""
+
+
+def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those of the pairs (earlier, later) where there is no way from the second back to the first."""
+    askers: dict[str, list[str]] = {}
+    for earlier, later in pairs:
+        if earlier not in before.get(later, ()):
+            askers.setdefault(earlier, []).append(later)
+    if not askers:
+        return set()
+    knots, names = list(_knots(before)), list(askers)
+    missing: set[tuple[str, str]] = set()
+    for start in range(0, len(names), AT_ONCE):
+        bits = {name: 1 << number for number, name in enumerate(names[start : start + AT_ONCE])}
+        above: dict[str, int] = {}
+        for knot in knots:
+            # Of its own members none is in `above` yet, and each is right before another one.
+            others = {other for name in knot for other in before[name]}
+            known = 0
+            for other in others:
+                known |= above.get(other, 0) | bits.get(other, 0)
+            above.update(dict.fromkeys(knot, known))
+        missing |= {(name, later) for name, bit in bits.items() for later in askers[name] if not above[later] & bit}
+    return missing
+
+
+def _knots(before: Before) -> Iterator[list[str]]:
+    """Yield every step once, after all those before it; steps that are before each other together."""
+    number: dict[str, int] = {}
+    done: set[str] = set()
+    trail: list[str] = []
+    # On the trail, the first of each knot as far as is known (Gabow's algorithm, without recursion).
+    firsts: list[str] = []
+    for start in before:
+        work = [] if start in number else [(start, iter(before[start]))]
+        while work:
+            name, left = work[-1]
+            if name not in number:
+                number[name] = len(number)
+                trail.append(name)
+                firsts.append(name)
+            for other in left:
+                if other not in number and other in before:
+                    work.append((other, iter(before[other])))
+                    break
+                if other in number and other not in done:
+                    while number[firsts[-1]] > number[other]:
+                        firsts.pop()
+            else:
+                work.pop()
+                if firsts[-1] == name:
+                    firsts.pop()
+                    at = number[name]
+                    knot = []
+                    while trail and number[trail[-1]] >= at:
+                        knot.append(trail.pop())
+                    done.update(knot)
+                    yield knot
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +181,17 @@ class PlannedStep:
     """The latest it starts if nothing cuts it short, everything before it taking all its time. None: no telling."""
     ends_ms: int | None
     is_per_item: bool
+    soft_ms: int | None = None
+    """When it is asked to wind down, or somebody is asked about its overtime."""
+    wind_down_ms: int = DEFAULT_WIND_DOWN_MS
+    overtime: OvertimePolicy | None = None
+    longest_ms: int | None = None
+    """What one try can take, with the overtime that moves its timeout."""
 
     @property
     def worst_ms(self) -> int | None:
-        """All of its tries and pauses."""
-        return None if not self.timeout_ms else self.attempts * self.timeout_ms + self.delays_ms
+        """Return how long all of its tries and pauses can take; None is no limit."""
+        return None if not self.longest_ms else self.attempts * self.longest_ms + self.delays_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +229,11 @@ def run_timeout_ms(workflow: WorkflowFile) -> int | None:
 def timeout_key(step: StepPart) -> str:
     """Return where the file says it: where both are there, the key of the step's type counts."""
     own = STEP_TYPES[step.type].timeout_key
-    return own if getattr(step, own) is not None or step.timeout is None else "timeout"
+    return own if attrgetter(own)(step) is not None or step.timeout is None else "timeout"
 
 
 def written_timeout(step: StepPart) -> object:
-    return getattr(step, timeout_key(step))
+    return attrgetter(timeout_key(step))(step)
 
 
 def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
@@ -92,7 +243,21 @@ def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
         written = workflow.tools[step.tool].timeout
     if written is None and workflow.defaults.timeout is not None and kind.default_ms is not None:
         written = workflow.defaults.timeout
-    return kind.timeout_ms(written)
+    return kind.timeout_ms(written, step)
+
+
+def overtime_of(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:
+    """Return the overtime that a try of a step may have; None is none."""
+    written = step.overtime if step.overtime is not None else workflow.defaults.overtime
+    return None if not written else OvertimePolicy.of(written, step_timeout_ms(workflow, step) or 0, bare="s")
+
+
+def step_clock_ms(workflow: WorkflowFile, step: StepPart, name: str) -> int | None:
+    """Return a clock of a step other than its timeout: its own, or the one of the defaults; None is none."""
+    own, default = getattr(step, name), getattr(workflow.defaults, name)
+    if own is not None:
+        return duration_ms(own, STEP_TYPES[step.type].unit)
+    return None if default is None else duration_ms(default, "s")
 
 
 def grace_ms(workflow: WorkflowFile, step: StepPart) -> int:
@@ -115,7 +280,8 @@ def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
 
 
 def clean_up_wants_ms(step: StepPart, own_ms: int | None) -> int | None:
-    """What has to be kept for it to have all its time, with the reserve of what is inside; None: it does not say."""
+    """Return what has to be kept for a clean-up step to have all its time, with the reserve of what is inside; None
+    where the file does not say."""
     if written_timeout(step) is None or not own_ms:
         return None
     return own_ms + min(DEFAULT_RESERVE_MS, own_ms // (RESERVE_SHARE - 1) + 1)
@@ -135,6 +301,12 @@ def retry_of(workflow: WorkflowFile, step: StepPart) -> Retry | None:
     return None if reaction is None else reaction.retry
 
 
+def most_tries(workflow: WorkflowFile, step: StepPart) -> int:
+    """Return how often a step is tried at most."""
+    retry = retry_of(workflow, step)
+    return 1 if retry is None else 1 + retry.max
+
+
 def delay_ms(retry: Retry, number: int) -> int:
     """Return the pause before try `number` + 1, without jitter, which only shortens it."""
     backoff = retry.backoff
@@ -147,8 +319,8 @@ def delay_ms(retry: Retry, number: int) -> int:
 
 
 def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
-    """Those it waits for that say `for_each: true`: it is done for every item of their output, unless it says for
-    itself what it is done for."""
+    """Return the steps with `for_each: true` that this step waits for: it is done for every item of their output,
+    unless it says for itself what it is done for."""
     if step.for_each is not None and step.for_each is not True:
         return []
     named = dict.fromkeys(name for group in groups_of(step.depends_on) for name in group)
@@ -173,15 +345,17 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         step = workflow.steps[step_id]
         own_ms = step_timeout_ms(workflow, step)
         retry = retry_of(workflow, step)
-        attempts = 1 + (retry.max if retry is not None else 0)
+        attempts = most_tries(workflow, step)
         delays = 0 if retry is None else sum(delay_ms(retry, number) for number in range(1, attempts))
         before = [planned[name] for name in needs(graph[step_id]) if name in planned]
         starts = _latest([other.ends_ms for other in before])
         through[step_id] = max(before, key=_by_end).id if before else None
         has_ms = None if run_ms is None else run_ms if step_id in clean_up else run_ms - kept_ms
         inside_ms = None if has_ms is None else has_ms - reserve_ms_for(has_ms)
-        worst = None if not own_ms else attempts * own_ms + delays
-        ends = None if starts is None or worst is None else starts + worst
+        soft, wind_down = step_clock_ms(workflow, step, "soft"), step_clock_ms(workflow, step, "wind_down")
+        policy = _readable_overtime(workflow, step)
+        longest = own_ms and own_ms + (policy.budget_ms if policy is not None and policy.hard_extends else 0)
+        ends = None if starts is None or not longest else starts + attempts * longest + delays
         planned[step_id] = PlannedStep(
             step_id,
             step.type,
@@ -195,6 +369,10 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             starts,
             ends,
             is_per_item(workflow, step),
+            soft,
+            DEFAULT_WIND_DOWN_MS if wind_down is None else wind_down,
+            policy,
+            longest,
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]
@@ -202,6 +380,14 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         path.append(before_it)
     worst_ms = 0 if last is None else last.ends_ms
     return Plan(run_ms, tuple(planned.values()), tuple(reversed(path)), worst_ms, kept_ms)
+
+
+def _readable_overtime(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:
+    """Return the overtime of a step; what cannot be understood is none here, and a finding of `check`."""
+    try:
+        return overtime_of(workflow, step)
+    except OvertimeError:
+        return None
 
 
 def _by_end(step: PlannedStep) -> tuple[bool, int]:

@@ -1,26 +1,32 @@
-"""What became of a run, step by step, as one value: every rendering of a run is made from it.
+"""The report of a run, step by step, as one value: every rendering of a run is made from it.
 
 Pure: whoever calls says what time it is and whether the run's process lives. A run that still runs, or was cut off, has
 a report like any other.
+
+Markdown for a pull request and JUnit XML for a CI server are written here as well.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..core.durations import format_duration
-from ..core.graph import Groups, needs
-from ..core.records import dataclass
-from ..core.shapes import ValidationError
-from ..core.walltime import WallTime
+from ..core.clocks import WallTime, format_duration
+from ..core.validation import ValidationError
+from ..core.value_types import dataclass
+from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
-from .plan import Plan, plan_of
+from .plan import Groups, Plan, needs, plan_of
 from .schema import WorkflowFile
 from .state import Reason, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 # What a report shows of one step's output, in characters. The whole of it is in the envelope of the run.
 OUTPUT_SHOWN = 20_000
@@ -80,6 +86,8 @@ class ReportedStep:
     ending: str | None
     warnings: tuple[dict[str, Any], ...]
     output: Any
+    overtime: tuple[dict[str, Any], ...] = ()
+    """What was decided about its time while it ran."""
 
     @property
     def ended_ms(self) -> int | None:
@@ -90,10 +98,10 @@ class ReportedStep:
         return self.status.is_bad and not self.continues
 
     def output_text(self, limit: int = OUTPUT_SHOWN) -> str:
-        """As a person reads it, cut in the middle where it is long."""
+        """Return the output as a person reads it, cut in the middle where it is long."""
         if self.output is None:
             return ""
-        return shortened(as_read(self.output), limit)
+        return shorten(format_output(self.output), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,7 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
     made = asdict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
     made["status"] = step.status.value
     made["warnings"] = list(step.warnings)
+    made["overtime"] = list(step.overtime)
     shown = step.output_text()
     if len(shown) > OUTPUT_SHOWN:  # cut: then its text is what there is
         made |= {"output": shown, "output_truncated": True}
@@ -158,7 +167,8 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
 
 
 def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
-    """`is_alive` is whether the process that has the run is still there; of an ended run it says nothing."""
+    """Return the report of a run. `is_alive` is whether the process that has the run is still there; of an ended run it
+    says nothing."""
     is_alive = is_alive and run.parked_at is None  # then it is nobody's, wherever it was parked
     plan = _plan(run)
     planned = {} if plan is None else {step.id: step for step in plan.steps}
@@ -171,10 +181,14 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
     for name in names:
         known = records[name].record if name in records else {}
         plain = planned.get(name)
-        step = _reported(name, known, () if plain is None else plain.groups)
+        step = _make_step(name, known, () if plain is None else plain.groups)
         worst_ms = step.timeout_ms
         if plain is not None:
             worst_ms = plain.worst_ms if not plain.is_per_item else None
+            if (
+                step.overtime and worst_ms and step.timeout_ms and plain.longest_ms
+            ):  # somebody has extended it beyond that
+                worst_ms += max(0, step.timeout_ms - plain.longest_ms)
             step = replace(step, type=plain.type, is_per_item=plain.is_per_item)
         if step.status is Status.RUNNING and step.started_ms is not None:
             ran_ms = max(0, elapsed_ms - step.started_ms)
@@ -188,10 +202,11 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
         steps[name] = replace(step, budget_ms=min(limits) if limits else None)
     cut_off = is_open and not is_alive
     placed = [
-        replace(step, at_ms=_place(step, steps), why=_why(step, steps, cut_off=cut_off)) for step in steps.values()
+        replace(step, at_ms=_find_position(step, steps), why=_why(step, steps, cut_off=cut_off))
+        for step in steps.values()
     ]
     placed.sort(key=lambda step: (step.at_ms is None, step.at_ms or 0))
-    if is_open and not is_alive:  # the last that is known of it
+    if cut_off:  # the last that is known of it
         elapsed_ms = max((step.ended_ms or 0 for step in placed), default=0)
     status = _run_status(run, is_alive)
     error = (run.envelope or {}).get("error")
@@ -216,14 +231,14 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
 
 
 def unstarted(name: str, envelope: Mapping[str, Any], now: WallTime) -> Report:
-    """Of a run that was refused: no steps, and why."""
+    """Return the report of a run that was refused: no steps, and why."""
     error = envelope.get("error")
     why = str(error["message"]) if error else ""
     return Report("", name, name, Status.FAILED, why, None, now, now, 0, None, (), error=error)
 
 
 def _plan(run: Run) -> Plan | None:
-    """None of a run that another version wrote down in a way this one does not read."""
+    """Return the plan of a run; None where another version wrote the workflow down in a way this one does not read."""
     try:
         return plan_of(WorkflowFile.model_validate(run.workflow))
     except (ValidationError, ValueError, KeyError):
@@ -231,12 +246,12 @@ def _plan(run: Run) -> Plan | None:
 
 
 def _ids_of(run: Run) -> list[str]:
-    """As they are written in the file."""
+    """Return the ids of the steps in the order of the file."""
     written = run.workflow.get("steps") if isinstance(run.workflow, dict) else None
     return [str(name) for name in written] if isinstance(written, dict) else []
 
 
-def _reported(name: str, known: Mapping[str, Any], groups: Groups) -> ReportedStep:
+def _make_step(name: str, known: Mapping[str, Any], groups: Groups) -> ReportedStep:
     error = known.get("error")
     context = error.get("context") if isinstance(error, dict) else None
     clock = context.get("clock") if isinstance(context, dict) else None
@@ -257,25 +272,26 @@ def _reported(name: str, known: Mapping[str, Any], groups: Groups) -> ReportedSt
         continues=bool(known.get("continues")),
         reason=known.get("reason"),
         cause=known.get("cause"),
-        clock=_clock(clock) if isinstance(clock, dict) else None,
+        clock=_make_clock(clock) if isinstance(clock, dict) else None,
         error=error,
         ending=known.get("ending"),
         warnings=tuple(known.get("warnings") or ()),
         output=known.get("output"),
+        overtime=tuple(known.get("overtime") or ()),
     )
 
 
-def _clock(said: Mapping[str, Any]) -> FiredClock:
+def _make_clock(clock: Mapping[str, Any]) -> FiredClock:
     return FiredClock(
-        str(said.get("kind", "timeout")),
-        str(said.get("owner", "")),
-        int(said.get("limit_ms") or 0),
-        int(said.get("elapsed_ms") or 0),
+        str(clock.get("kind", "timeout")),
+        str(clock.get("owner", "")),
+        int(clock.get("limit_ms") or 0),
+        int(clock.get("elapsed_ms") or 0),
     )
 
 
-def _place(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int | None:
-    """A step that was skipped stands where the one it goes back to ended."""
+def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int | None:
+    """Return where a step belongs on the timeline: one that was skipped stands where the step that caused it ended."""
     if step.started_ms is not None:
         return step.started_ms
     cause = steps.get(step.cause or "")
@@ -283,7 +299,7 @@ def _place(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int | None:
 
 
 def _callers(run: Run) -> dict[str, set[str]]:
-    """By step, those whose `on_fail` or `on_success` names it: it may have waited for them."""
+    """Return, by step, those whose `on_fail` or `on_success` names it: it may have waited for them."""
     callers: dict[str, set[str]] = {}
     try:
         steps = WorkflowFile.model_validate(run.workflow).steps
@@ -316,14 +332,14 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
     if step.clock is not None:
         return f"stopped by {clock_in_words(step)}"
     if step.error is not None:
-        return shortened(why_failed(step.error), MESSAGE_SHOWN)
+        return shorten(why_failed(step.error), MESSAGE_SHOWN)
     cause = steps.get(step.cause or "")
     became = f"{step.cause} {WORDS[cause.status]}" if cause is not None else f"{step.cause} did not succeed"
     reasons = {
         Reason.CONDITION.value: "its condition did not hold",
         Reason.DEPENDENCY_FAILED.value: f"it needs {step.cause}: {became}",
         Reason.DEPENDENCY_SKIPPED.value: f"it needs {step.cause}: {became}",
-        Reason.ON_DEMAND.value: "nothing called for it",
+        Reason.ON_DEMAND.value: "no other step called it",
         Reason.RUN_ENDED.value: "the run ended before it could start",
     }
     if step.reason is not None:
@@ -335,18 +351,33 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
             group for group in step.depends_on if not any(name in steps and _has_passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
-    return shortened(noteworthy(step.warnings), MESSAGE_SHOWN)
+    return shorten(noteworthy(step.warnings), MESSAGE_SHOWN)
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
-    """Its message. That a command failed is no reason; the last line that it said mostly is one."""
+    """Return why a step failed: of a command the last line that it said, which is mostly the reason; else the
+    message."""
     message = str(error.get("message", ""))
     last = stderr_of(error).strip().rpartition("\n")[2].strip()
     return f"{last} ({message})" if last and error.get("code") == "COMMAND_FAILED" else message
 
 
+def news_in_words(told: Mapping[str, Any]) -> str:
+    """Say what was decided about the time of a step, or a run, while it ran."""
+    because = f": {told['reason']}" if told.get("reason") else ""
+    if told["event"] == "wind_down":
+        return f"winds down within {brief(told['within_ms'])}{because}"
+    if told["verdict"] == "granted":
+        if told["asked_by"] not in ("soft clock", "call"):
+            return f"{brief(told['granted_ms'])} more by {told['asked_by']}"
+        return f"{brief(told['granted_ms'])} of overtime{because}"
+    words = {"declined": "overtime declined", "failed": "no overtime", "exhausted": "no overtime left"}
+    return f"{words.get(told['verdict'], told['verdict'])}{because}"
+
+
 def noteworthy(warnings: Iterable[Mapping[str, Any]]) -> str:
-    """What to say of a step that succeeded, if anything. That it had no more time than its run is no news."""
+    """Return the first warning worth showing of a step that succeeded, or nothing. That it had no more time than its
+    run is not."""
     return next((str(each.get("message", "")) for each in warnings if each.get("code") != "DEADLINE_INHERITED"), "")
 
 
@@ -360,14 +391,14 @@ def _has_passed(step: ReportedStep) -> bool:
 
 
 def clock_in_words(step: ReportedStep) -> str:
-    """Whose clock it was: the step's own, the run's, or somebody's."""
+    """Return whose clock stopped a step: its own, the run's, or another."""
     assert step.clock is not None
     limit = brief(step.clock.limit_ms)
     if _is_own(step):
         return f"its own {step.clock.kind} clock ({limit})"
     if step.clock.owner.startswith("run "):
         return f"the run's clock, which left it {limit}"
-    return f"the {step.clock.kind} clock of {step.clock.owner or 'somebody else'} ({limit})"
+    return f"the {step.clock.kind} clock of {step.clock.owner or 'another call'} ({limit})"
 
 
 def _is_own(step: ReportedStep) -> bool:
@@ -381,7 +412,7 @@ def owner_in_words(step: ReportedStep) -> str:
 
 
 def brief(ms: int) -> str:
-    """A duration with as many digits as one reads: 312ms, 4.48s, 12.3s, 5m12s."""
+    """Return a duration with as many digits as one reads: 312ms, 4.48s, 12.3s, 5m12s."""
     if ms < 1000:
         return format_duration(ms)
     unit = 10 if ms < 10_000 else 100 if ms < 60_000 else 1000
@@ -406,7 +437,7 @@ def _run_status(run: Run, is_alive: bool) -> Status:
 
 def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
     if error is not None:
-        return shortened(str(error.get("message", "")), MESSAGE_SHOWN)
+        return shorten(str(error.get("message", "")), MESSAGE_SHOWN)
     if status is Status.INTERRUPTED:
         return f"its process died; `shotclock run --resume {run.id}` goes on with it"
     if status is Status.PARKED:
@@ -416,13 +447,155 @@ def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def as_read(value: Any) -> str:
-    """An output as a person reads it."""
+def format_output(value: Any) -> str:
+    """Return an output as a person reads it."""
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def shortened(text: str, limit: int) -> str:
-    """The beginning and the end of it."""
+def shorten(text: str, limit: int) -> str:
+    """Return the beginning and the end of a long text."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
+
+
+# What JUnit files carry of one step's output: readers load them whole.
+SYSTEM_OUT_SHOWN = 8_000
+
+# Compiled when a report is first written as XML: that alone is a twentieth of the start of a run.
+_NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------
+
+
+def to_markdown(report: Report) -> str:
+    took = brief(report.duration_ms)
+    lines = [f"### {MARKS[report.status]} {_code(report.name)} {WORDS[report.status]} in {took}", ""]
+    if report.why:
+        lines += [_code(report.why), ""]
+    if not report.steps:
+        return "\n".join(lines)
+    of = "" if report.budget_ms is None else f" of {brief(report.budget_ms)}"
+    counts = ", ".join(f"{count} {WORDS[status]}" for status, count in report.counts.items())
+    lines += [f"{took}{of} · {counts} · run {_code(report.run_id)}", ""]
+    lines += ["| | step | status | took | budget | tries | |", "|---|---|---|---:|---:|---:|---|"]
+    for step in report.steps:
+        cells = (
+            MARKS[step.status],
+            _code(step.id),
+            WORDS[step.status] + (", may fail" if step.continues and step.status.is_bad else ""),
+            "" if step.duration_ms is None else brief(step.duration_ms),
+            "" if step.budget_ms is None else brief(step.budget_ms),
+            str(step.attempts) if step.attempts > 1 else "",
+            _code(step.why) if step.why else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    for step in report.steps:
+        for told in step.overtime:
+            lines += ["", f"◔ {_code(step.id)} +{brief(told['at_ms'])}: {_code(news_in_words(told))}"]
+    if len(report.critical_path) > 1:
+        lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
+    for notice in report.warnings:
+        lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """Return a text as code, where no markup, mention, link or table border is looked for in it."""
+    flat = one_line(text)
+    if "|" in flat:  # a table splits at it even inside backticks, and a backslash before it could be one of the text's
+        return f"<code>{_PUNCTUATION.sub(lambda found: f'&#{ord(found[0])};', flat)}</code>"
+    fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", flat)), default=0))
+    pad = " " if flat.startswith("`") or flat.endswith("`") or not flat.strip() else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------
+
+
+def to_junit(report: Report) -> str:
+    """Return the report as JUnit XML: a suite for the run, a case for each step, and one more for the run where no step
+    explains its failure."""
+    from xml.etree import ElementTree as xml
+
+    suite = xml.Element("testsuite", name=_text(report.name), time=_seconds(report.duration_ms))
+    if report.started_at is not None:
+        suite.set("timestamp", report.started_at.iso().removesuffix("Z"))
+    properties = xml.SubElement(suite, "properties")
+    for name, value in (("run_id", report.run_id), ("file", report.file), ("status", report.status.value)):
+        xml.SubElement(properties, "property", name=name, value=_text(value))
+    for notice in report.warnings:
+        text = f"{notice['code']}: {notice['message']}"
+        xml.SubElement(properties, "property", name="warning", value=_text(one_line(text, 1000)))
+    for step in report.steps:
+        suite.append(_case(report, step))
+    explained = any(step.has_failed_the_run for step in report.steps) and report.status is Status.FAILED
+    if report.status is not Status.SUCCEEDED and not explained:
+        case = xml.SubElement(
+            suite, "testcase", name="(the run)", classname=_text(report.name), time=_seconds(report.duration_ms)
+        )
+        _add(case, "error", report.why or WORDS[report.status], _code_of(report.error, report.status))
+    cases = suite.findall("testcase")
+    for attribute, path in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(attribute, str(sum(case.find(path) is not None for case in cases)))
+    suite.set("tests", str(len(cases)))
+    suites = xml.Element("testsuites", {key: suite.attrib[key] for key in ("name", "tests", "failures", "errors")})
+    suites.set("time", suite.attrib["time"])
+    suites.append(suite)
+    xml.indent(suites)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{xml.tostring(suites, encoding="unicode")}\n'
+
+
+def _case(report: Report, step: ReportedStep) -> Element:
+    from xml.etree import ElementTree as xml
+
+    case = xml.Element(
+        "testcase", name=_text(step.id), classname=_text(report.name), time=_seconds(step.duration_ms or 0)
+    )
+    reason = step.why or WORDS[step.status]
+    if step.status is Status.SKIPPED or step.status is Status.PENDING:
+        _add(case, "skipped", reason, step.reason or step.status.value)
+    elif step.status.is_bad and step.continues:  # the run is none the worse for it, and CI must see what we say
+        _add(case, "skipped", f"{WORDS[step.status]}, and may: {reason}", _code_of(step.error, step.status))
+    elif step.status is Status.FAILED:
+        _add(case, "failure", reason, _code_of(step.error, step.status), _detail(step))
+    elif step.status.is_bad or step.status is Status.RUNNING:
+        _add(case, "error", reason, _code_of(step.error, step.status), _detail(step))
+    if output := step.output_text(SYSTEM_OUT_SHOWN):
+        xml.SubElement(case, "system-out").text = _text(output)
+    return case
+
+
+def _detail(step: ReportedStep) -> str:
+    lines = [str((step.error or {}).get("message", ""))]
+    if step.clock is not None:
+        clock = step.clock
+        lines.append(f"{clock.kind} of {clock.owner}: {clock.limit_ms} ms, rang after {clock.elapsed_ms} ms")
+    if step.ending:
+        lines.append(f"ending: {step.ending}")
+    if step.attempts > 1:
+        lines.append(f"tries: {step.attempts}")
+    lines += [f"+{brief(told['at_ms'])}: {news_in_words(told)}" for told in step.overtime]
+    return "\n".join(lines)
+
+
+def _add(case: Element, kind: str, message: str, type_: str, text: str = "") -> None:
+    from xml.etree import ElementTree as xml
+
+    element = xml.SubElement(case, kind, message=_text(one_line(message, 1000)), type=_text(type_))
+    element.text = _text(text) or None
+
+
+def _code_of(error: dict[str, object] | None, status: Status) -> str:
+    return str((error or {}).get("code") or status.value.upper())
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:.3f}"
+
+
+def _text(text: str) -> str:
+    """Return a text for XML 1.0, with the characters that it cannot carry replaced."""
+    return re.sub(_NOT_XML, "\ufffd", visible(text))

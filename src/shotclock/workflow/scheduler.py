@@ -1,4 +1,4 @@
-"""A run: each step starts the moment what it waits for is done, inside one deadline, and every change is written down.
+"""The scheduler of a run: a step starts the moment what it waits for is done, and every change is written down first.
 
 One loop owns all states, so nothing can be decided twice. What a step does is its provider's; here is only when. What
 has changed since the loop last looked goes into one transaction, the ends of steps together with the starts that they
@@ -13,120 +13,201 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import field
 from enum import Enum, auto
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..core.deadlines import NS_PER_MS, Deadline
+from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.envelope import Warning_, warning
-from ..core.errors import Failure
-from ..core.graph import needs
+from ..core.errors import Failure, SideEffects
+from ..core.proposal import Proposal
+from ..core.redaction import Redaction
+from ..core.value_types import dataclass
+from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
-from ..providers.step_type import STEP_TYPES, Reaction, StepPart
-from .plan import clean_up_steps, graph_of, on_demand, step_timeout_ms
+from ..providers.provider import STEP_TYPES, ForeignProposal, Providers, Reaction, StepPart
+from ..runtime.call import Call
+from ..runtime.runtime import Runtime
+from ..store.store import Store
+from .plan import clean_up_steps, graph_of, needs, on_demand, step_timeout_ms
 from .schema import WorkflowFile
-from .state import Reason, Status, StepState
+from .state import OutputsView, Reason, Status, StepState, StepsView
 
 # --- slots ------------------------------------------------------------------------------------------------
 # How much is under way at a time, over a whole run with its items and the files that it runs.
 #
-# A step takes a place before it starts. One that is made of parts (the items of a `for_each`, the steps of another
-# file) lends its own place to them and asks for more around it. So a part never waits for a place that only its own
-# step could give back, and with one place at least the parts go on one after the other.
+# A step takes a slot before it starts. One that is made of parts (the items of a `for_each`, the steps of another
+# file) lends its own slot to them and asks for more around it. So a part never waits for a slot that only its own
+# step could give back, and with one slot at least the parts go on one after the other.
 
 
-class _State(Enum):
+class _SlotState(Enum):
     WAITING = auto()
-    """For one of its own places."""
+    """Waits for one of its own slots."""
     OUTSIDE = auto()
-    """It has one of its own, and waits for one around."""
+    """Has one of its own, and waits for one of the outer slots."""
     TAKEN = auto()
     OVER = auto()
 
 
 class Slot:
-    """One that was asked for."""
+    """A slot that was asked for."""
 
-    def __init__(self, places: ParallelSlots, granted: Callable[[], None]) -> None:
-        self._places = places
-        self._granted = granted
-        self.state = _State.WAITING
+    def __init__(self, slots: ParallelSlots, on_grant: Callable[[], None]) -> None:
+        self._slots = slots
+        self._on_grant = on_grant
+        self.state = _SlotState.WAITING
         self.outer: Slot | None = None
-        """The one around, where it is not the one that was lent."""
+        """The outer slot, where it is not the one that was lent."""
 
     def grant(self) -> None:
-        self.state = _State.TAKEN
-        self._granted()
+        self.state = _SlotState.TAKEN
+        self._on_grant()
 
     def give_back(self) -> None:
-        """Also where it was not granted yet: then it will not be."""
-        was, self.state = self.state, _State.OVER
-        self._places.free(self, was)
+        """Give the slot back. One that was not granted yet will not be."""
+        was, self.state = self.state, _SlotState.OVER
+        self._slots.release(self, was)
 
 
 class ParallelSlots:
-    def __init__(self, most: int, around: ParallelSlots | None = None) -> None:
-        """`around` are those that the step, whose parts ask here, has one of."""
+    def __init__(self, most: int, outer: ParallelSlots | None = None) -> None:
+        """Make `most` slots. `outer` are the slots of which the step, whose parts ask here, has one."""
         self._free = most
-        self._around = around
-        self._is_lent_free = around is not None
+        self._outer = outer
+        self._is_lent_free = outer is not None
         self._waiting: deque[Slot] = deque()
         self._outside: deque[Slot] = deque()
 
-    def ask(self, granted: Callable[[], None]) -> Slot:
-        """`granted` is called once there is one, which may be now. In the order in which they were asked for."""
-        place = Slot(self, granted)
-        self._waiting.append(place)
+    def ask(self, on_grant: Callable[[], None]) -> Slot:
+        """Ask for a slot. `granted` is called once there is one, which may be now; in the order in which they were
+        asked for."""
+        slot = Slot(self, on_grant)
+        self._waiting.append(slot)
         self._hand_out()
-        return place
+        return slot
 
     @contextlib.asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it. Bounded by the clocks of those who have one."""
+    async def hold_one(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it. Bounded by the clocks of the steps that have one."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = self.ask(lambda: None if ready.done() else ready.set_result(None))
+        slot = self.ask(lambda: None if ready.done() else ready.set_result(None))
         try:
             await ready
             yield
         finally:
-            place.give_back()
+            slot.give_back()
 
-    def free(self, place: Slot, was: _State) -> None:
-        if was in (_State.WAITING, _State.OVER):
+    def release(self, slot: Slot, was: _SlotState) -> None:
+        if was in (_SlotState.WAITING, _SlotState.OVER):
             return
         self._free += 1
-        if place.outer is not None:
-            place.outer.give_back()
-        elif self._around is not None:
+        if slot.outer is not None:
+            slot.outer.give_back()
+        elif self._outer is not None:
             self._is_lent_free = True
             self._lend()
         self._hand_out()
 
     def _hand_out(self) -> None:
         while self._free > 0 and self._waiting:
-            place = self._waiting.popleft()
-            if place.state is not _State.WAITING:
+            slot = self._waiting.popleft()
+            if slot.state is not _SlotState.WAITING:
                 continue
             self._free -= 1
-            if self._around is None:
-                place.grant()
+            if self._outer is None:
+                slot.grant()
                 continue
-            place.state = _State.OUTSIDE
-            self._outside.append(place)
+            slot.state = _SlotState.OUTSIDE
+            self._outside.append(slot)
             self._lend()
-            if place.state is _State.OUTSIDE:
-                place.outer = self._around.ask(place.grant)
+            if slot.state is _SlotState.OUTSIDE:
+                slot.outer = self._outer.ask(slot.grant)
 
     def _lend(self) -> None:
-        """Give the lent place to whoever has waited longest for one around."""
+        """Give the slot of the outer step to the part that has waited longest for one."""
         while self._is_lent_free and self._outside:
-            place = self._outside.popleft()
-            if place.state is _State.OUTSIDE:
+            slot = self._outside.popleft()
+            if slot.state is _SlotState.OUTSIDE:
                 self._is_lent_free = False
-                outer, place.outer = place.outer, None
+                outer, slot.outer = slot.outer, None
                 if outer is not None:
                     outer.give_back()
-                place.grant()
+                slot.grant()
 
+
+# --- waiting for people -----------------------------------------------------------------------------------
+# Whether a run works or only waits for people, and for how long its caller waits with it.
+#
+# While anything works, waiting costs the caller nothing. Once all that is left to do needs a person, the caller waits
+# for its budget; after that the run is *parked*: it lies in the store with its questions, and going on with it later
+# picks up what was decided meanwhile.
+
+
+class PersonWait:
+    """The count of what works and what waits for people, for a run and all that are inside it."""
+
+    def __init__(self, budget_ms: int | None) -> None:
+        """Count what works and what waits. Without a budget the caller waits for as long as people take."""
+        self.budget_ms = budget_ms
+        self.waiting: dict[str, Proposal | ForeignProposal] = {}
+        """By the key that each was asked under."""
+        self.parked_on: dict[str, Proposal | ForeignProposal] = {}
+        """What was waited for when it was parked."""
+        self.unanswered: list[Proposal] = []
+        """What was asked by us and nobody waits for any more, as far as is known undecided."""
+        self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._at_work = 0
+        self._bell: asyncio.TimerHandle | None = None
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Count a step as working."""
+        return self._counted(1)
+
+    def leave_to_parts(self) -> AbstractContextManager[None]:
+        """Count a step, inside `at_work`, as not working: each of its parts is counted by itself."""
+        return self._counted(-1)
+
+    @contextlib.contextmanager
+    def waits(self, key: str, proposal: Proposal | ForeignProposal) -> Iterator[None]:
+        """Count a step, inside `at_work`, as waiting for a person until it is answered."""
+        self.waiting[key] = proposal
+        try:
+            with self._counted(-1):
+                yield
+        finally:
+            left = self.waiting.pop(key)
+            if isinstance(left, Proposal):
+                self.unanswered.append(left)
+            self._look()
+
+    @contextlib.contextmanager
+    def _counted(self, change: int) -> Iterator[None]:
+        self._at_work += change
+        self._look()
+        try:
+            yield
+        finally:
+            self._at_work -= change
+            self._look()
+
+    def _look(self) -> None:
+        if self._at_work or not self.waiting:
+            if self._bell is not None:
+                self._bell.cancel()
+                self._bell = None
+        elif self._bell is None and self.budget_ms is not None:
+            self._bell = asyncio.get_running_loop().call_later(self.budget_ms / 1000, self._park)
+
+    def _park(self) -> None:
+        if not self.parked.done():
+            self.parked_on = dict(self.waiting)
+            self.parked.set_result(None)
+
+
+# --- scheduling -------------------------------------------------------------------------------------------
 
 # How often a step may send the run back to an earlier one. A loop that has not ended by then is not going to.
 LOOP_CAP = 10
@@ -140,28 +221,110 @@ CLEAN_UP_LIMIT_MS = 300_000
 Execute = Callable[[str, StepPart, StepState, dict[str, Any]], Awaitable[None]]
 Record = Callable[[Sequence[StepState]], Awaitable[None]]
 OnChange = Callable[[StepState], None]
+OnNews = Callable[[str, dict[str, Any]], None]
+"""Hears what was decided about the time of a step, or of the run itself, whose name is empty."""
 
 
 class Deadlines:
-    """Until when the steps of a run may work: clean-up until the run's own bell, all others until a little earlier."""
+    """The deadlines of the steps of a run: clean-up works until the run's own bell, all others until a little
+    earlier."""
 
     def __init__(self, bell: Deadline | None, kept_ms: int, clean_up: frozenset[str]) -> None:
         self._run = self._clean_up_by = bell
         self._work = bell if bell is None or not kept_ms else Deadline(bell.at_ns - kept_ms * NS_PER_MS)
         self._clean_up = clean_up
+        self._rung: list[Deadline] = []
+        """Those of the run's own that have stopped something."""
 
     def of(self, step_id: str) -> Deadline | None:
         return self._clean_up_by if step_id in self._clean_up else self._work
 
-    def owns(self, deadline: Deadline | None) -> bool:
-        """Whether it is the run's clock. That of a stop is not: somebody else stopped it."""
-        return deadline is not None and (deadline is self._run or deadline is self._work)
+    def note_fired(self, fired: Fired | None) -> bool:
+        """Note the clock that stopped something, and return whether its deadline is the run's own. That of a stop is
+        not: somebody else stopped the run."""
+        source = None if fired is None else fired.source
+        if source is None or (source is not self._run and source is not self._work):
+            return False
+        self._rung.append(source)
+        return True
+
+    @property
+    def have_rung(self) -> bool:
+        """Return whether the run's own clock has stopped something."""
+        return bool(self._rung)
+
+    def may_start(self, step_id: str) -> bool:
+        """Return whether a step may start: not once the run's clock has stopped another, though a part of the reserve
+        is left. Clean-up may until the run's own bell."""
+        return not any(rung is self._run or step_id not in self._clean_up for rung in self._rung)
+
+    def move(self, bell: Deadline) -> dict[Deadline, Deadline]:
+        """Take another bell of the run. Return what each deadline of before has become."""
+        assert self._run is not None and self._work is not None
+        later = Deadline(bell.at_ns - (self._run.at_ns - self._work.at_ns)) if self._work is not self._run else bell
+        became = {self._run: bell, self._work: later}
+        if self._clean_up_by is self._run:
+            self._clean_up_by = bell
+        self._run, self._work = bell, later
+        return became
 
     def begin_clean_up(self) -> None:
-        """The run was stopped: what it still does has an end, also where nobody gave the run one."""
+        """Bound the clean-up of a run that was stopped, also where the run itself has no limit."""
         by = Deadline.after_ms(monotonic_ns(), CLEAN_UP_LIMIT_MS)
         if self._run is None or by.at_ns < self._run.at_ns:
             self._clean_up_by = by
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """What bounds the steps of a run."""
+
+    slots: ParallelSlots
+    """Shared with the items of steps and the runs inside this one."""
+    deadlines: Deadlines
+    began_ns: int
+    """When the run began, perhaps in another process."""
+
+
+class StepListener(NamedTuple):
+    """Who hears of the steps of a run."""
+
+    on_change: OnChange | None = None
+    on_skip: OnChange | None = None
+    """Hears of steps that are never executed."""
+
+
+NO_LISTENER = StepListener()
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What the parts of one run share."""
+
+    run_id: str
+    workflow: WorkflowFile
+    folder: Path
+    """The folder of the file."""
+    files: tuple[str, ...]
+    """The real paths of the files that run each other, down to this one."""
+    began_at: WallTime
+    store: Store
+    runtime: Runtime
+    providers: Providers
+    inbox: Callable[[], Inbox]
+    person_wait: PersonWait
+    slots: ParallelSlots
+    deadlines: Deadlines
+    environment: Mapping[str, str]
+    """Every variable, for steps that ask for one by name."""
+    base_env: Mapping[str, str]
+    """The variables that children see without asking: those whose names do not look secret."""
+    redaction: Redaction
+    on_change: OnChange | None
+    on_news: OnNews | None
+    call: Call
+    nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How many runs a step has begun for one of its items."""
 
 
 class Scheduler:
@@ -178,23 +341,17 @@ class Scheduler:
         execute: Execute,
         record: Record,
         scope: Mapping[str, Any],
-        on_change: OnChange | None = None,
-        on_skip: OnChange | None = None,
+        listener: StepListener = NO_LISTENER,
         known: Mapping[str, StepState] | None = None,
-        began_ns: int | None = None,
-        places: ParallelSlots | None = None,
-        deadlines: Deadlines | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
-        """`places` are shared with the items of steps and the runs inside this one.
-
-        `record` returns when it is written down, and raises if it cannot be. `on_skip` hears of those that are never
-        executed. `known` is what an earlier process wrote down of this very run, `began_ns` when that began."""
+        """Prepare the steps of a run. `record` returns when the states are written down, and raises if they cannot be.
+        `known` is what an earlier process wrote down of this very run."""
         self._workflow = workflow
         self._execute = execute
         self._record = record
         self._scope = scope
-        self._on_change = on_change
-        self._on_skip = on_skip
+        self._on_change, self._on_skip = listener
         self._graph = graph_of(workflow)
         self._behind: dict[str, list[str]] = {name: [] for name in self._graph}
         for name, groups in self._graph.items():
@@ -211,12 +368,13 @@ class Scheduler:
             )
         self._met = dict.fromkeys(self._graph, 0)
         """How many of the groups that it waits for, counted from the first, are known to have been met."""
-        self._started_ns = monotonic_ns() if began_ns is None else began_ns
-        self._places = places or ParallelSlots(workflow.max_parallelism)
+        self._clean_up = clean_up_steps(workflow)
+        slots = ParallelSlots(workflow.max_parallelism)
+        self._limits = limits or RunLimits(slots, Deadlines(None, 0, self._clean_up), monotonic_ns())
         self._asked: dict[str, Slot] = {}
-        """The place that a step has or waits for."""
+        """The slot that a step has or waits for."""
         self._ready: list[str] = []
-        """What starts now: it has its place, or needs none."""
+        """What starts now: it has its slot, or needs none."""
         self._starting: list[str] = []
         """What starts when that is written down."""
         self._under_way: set[str] = set()
@@ -227,12 +385,11 @@ class Scheduler:
         self._starts = 0
         self._over: deque[str] = deque()
         """Ended or skipped, and what that means for others is not decided yet."""
-        self._clean_up = clean_up_steps(workflow)
-        self._deadlines = deadlines or Deadlines(None, 0, self._clean_up)
         self._cleaned: set[str] = set()
         """Called for as clean-up since the run was stopped."""
         self._is_stopping = False
         self._is_cleaning = False
+        self._is_winding_down = False
         self.is_parked = False
         """All that was left to do needs a person, and nobody waits any longer. What waits is not over."""
         self.notes: list[Warning_] = []
@@ -244,8 +401,8 @@ class Scheduler:
                     self._unwritten.append(state)
 
     async def run(self) -> None:
-        """Until every step is final and written down. Bounded by the deadline around the steps, since each ends inside
-        it. Raises what `record` raises, with everything stopped."""
+        """Run until every step is final and written down. Bounded by the deadline around the steps, since each ends
+        inside it. Raises what `record` raises, with everything stopped."""
         try:
             for name in self.states:
                 self._consider(name)
@@ -271,24 +428,48 @@ class Scheduler:
             self._take_ready()
             await self._write()
             self._begin()
-            await self._news.wait()  # bounded by the clocks of the steps
+            if self._under_way:
+                await self._news.wait()  # bounded by the clocks of the steps
             self._news.clear()
 
     @property
     def _is_halted(self) -> bool:
-        """Nothing starts any more."""
+        """Return whether nothing starts any more."""
         return self._is_stopping and not self._is_cleaning
 
     def park(self) -> None:
-        """Only while nothing but people is waited for. A run that is being stopped is not parked."""
+        """Park the run. Called only while nothing but people is waited for; a run that is being stopped is not
+        parked."""
         if not self._is_stopping:
             self.is_parked = self._is_stopping = True
             self._news.set()
+
+    def wind_down(self) -> None:
+        """Let what runs come to its end, and start nothing any more but clean-up."""
+        self._is_winding_down = True
+        for name in self._under_way - self._tasks.keys() - self._clean_up:
+            self._under_way.discard(name)
+            self._give_back(name)
+        self._ready = [name for name in self._ready if name in self._under_way]
+        self._news.set()
 
     def stop(self) -> None:
         """Stop what runs, and clean up."""
         self._is_stopping = True
         self._news.set()
+
+    def stop_at_once(self, *, clean_up: bool) -> None:
+        """Stop a run that another process has begun before anything of it goes on: what had begun is cancelled, and
+        cleaned up after where that can be."""
+        self.stop()
+        for name, state in self.states.items():
+            if state.has_begun and not state.status.is_final:
+                state.cancel()
+                if not state.attempts and state.type != "workflow":
+                    state.side_effects = SideEffects.NONE  # it only waited
+                self._unwritten.append(state)
+                if clean_up:
+                    self._over.append(name)
 
     def _begin_clean_up(self) -> None:
         for name in self._starting:  # written down at the most
@@ -298,18 +479,18 @@ class Scheduler:
             self._under_way.discard(name)
             self._give_back(name)  # which may be granted to the next of these
         self._ready = []
-        self._deadlines.begin_clean_up()
+        self._limits.deadlines.begin_clean_up()
         self._is_cleaning = True
         self._follow_up()
 
     def scope_for(self, name: str) -> dict[str, Any]:
-        """What its templates can see."""
-        return {**self._scope, "outputs": Outputs(self.states), "steps": Shown(self.states)}
+        """Return what the templates of a step can see."""
+        return {**self._scope, "outputs": OutputsView(self.states), "steps": StepsView(self.states)}
 
     # --- writing down -------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        """All that has changed, in one transaction. Whoever watches is told afterwards."""
+        """Write down all that has changed, in one transaction, then tell the listener."""
         states = list({id(state): state for state in self._unwritten}.values())
         self._unwritten.clear()
         if not states:
@@ -332,9 +513,12 @@ class Scheduler:
     # --- deciding -----------------------------------------------------------------------------------------
 
     def _consider(self, name: str, because: StepState | None = None) -> None:
-        """Start it, skip it, or leave it waiting. `because` of a step that has ended; else everything is looked at."""
+        """Start a step, skip it, or leave it waiting. `because` is the step that has ended; without one every group is
+        looked at."""
         state = self.states[name]
         if state.status is not Status.PENDING or name in self._under_way or self._is_stopping:
+            return
+        if self._is_winding_down and name not in self._clean_up:
             return
         if name in self._on_demand:
             if state.is_called:  # and until then it waits
@@ -357,20 +541,22 @@ class Scheduler:
         culprit = next((member for member in members if member.status.is_bad), members[0])
         failed = culprit.status.is_bad or culprit.reason is Reason.DEPENDENCY_FAILED
         state.cause = culprit.cause or culprit.id
-        self._skipped(state, Reason.DEPENDENCY_FAILED if failed else Reason.DEPENDENCY_SKIPPED)
+        self._mark_skipped(state, Reason.DEPENDENCY_FAILED if failed else Reason.DEPENDENCY_SKIPPED)
         self._over.append(state.id)
 
-    def _skipped(self, state: StepState, reason: Reason) -> None:
+    def _mark_skipped(self, state: StepState, reason: Reason) -> None:
         state.status, state.reason = Status.SKIPPED, reason
         self._unwritten.append(state)
         if self._on_skip is not None:
             self._on_skip(state)
 
     def _start(self, name: str) -> None:
+        if not self._limits.deadlines.may_start(name):
+            return  # it is skipped when the run ends
         self._starts += 1
         self._under_way.add(name)
         if STEP_TYPES[self.states[name].type].takes_slot:
-            self._asked[name] = self._places.ask(lambda: self._is_ready(name))
+            self._asked[name] = self._limits.slots.ask(lambda: self._is_ready(name))
         else:
             self._ready.append(name)
 
@@ -379,18 +565,24 @@ class Scheduler:
         self._news.set()
 
     def _give_back(self, name: str) -> None:
-        if (place := self._asked.pop(name, None)) is not None:
-            place.give_back()
+        if (slot := self._asked.pop(name, None)) is not None:
+            slot.give_back()
 
     # --- running ------------------------------------------------------------------------------------------
 
     def _take_ready(self) -> None:
-        """Those that start now, which is not true before it is written down."""
-        self._starting, self._ready = self._ready, []
-        now_ms = (monotonic_ns() - self._started_ns) // NS_PER_MS
-        for name in self._starting:
+        """Mark the steps that start now as running, which is not true before it is written down."""
+        self._starting = []
+        now_ms = (monotonic_ns() - self._limits.began_ns) // NS_PER_MS
+        while self._ready:
+            name = self._ready.pop(0)
+            if not self._limits.deadlines.may_start(name):  # the run's clock rang while it waited for its slot
+                self._under_way.discard(name)
+                self._give_back(name)  # which may be granted to the next of these
+                continue
+            self._starting.append(name)
             state = self.states[name]
-            state.status, state.started_ms = Status.RUNNING, now_ms
+            state.status, state.started_ms, state.has_begun = Status.RUNNING, now_ms, False
             self._unwritten.append(state)
 
     def _begin(self) -> None:
@@ -408,7 +600,7 @@ class Scheduler:
                 self._unwritten.append(self.states[name])
                 del self._tasks[name]
                 return
-            _cancel(state)
+            state.cancel()
         finally:
             self._give_back(name)
         state.duration_ms = (monotonic_ns() - began_ns) // NS_PER_MS
@@ -430,7 +622,7 @@ class Scheduler:
     # --- after a step -------------------------------------------------------------------------------------
 
     def _follow_up(self) -> None:
-        """What the end of a step means for the others. No recursion: a chain of thousands is skipped at once."""
+        """Decide what the end of a step means for the others. No recursion: a chain of thousands is skipped at once."""
         while self._over and not self._is_halted:
             name = self._over.popleft()
             state = self.states[name]
@@ -466,7 +658,8 @@ class Scheduler:
         step = self._workflow.steps[name]
         if state.status is Status.SUCCEEDED:
             return step.on_success
-        if state.status in (Status.FAILED, Status.TIMED_OUT):
+        is_cut = state.status is Status.CANCELLED and self._is_winding_down  # with items that never began
+        if is_cut or state.status in (Status.FAILED, Status.TIMED_OUT):
             return step.on_fail or self._workflow.defaults.on_fail
         return None
 
@@ -491,9 +684,10 @@ class Scheduler:
 
     def _again(self, name: str) -> None:
         """Run a step (once more), and everything behind it that has run before."""
-        if self._starts > START_CAP or name in self._under_way:
+        may_start = self._limits.deadlines.may_start
+        if self._starts > START_CAP or name in self._under_way or not may_start(name):
             return
-        for other in self._with_followers(name):
+        for other in filter(may_start, self._with_followers(name)):
             self._met[other] = 0
             if self.states[other].status.is_final and other not in self._under_way:
                 self.states[other] = self.states[other].fresh()
@@ -515,56 +709,15 @@ class Scheduler:
         return list(found)
 
     def _settle_rest(self) -> None:
-        """Nothing runs any more, so what still waits never will."""
+        """End every step that is not final: nothing runs any more, so what still waits never will."""
         for name in self._starting:  # written down at the most
             self.states[name].status, self.states[name].started_ms = Status.PENDING, None
         for state in self.states.values():
             if state.status.is_final:
                 continue
             if state.status is Status.RUNNING:
-                _cancel(state)
+                state.cancel()
                 self._unwritten.append(state)
             else:
                 is_uncalled = state.id in self._on_demand and not state.is_called
-                self._skipped(state, Reason.ON_DEMAND if is_uncalled else Reason.RUN_ENDED)
-
-
-def _cancel(state: StepState) -> None:
-    """With what was learned about it while it was stopped."""
-    context = (state.error or {}).get("context") if (state.error or {}).get("code") == "CANCELLED" else None
-    state.status = Status.CANCELLED
-    state.error = {"code": "CANCELLED", "message": "the run was stopped", "retryable": False, "phase": "execution"}
-    if context:
-        state.error["context"] = context
-
-
-class _View(Mapping[str, Any]):
-    """Of the states, as they are when somebody looks: a copy for each of a thousand steps would be a million."""
-
-    def __init__(self, states: Mapping[str, StepState]) -> None:
-        self._states = states
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-
-class Outputs(_View):
-    """`outputs.build` in a template. Only what has succeeded has an output."""
-
-    def __getitem__(self, name: str) -> Any:
-        state = self._states[name]
-        if state.status is not Status.SUCCEEDED:
-            raise KeyError(name)
-        return state.output
-
-
-class Shown(_View):
-    """`steps.build.status` in a template. Here is also the output of one that failed: what it said until then."""
-
-    def __getitem__(self, name: str) -> Any:
-        state = self._states[name]
-        shown = {"status": state.status.value, "error": state.error, "attempts": state.attempts}
-        return {**shown, "output": state.output}
+                self._mark_skipped(state, Reason.ON_DEMAND if is_uncalled else Reason.RUN_ENDED)

@@ -1,4 +1,4 @@
-"""The workflow file as it is written: every key, its type and its aliases. No meaning yet, only shape.
+"""The schema of a workflow file: every key, its type and its aliases, its templates and variables, and its inputs.
 
 `shotclock schema` prints this as JSON Schema for editors. What each type of step may say is declared by its provider.
 """
@@ -6,22 +6,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from ..core.durations import DurationError, parse_duration_ms
+from ..core.clocks import DurationError, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.shapes import Before, Limits, OneOf, Part, field, json_schema_of
-from ..core.values import Read, as_plain, read_json
-from ..providers.command import Shell
-from ..providers.step_type import STEP_TYPES, Milliseconds, Reaction, Scalar, Seconds, StepPart
+from ..core.json_values import Read, as_plain, read_json
+from ..core.validation import Before, Limits, OneOf, Part, field, json_schema_of
+from ..providers.command import Shell, ToolStep
+from ..providers.provider import STEP_TYPES, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
+
+if TYPE_CHECKING:  # only imported for a file that has such a step
+    from ..providers.ai import AiStep
 
 StepId = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)]
 
 
 class _StepSchemas(Mapping[str, type[Part]]):
-    """By type the schema of a step, imported when a file has one."""
+    """The schemas of steps by type, each imported when a file has one."""
 
     def __getitem__(self, name: str) -> type[Part]:
         return STEP_TYPES[name].schema
@@ -66,12 +71,15 @@ WithUnit = Annotated[str, Before(_with_unit)]
 
 
 class DefaultsPart(Part):
-    """What holds for every step that does not say otherwise. Durations with their unit: the kinds differ in theirs."""
+    """The defaults of every step that does not say otherwise. Durations have their unit: step types differ in
+    theirs."""
 
     timeout: WithUnit | None = None
     soft: WithUnit | None = None
     idle: WithUnit | None = None
     grace: WithUnit | None = None
+    wind_down: WithUnit | None = None
+    overtime: OvertimeKey = None
     env: dict[str, Scalar] = field(default={})
     cwd: str | None = None
     shell: Shell | None = None
@@ -131,7 +139,8 @@ def check_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, 
 
 
 def _as_declared(value: Any, kind: str) -> Any:
-    """Text that was given for something else is read as JSON. Raise ValueError with what is wrong."""
+    """Return a value as the declared type wants it: text for anything but text is read as JSON. Raise ValueError with
+    what is wrong."""
     read = Read(value)
     if kind not in ("string", "any") and isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -168,11 +177,128 @@ def _fits(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
 
 
+# --- templates ----------------------------------------------------------------------------------------------
+
+# Keys of a step that are always an expression, with or without braces.
+CONDITIONS = {"if", "fail_if"}
+
+
+def is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+def holds_template(value: Any) -> bool:
+    """Return whether there is a template in a value of JSON."""
+    if isinstance(value, str):
+        return is_template(value)
+    if isinstance(value, dict):
+        return any(map(holds_template, value.values()))
+    return isinstance(value, list) and any(map(holds_template, value))
+
+
+def uses_templates(workflow: WorkflowFile) -> bool:
+    """Return whether a file has a template or a condition anywhere."""
+    conditions = [text for step in workflow.steps.values() for text in (step.if_, step.fail_if)]
+    return any(isinstance(text, str) for text in conditions) or holds_template(workflow.model_dump(exclude_unset=True))
+
+
+# --- variables in `env` -------------------------------------------------------------------------------------
+
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
+
+
+class UnsetVariable(LookupError):
+    """A variable that `${NAME}` asks for, without a default, and that is not set."""
+
+
+class References:
+    """`${NAME}` in the `env` of a file: where a step asks for a variable, secret or not.
+
+    As in a shell, `${NAME:-value}` is the value where it is unset or empty, `${NAME-value}` where it is unset.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        # What a template makes of data must not ask for a variable. So they stand in the file's text as words that no
+        # data can know while its templates are rendered.
+        self._word = f"shotclock-{os.urandom(16).hex()}-"
+        self._values: list[str] = []
+
+    def take_out(self, text: str) -> str:
+        """Return the text with a word of ours for each reference. Raises UnsetVariable."""
+
+        def word_for(found: re.Match[str]) -> str:
+            self._values.append(_value_of(found, self._environment))
+            return f"{self._word}{len(self._values) - 1}-"
+
+        return REFERENCE.sub(word_for, text)
+
+    def put_in(self, text: str) -> str:
+        """Return the text with the values of the variables where our words stand."""
+        if self._word not in text:
+            return text
+        return re.sub(rf"{self._word}(\d+)-", lambda found: self._values[int(found[1])], text)
+
+
+def _value_of(found: re.Match[str], environment: Mapping[str, str]) -> str:
+    name, kind, instead = found.groups()
+    value = environment.get(name)
+    if value is None and kind is None:
+        raise UnsetVariable(name)
+    return instead if value is None or (kind == ":-" and not value) else value
+
+
+EnvPath = tuple[str, ...]
+
+
+def find_unset_variables(workflow: WorkflowFile, environment: Mapping[str, str]) -> Iterator[tuple[EnvPath, str]]:
+    """Yield, for each variable that `env` of the file needs and that is not set, where it stands and a message."""
+    for path, text in _env_texts(workflow):
+        for name, kind, _ in REFERENCE.findall(text):
+            if not kind and name not in environment:
+                yield path, unset_message(name)
+
+
+def unset_message(name: str) -> str:
+    return f"the variable {name} is not set; set it, or write ${{{name}:-}} if it may be missing"
+
+
+def _env_texts(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, str]]:
+    """Yield every text in an `env` that a step gets, and where it stands."""
+    tools = {step.tool for step in workflow.steps.values() if isinstance(step, ToolStep)}
+    tools |= {name for _, step in ai_steps(workflow) for name in step.ai.tools}
+    parts: list[tuple[EnvPath, Mapping[str, Scalar]]] = [
+        (("env",), workflow.env),
+        (("defaults", "env"), workflow.defaults.env),
+        *((("steps", name, "env"), step.env) for name, step in workflow.steps.items()),
+        *((("tools", name, "env"), tool.env) for name, tool in workflow.tools.items() if name in tools),
+        *_server_envs(workflow),
+    ]
+    for path, env in parts:
+        for name, value in env.items():
+            if isinstance(value, str):
+                yield (*path, name), value
+
+
+def _server_envs(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, Mapping[str, Scalar]]]:
+    """Yield the `env` of each MCP server that is started for an `ai` step."""
+    for step_id, step in ai_steps(workflow):
+        for name, server in step.ai.mcp_servers.items():
+            yield ("steps", step_id, "ai", "mcp_servers", name, "env"), server.env
+
+
+def ai_steps(workflow: WorkflowFile) -> Iterator[tuple[str, AiStep]]:
+    """Yield the `ai` steps of a file by name."""
+    for step_id, step in workflow.steps.items():
+        if step.type == "ai":
+            yield step_id, cast("AiStep", step)
+
+
 # --- JSON Schema --------------------------------------------------------------------------------------------
 
 
 def json_schema() -> dict[str, Any]:
-    """For editors. Every other name of a key is there as well."""
+    """Return the JSON Schema of a workflow file, for editors, with every other name of a key."""
     schema = json_schema_of(WorkflowFile)
     definitions = schema["$defs"]
     schema["properties"]["steps"]["additionalProperties"] = False  # names that are none

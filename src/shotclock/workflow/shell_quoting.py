@@ -12,6 +12,30 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from .shell_programs import (
+    ASSIGNED,
+    AWK,
+    INTERACTIVE_VARIABLE,
+    INTERPRETER,
+    RUN_VARIABLE,
+    SHELL,
+    STANDARD_INPUT,
+    STARTING,
+    find_awk_programs,
+    find_code_words,
+    find_interpreted,
+    find_names_to_read,
+    find_program,
+    find_script_files,
+    find_script_reader,
+    find_sed_scripts,
+    find_shell_script,
+    find_ssh_words,
+    is_code_option,
+    options_of,
+    program_of,
+    starts_interactive_shell,
+)
 from .shell_syntax import MARKED, Command, Group, Script, TooDeep, ValueContext, Word, read_script
 
 VARIABLE = "SHOTCLOCK_VALUE_{}"
@@ -24,11 +48,11 @@ _MARK_OR_ITS_PARTS = re.compile(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
 
 
 class Unsafe(ValueError):
-    """A value stands where it could not be kept from meaning something else."""
+    """A value that stands where it could not be kept from meaning something else."""
 
 
 class Refusal(NamedTuple):
-    """Why a value cannot stand where it does."""
+    """The reason why a value cannot stand where it does."""
 
     position: int
     message: str
@@ -37,8 +61,8 @@ class Refusal(NamedTuple):
 
 
 def mark(number: int, nonce: int = 0) -> str:
-    """What stands in a rendered command for value `number`. No template can write it by itself, and where values are
-    looked through for marks, `nonce` is one that no value can know."""
+    """Return what stands in a rendered command for value `number`. No template can write it by itself, and where values
+    are looked through for marks, `nonce` is one that no value can know."""
     return f"\ue000{nonce}:{number}\ue001"
 
 
@@ -52,7 +76,7 @@ def marks_in(text: str) -> list[str]:
 
 
 def unmarked(text: str, values: Sequence[str], nonce: int) -> str:
-    """The values themselves where marks of this nonce stand."""
+    """Return the text with the values themselves where marks of this nonce stand."""
 
     def value_of(found: re.Match[str]) -> str:
         number = int(found[2])
@@ -62,7 +86,7 @@ def unmarked(text: str, values: Sequence[str], nonce: int) -> str:
 
 
 def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The command with a reference for every mark, and the variables that hold the values. Raises Unsafe."""
+    """Return the command with a reference for every mark, and the variables that hold the values. Raises Unsafe."""
     script = _read(command)
     for refusal in sorted(_refusals(script)):
         if refusal.is_error:
@@ -79,7 +103,7 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
         try:
             size = len(value.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:
-            raise Unsafe("a value with half a character in it cannot be passed to a command") from None
+            raise Unsafe("a value with an incomplete character cannot be passed to a command") from None
         if size > VALUE_LIMIT:
             raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be passed in a command: use `stdin`")
         name = VARIABLE.format(found[2])
@@ -90,15 +114,29 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
 
 
 def find_refusals(command: str) -> list[Refusal]:
-    """What will be refused in a command with marks, and what is only doubtful, from left to right."""
+    """Return what will be refused in a command with marks, and what is only doubtful, from left to right."""
     try:
         return sorted(set(_refusals(_read(command))))
     except Unsafe as unsafe:
         return [Refusal(0, str(unsafe), "write it as a file, and run that")]
 
 
+def find_variable_refusal(name: str, command: str | None = None) -> Refusal | None:
+    """Return why a value cannot be a variable of a step, whose shell command may be known; None where it can."""
+    if RUN_VARIABLE.fullmatch(name):
+        return _refuse_in_variable(0, name)
+    if name == INTERACTIVE_VARIABLE and command is not None:
+        try:
+            commands = read_script(command).commands
+        except TooDeep:
+            return None  # refused for that
+        if any(starts_interactive_shell(each.words) for each in commands):
+            return _refuse_in_variable(0, name)
+    return None
+
+
 def find_unheard(command: str) -> str | None:
-    """The first program that is piped into another and could fail unseen."""
+    """Return the first program that is piped into another and could fail unseen; None if there is none."""
     if "|" not in command or "pipefail" in command:
         return None
     try:
@@ -108,8 +146,8 @@ def find_unheard(command: str) -> str | None:
     for number, piped in enumerate(commands):
         if piped.piped_from is not None:
             for before in commands[piped.piped_from : number]:
-                rest = before.words[_first_program(before.words) :]
-                if rest and not rest[0].marks and (name := _program(rest[0])) not in _NEVER_FAILING:
+                rest = before.words[find_program(before.words) :]
+                if rest and not rest[0].marks and (name := program_of(rest[0])) not in _NEVER_FAILING:
                     return name
     return None
 
@@ -149,10 +187,10 @@ _HINTS = {
     ValueContext.BACKTICK: "write $(…)",
     ValueContext.BACKSLASH: "leave the backslash out, a value needs none",
 }
-_ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
 _SUBSCRIPT = re.compile("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=", re.DOTALL)
-# bash expands the first five when it shows a prompt or traces, and computes the others.
-_COMPUTED_NAMES = {"PS0", "PS1", "PS2", "PS3", "PS4", "PROMPT_COMMAND", "RANDOM", "OPTIND", "HISTCMD"}
+# bash computes what is assigned to these.
+_COMPUTED_NAMES = {"RANDOM", "OPTIND", "HISTCMD"}
+_ENV_OPTION = re.compile(r"--env=|-e")
 _COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
 # Programs that print what they are given.
@@ -161,26 +199,6 @@ _REPEATING = {"echo", "printf", "cat", "tee"}
 _NEVER_FAILING = {*_REPEATING, "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function", "read"}
 # They speak of programs without starting them.
 _SPEAKING = {"echo", "printf", "grep", "egrep", "fgrep", "rg", "test", "[", "[[", "eval", "trap", "alias", "let"}
-# They start the program that they are given; a script on their standard input is that program's.
-_STARTING = {
-    *("env", "sudo", "doas", "exec", "command", "nohup", "nice", "ionice", "time", "timeout", "stdbuf", "setsid"),
-    *("chroot", "unshare", "nsenter", "docker", "podman", "kubectl", "ssh", "runuser", "busybox", "xargs", "find"),
-}
-_SHELL = re.compile(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
-_INTERPRETER = re.compile(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
-# The options that take a script, by their letter.
-_CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs": "ep", "php": "rBRE", "lua": "e"}
-# The options whose value is the next word.
-_VALUE_LETTERS = {"python": "WX", "perl": "I", "ruby": "rICE", "node": "rC", "nodejs": "rC", "php": "dczS", "lua": "l"}
-_VALUE_WORDS = {
-    *("--require", "--import", "--loader", "--experimental-loader", "--input-type", "--conditions", "--preload"),
-    *("--check-hash-based-pycs", "--env-file"),
-}
-# Modules of Python that run their arguments, and those that run what they read.
-_RUNNING_MODULES, _READING_MODULES = {"timeit", "pdb"}, {"code", "asyncio", "pdb"}
-_CODE_WORDS = {"--eval", "--print", "--command", "--run"}
-_SSH_OPTIONS_WITH_VALUE = set("bcDEeFIiJLlmOopQRSWwBP")
-_STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
 # They read nothing, so that what they are piped into does not read what was meant for them.
 _NEVER_READING = {"echo", "printf", "seq", "yes", "true", ":", "date", "curl", "wget", "git", "ls", "find"}
 # `$CC -c` compiles.
@@ -191,7 +209,6 @@ _EXPANDED = re.compile(r"\$?(?P<name>[A-Za-z_]\w*)(?::?[-=](?P<default>.*))?", r
 _NAMED_DESCRIPTOR = re.compile(r"\{\w+\}")
 # Options of `make` whose value is the next word.
 _MAKE_VALUE = re.compile(r"^(?:-[a-zA-Z]*[CfIoW]|--directory|--file|--makefile|--include-dir)$")
-_AWK = {"awk", "gawk", "mawk", "nawk"}
 
 
 def _refusals(script: Script) -> Iterator[Refusal]:
@@ -227,6 +244,11 @@ def _in_arithmetic(positions: Iterable[int], where: str, hint: str = _BY_ENV) ->
         yield Refusal(position, f"a value stands in {where}, where bash would run what is in it", hint)
 
 
+def _refuse_in_variable(position: int, name: str) -> Refusal:
+    message = f"a value stands in the variable {name}, which a shell or another program would run"
+    return Refusal(position, message, "write out what it is, or pass the value under another name")
+
+
 def _in_settings(positions: Iterable[int], program: str, what: str) -> Iterator[Refusal]:
     for position in positions:
         message = f"a value stands in {what} for {program}, which would take what is in it for commands of its own"
@@ -241,31 +263,33 @@ class _Commands:
         self._numbers = {id(command): number for number, command in enumerate(script.commands)}
         self._bodies = {group.function: group for group in script.groups if group.function}
         self._integers = set(self._find_integers())
+        self._is_interactive = any(starts_interactive_shell(command.words) for command in script.commands)
         self._name_programs()
 
     def refusals(self, command: Command) -> Iterator[Refusal]:
         words = command.words
         yield from self._assignments(words)
-        head = _first_program(words)
+        head = find_program(words)
         rest = words[head:]
-        name = _program(rest[0]) if rest else ""
+        name = program_of(rest[0]) if rest else ""
+        yield from self._variables(words if name in STARTING or name in _DECLARING else words[:head])
         if name in ("for", "select") and len(rest) > 1 and self.is_computed(rest[1].text):
-            yield from _in_arithmetic(self.repeated(rest[2:]), f"{rest[1].text}, a variable that is a number,")
+            yield from _in_arithmetic(self.repeated(rest[2:]), f"{rest[1].text}, a variable that it computes,")
         if name in ("for", "case", "select", "function"):
             return
         yield from self._builtin(name, rest[1:])
         if name not in _SPEAKING:
             for number, word in enumerate(rest):
-                yield from self._script_in_words(_program(word), rest[number + 1 :])
+                yield from self._script_in_words(program_of(word), rest[number + 1 :])
                 # Who is not known to start what it is given may still do so: `wrapper bash -c "…"`.
-                if number == 0 or name in _STARTING:
-                    yield from self._script_of(_program(word), rest[number + 1 :], command)
+                if number == 0 or name in STARTING:
+                    yield from self._script_of(program_of(word), rest[number + 1 :], command)
             yield from self._script_of_unknown(rest)
         yield from self._input(command)
         yield from self._output(command)
 
     def values_in(self, words: Iterable[Word]) -> list[int]:
-        """Those that stand in them, and in the commands whose output they take."""
+        """Return the values that stand in words, and in the commands whose output they take."""
         found = []
         for word in words:
             found += word.marks
@@ -274,13 +298,15 @@ class _Commands:
         return found
 
     def repeated(self, words: Iterable[Word]) -> list[int]:
-        """Those that stand in them, and that `echo` and the like put there."""
+        """Return the values that stand in words, and that `echo` and the like put there."""
         found = []
         for word in words:
             found += word.marks
             for start, end in word.inside:
                 inner = self._commands[start:end]
-                found += self._values_of(each for each in inner if each.words and _program(each.words[0]) in _REPEATING)
+                found += self._values_of(
+                    each for each in inner if each.words and program_of(each.words[0]) in _REPEATING
+                )
         return found
 
     def _values_of(self, commands: Iterable[Command]) -> list[int]:
@@ -293,9 +319,9 @@ class _Commands:
         known = {"SHELL": "sh", "BASH": "bash"}
         words = [word for command in self._commands for word in command.words if not word.marks]
         for word in words:
-            if (assigned := _ASSIGNED.match(word.text)) is not None and not word.is_expanded:
+            if (assigned := ASSIGNED.match(word.text)) is not None and not word.is_expanded:
                 name = word.text[assigned.end() :].rpartition("/")[2]
-                if _SHELL.fullmatch(name) or _INTERPRETER.fullmatch(name):
+                if SHELL.fullmatch(name) or INTERPRETER.fullmatch(name):
                     known[assigned["name"]] = name
         for word in words:
             if word.is_expanded and (found := _EXPANDED.fullmatch(word.text)) is not None:
@@ -303,41 +329,53 @@ class _Commands:
                 lower = found["name"].lower()
                 if found["name"] in known:
                     word.text = known[found["name"]]
-                elif _SHELL.fullmatch(default) or _INTERPRETER.fullmatch(default):
+                elif SHELL.fullmatch(default) or INTERPRETER.fullmatch(default):
                     word.text = default
-                elif _INTERPRETER.fullmatch(lower):
+                elif INTERPRETER.fullmatch(lower):
                     word.text = lower
 
     def _find_integers(self) -> Iterator[str]:
         for command in self._commands:
-            rest = command.words[_first_program(command.words) :]
-            if rest and _program(rest[0]) in _DECLARING and "i" in _options(rest[1:]):
+            rest = command.words[find_program(command.words) :]
+            if rest and program_of(rest[0]) in _DECLARING and "i" in options_of(rest[1:]):
                 for word in rest[1:]:
                     yield "*" if word.is_expanded and "=" not in word.text else word.text.partition("=")[0].rstrip("+")
 
     def is_computed(self, name: str) -> bool:
-        """Whether bash computes what is assigned to a variable."""
+        """Return whether bash computes what is assigned to a variable."""
         name = name.partition("[")[0]
-        return name in _COMPUTED_NAMES or name in self._integers or "*" in self._integers
+        return name in _COMPUTED_NAMES or name in self._integers or "*" in self._integers or self._is_run(name)
+
+    def _is_run(self, name: str) -> bool:
+        """Return whether a shell or another program runs what is in a variable."""
+        return RUN_VARIABLE.fullmatch(name) is not None or (name == INTERACTIVE_VARIABLE and self._is_interactive)
 
     def _assigned_by(self, command: Command) -> list[Word]:
-        """The variables that a command reads its input into."""
-        rest = command.words[_first_program(command.words) :]
-        name = _program(rest[0]) if rest else ""
+        """Return the variables that a command reads its input into."""
+        rest = command.words[find_program(command.words) :]
+        name = program_of(rest[0]) if rest else ""
         if name in ("mapfile", "readarray"):
-            return _names_to_read(rest[1:], "dnOsuCc")
-        return _names_to_read(rest[1:]) if name == "read" else []
+            return find_names_to_read(rest[1:], "dnOsuCc")
+        return find_names_to_read(rest[1:]) if name == "read" else []
 
     def _assignments(self, words: Sequence[Word]) -> Iterator[Refusal]:
         for word in words:
             if not word.is_quoted and _SUBSCRIPT.match(word.text):
                 yield from _in_arithmetic(word.marks, "the number of an item")
                 return
-            assigned = _ASSIGNED.match(word.text)
+            assigned = ASSIGNED.match(word.text)
             if assigned is None:
                 return
             if assigned["name"] in self._integers or assigned["name"] in _COMPUTED_NAMES:
                 yield from _in_arithmetic(self.repeated([word]), f"{assigned['name']}=")
+
+    def _variables(self, words: Iterable[Word]) -> Iterator[Refusal]:
+        """Yield refusals of `BASH_ENV=… bash`, `export PAGER=…` and `env LD_PRELOAD=… program`."""
+        for word in words:
+            option = _ENV_OPTION.match(word.text)
+            assigned = ASSIGNED.match(word.text, option.end() if option is not None else 0)
+            if assigned is not None and self._is_run(assigned["name"]):
+                yield from (_refuse_in_variable(mark, assigned["name"]) for mark in self.repeated([word]))
 
     # --- what the shell does by itself --------------------------------------------------------------------
 
@@ -351,7 +389,7 @@ class _Commands:
             case "let":
                 yield from _in_arithmetic(self.repeated(words), "`let`")
             case "declare" | "typeset" | "local" | "readonly" | "export":
-                options = _options(words)
+                options = options_of(words)
                 for word in words:
                     named = "\ue000" in word.text.partition("=")[0]
                     if (named and name != "export") or options & set("iaAn"):
@@ -359,13 +397,13 @@ class _Commands:
             case "unset" | "mapfile" | "readarray":
                 yield from _in_arithmetic(self.repeated(words), f"the names of `{name}`")
             case "read":
-                yield from _in_arithmetic(self.repeated(_names_to_read(words)), "the names of `read`")
+                yield from _in_arithmetic(self.repeated(find_names_to_read(words)), "the names of `read`")
             case "getopts":
                 yield from _in_arithmetic(self.repeated(words[1:2]), "the name of `getopts`")
             case "printf" | "test" | "[" | "[[":
                 yield from self._tested(name, words)
             case "compgen" | "complete":
-                yield from _in_script(self.values_in(_code_words(words, "WC", stops=False)), name)
+                yield from _in_script(self.values_in(find_code_words(words, "WC", stops=False)), name)
             case "." | "source":
                 for word in words[:1]:
                     yield from _in_script(self.values_in([Word(inside=word.inside)]), name)
@@ -391,39 +429,40 @@ class _Commands:
     # --- scripts for other programs -----------------------------------------------------------------------
 
     def _script_in_words(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        if _SHELL.fullmatch(name):
-            script, operands = _shell_script(words)
+        if SHELL.fullmatch(name):
+            script, operands = find_shell_script(words)
             # `bash FILE` runs the file that a value names; `bash <(…)` runs what a value is made into.
             made = [Word(inside=word.inside) for word in operands[:1] if not script]
             yield from _in_script(self.values_in([*script, *made]), name)
-        elif (found := _INTERPRETER.fullmatch(name)) is not None:
-            yield from _in_script(self.values_in(_interpreted(words, found["name"])), name)
+        elif (found := INTERPRETER.fullmatch(name)) is not None:
+            yield from _in_script(self.values_in(find_interpreted(words, found["name"])), name)
 
     def _script_of_unknown(self, words: Sequence[Word]) -> Iterator[Refusal]:
-        """`$(…) -c SCRIPT`: who is started is known only when it runs, and may be a shell."""
+        """Yield refusals of `$(…) -c SCRIPT`: which program is started is known only when it runs, and may be a
+        shell."""
         for number, word in enumerate(words):
             if word.is_expanded and not word.marks and not _COMPILERS.match(word.text):
-                script, _ = _shell_script(words[number + 1 :])
+                script, _ = find_shell_script(words[number + 1 :])
                 if any(_SHELL_C.fullmatch(each.text) for each in words[number + 1 :]):
                     yield from _in_script(self.values_in(script), "a program that only a variable names")
-            if number == 0 and _program(word) not in _PREFIXES:
+            if number == 0 and program_of(word) not in _PREFIXES:
                 return
 
     def _script_of(self, name: str, words: Sequence[Word], command: Command) -> Iterator[Refusal]:
-        if name in _AWK:
-            made = [Word(inside=word.inside) for word in _script_files(words)]
-            yield from _in_script(self.values_in([*_awk_programs(words), *made]), name)
+        if name in AWK:
+            made = [Word(inside=word.inside) for word in find_script_files(words)]
+            yield from _in_script(self.values_in([*find_awk_programs(words), *made]), name)
         elif name == "env":
             split = [word for word in words if word.text.startswith("--split-string=")]
-            split += _code_words(words, "S", valued="uC")
+            split += find_code_words(words, "S", valued="uC")
             yield from _in_script(self.values_in(split), "`env -S`")
         elif name == "ssh":
-            _, remote = _ssh_words(words)
+            _, remote = find_ssh_words(words)
             yield from _in_script(self.values_in(remote), "the shell on the other side")
             options = [word for word in words if "command=" in word.text.lower() and word not in remote]
             yield from _in_script(self.values_in(options), name)
         elif name in ("su", "runuser", "script", "flock", "sg"):
-            yield from _in_script(self.values_in(_code_words(words, "c", stops=False)), name)
+            yield from _in_script(self.values_in(find_code_words(words, "c", stops=False)), name)
         elif name == "watch" and not {"-x", "--exec"} & {word.text for word in words}:
             yield from _in_script(self.values_in(words), name)
         elif name == "parallel":
@@ -432,11 +471,11 @@ class _Commands:
         elif name == "xargs":
             yield from self._xargs(words, command)
         elif name in ("sed", "gsed"):
-            files = _script_files(words)
+            files = find_script_files(words)
             made = [Word(inside=word.inside) for word in files]
-            scripts = _code_words(words, "e", stops=False) if files else _sed_scripts(words)
+            scripts = find_code_words(words, "e", stops=False) if files else find_sed_scripts(words)
             yield from _in_settings(self.values_in([*scripts, *made]), name, "a script")
-            if any(_STANDARD_INPUT.fullmatch(word.text) for word in files):
+            if any(STANDARD_INPUT.fullmatch(word.text) for word in files):
                 yield from _in_settings(self._read_by(command), name, "a script")
         elif name in ("make", "gmake"):
             yield from _in_settings(self.values_in(word for word in words if "=" in word.text), name, "a variable")
@@ -445,12 +484,13 @@ class _Commands:
             yield from _in_settings(self.values_in(first), name, "an argument, which may be an option,")
 
     def _xargs(self, words: Sequence[Word], command: Command) -> Iterator[Refusal]:
-        """What it reads becomes a script where it is put into one, or where the script is missing."""
+        """Yield refusals of `xargs`: what it reads becomes a script where it is put into one, or where the script is
+        missing."""
         texts = [word.text for word in words]
         for number, word in enumerate(words):
-            if _SHELL.fullmatch(_program(word)):
-                script, rest = _shell_script(words[number + 1 :])
-                asks = any(_is_code_option(each.text, "c") for each in words[number + 1 :])
+            if SHELL.fullmatch(program_of(word)):
+                script, rest = find_shell_script(words[number + 1 :])
+                asks = any(is_code_option(each.text, "c") for each in words[number + 1 :])
                 follows = zip(texts, [*texts[1:], ""], strict=True)
                 replaced = [text[2:] or following for text, following in follows if text.startswith("-I")]
                 is_put_in = any(place and place in each.text for each in script for place in replaced)
@@ -468,7 +508,8 @@ class _Commands:
     def _read_in(
         self, commands: Sequence[Command], values: list[int], first: int, *, is_own: bool = False
     ) -> Iterator[Refusal]:
-        """Values that reach commands on their standard input, where those run or compute what they read."""
+        """Yield refusals of values that reach commands on their standard input, where those run or compute what they
+        read."""
         for command in commands:
             reader = self._reader(command)
             computed = [word.text for word in self._assigned_by(command) if self.is_computed(word.text)]
@@ -479,11 +520,12 @@ class _Commands:
                     yield from _in_arithmetic(values, f"{computed[0]}, which is a number,")
 
     def _reader(self, command: Command, called: tuple[str, ...] = ()) -> str | None:
-        """Who takes the standard input of a command for a script: itself, or one in the function that it calls."""
-        rest = command.words[_first_program(command.words) :]
+        """Return the program that takes the standard input of a command for a script: itself, or one in the function
+        that it calls."""
+        rest = command.words[find_program(command.words) :]
         body = self._bodies.get(rest[0].text) if rest else None
         if body is None or body.function in called:
-            return _reads_script(rest)
+            return find_script_reader(rest)
         for inner in self._commands[body.first : body.end]:
             if self._inherits(inner, body.first):
                 reader = self._reader(inner, (*called, body.function))
@@ -492,14 +534,14 @@ class _Commands:
         return None
 
     def _inherits(self, command: Command, first: int) -> bool:
-        """Whether a command of a group, which begins at `first`, may read what the group reads."""
+        """Return whether a command of a group, which begins at `first`, may read what the group reads."""
         if command.input:
             return False
         if command.piped_from is None or command.piped_from < first:
             return True
         before = self._commands[command.piped_from : self._numbers[id(command)]]
-        heads = [(each, each.words[_first_program(each.words) :]) for each in before]
-        return any(rest and not each.input and _program(rest[0]) not in _NEVER_READING for each, rest in heads)
+        heads = [(each, each.words[find_program(each.words) :]) for each in before]
+        return any(rest and not each.input and program_of(rest[0]) not in _NEVER_READING for each, rest in heads)
 
     def refusals_in_group(self, group: Group) -> Iterator[Refusal]:
         inner = self._commands[group.first : group.end]
@@ -508,10 +550,11 @@ class _Commands:
         yield from self._written_to(group.tail.output, [*self._values_of(inner), *fed])
 
     def refusals_of_descriptors(self) -> Iterator[Refusal]:
-        """`exec <<< …; sh` and `coproc sh`: what is opened once is there for all commands that follow."""
+        """Yield refusals of `exec <<< …; sh` and `coproc sh`: what is opened once is there for all commands that
+        follow."""
         for number, command in enumerate(self._commands):
-            rest = command.words[_first_program(command.words) :]
-            name = _program(rest[0]) if rest else ""
+            rest = command.words[find_program(command.words) :]
+            name = program_of(rest[0]) if rest else ""
             behind = self._commands[number + 1 :]
             if name == "exec" and all(_NAMED_DESCRIPTOR.fullmatch(word.text) for word in rest[1:]):
                 if fed := self.values_in(command.input):
@@ -524,7 +567,7 @@ class _Commands:
                     yield from _in_script(self._values_of(self._commands), readers[0])
 
     def _output(self, command: Command) -> Iterator[Refusal]:
-        """`echo … > >(sh)` and `… | tee >(sh)`."""
+        """Yield refusals of `echo … > >(sh)` and `… | tee >(sh)`."""
         words = [*command.words, *command.output]
         yield from self._written_to(words, [*self.values_in(command.words), *self._read_by(command)])
 
@@ -533,213 +576,10 @@ class _Commands:
             yield from self._read_in(self._commands[start:end], values, start)
 
     def _read_by(self, command: Command) -> list[int]:
-        """The values in what a command reads."""
+        """Return the values in what a command reads."""
         return [*self.values_in(command.input), *self._piped_into(command)]
 
     def _piped_into(self, command: Command) -> list[int]:
         if command.piped_from is None:
             return []
         return self._values_of(self._commands[command.piped_from : self._numbers[id(command)]])
-
-
-def _program(word: Word) -> str:
-    return word.text.rpartition("/")[2] if "/" in word.text else word.text
-
-
-def _first_program(words: Sequence[Word]) -> int:
-    """Behind assignments and what merely says how the next word is looked up."""
-    number = 0
-    is_looked_up = False
-    while number < len(words):
-        text = words[number].text
-        if text in ("command", "builtin"):
-            is_looked_up = True
-        elif not _ASSIGNED.match(text) and not (is_looked_up and text.startswith("-")):
-            break
-        number += 1
-    return number
-
-
-def _options(words: Sequence[Word]) -> set[str]:
-    return {letter for word in words if word.text.startswith("-") for letter in word.text[1:]}
-
-
-def _is_code_option(text: str, letters: str) -> bool:
-    if text in _CODE_WORDS:
-        return True
-    return re.fullmatch(rf"-[A-Za-z0-9.]*[{letters}]", text) is not None
-
-
-def _takes_next(text: str, letters: str) -> bool:
-    """Whether the value of an option is the next word."""
-    return text in _VALUE_WORDS or (not text.startswith("--") and text[-1] in letters)
-
-
-def _interpreted(words: Sequence[Word], name: str) -> list[Word]:
-    """The scripts among the words of an interpreter."""
-    if name == "python" and _module(words) in _RUNNING_MODULES:
-        return list(words)
-    return _code_words(words, _CODE_LETTERS.get(name, "e"), valued=_VALUE_LETTERS.get(name, ""))
-
-
-def _module(words: Sequence[Word]) -> str:
-    """What `python -m` is to run."""
-    skip = False
-    for number, word in enumerate(words):
-        if skip:
-            skip = False
-        elif not word.text.startswith("-"):
-            return ""
-        elif re.match(r"-[A-Za-z]*m", word.text) and not word.text.startswith(("-W", "-X", "--")):
-            attached = word.text.partition("m")[2]
-            return attached or (words[number + 1].text if number + 1 < len(words) else "")
-        else:
-            skip = _takes_next(word.text, "WX")
-    return ""
-
-
-def _reads_code(words: Sequence[Word], name: str) -> bool:
-    """Whether an interpreter with these words takes its standard input for a script."""
-    if name == "python" and (module := _module(words)):
-        return module in _READING_MODULES
-    letters, valued = _CODE_LETTERS.get(name, "e"), _VALUE_LETTERS.get(name, "")
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif not word.text.startswith("-") or word.text == "-":
-            return _STANDARD_INPUT.fullmatch(word.text) is not None
-        elif _is_code_option(word.text, letters) or word.text.partition("=")[0] in _CODE_WORDS:
-            return False
-        else:
-            skip = _takes_next(word.text, valued)
-    return True
-
-
-def _script_files(words: Sequence[Word]) -> list[Word]:
-    """The files that `awk -f` and `sed -f` take their scripts from."""
-    found: list[Word] = []
-    for number, word in enumerate(words):
-        if word.text == "--file" or re.fullmatch(r"-[nrEsuz]*f", word.text):
-            found += words[number + 1 : number + 2]
-        elif attached := re.match(r"-[nrEsuz]*f|--file=", word.text):
-            found.append(Word(word.text[attached.end() :], inside=word.inside))
-    return found
-
-
-def _code_words(words: Sequence[Word], letters: str, *, stops: bool = True, valued: str = "") -> list[Word]:
-    """The scripts among the words of a program: behind an option that takes one, or in the option's own word. The first
-    word that is no option is a file, and what follows it is data, unless options may follow (`stops`)."""
-    found = []
-    is_next = skip = False
-    for word in words:
-        if is_next:
-            found.append(word)
-            is_next = False
-            if not word.text.startswith("-"):
-                continue
-        if skip:
-            skip = False
-        elif word.text.startswith("-") and len(word.text) > 1:
-            is_next = _is_code_option(word.text, letters)
-            skip = not is_next and _takes_next(word.text, valued)
-            if re.match(rf"-[A-Za-z0-9.]*[{letters}]", word.text) or word.text.partition("=")[0] in _CODE_WORDS:
-                found.append(word)
-        elif stops:
-            break
-    return found
-
-
-def _shell_script(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
-    """The script of `sh -c`, if there is one, and the other words that are no options."""
-    asks = skip = False
-    for number, word in enumerate(words):
-        if skip:
-            skip = False
-        elif word.text[:1] in ("-", "+") and len(word.text) > 1:
-            is_long = word.text.startswith("--")
-            skip = word.text in ("--rcfile", "--init-file") or (not is_long and word.text[-1] in "oO")
-            asks = asks or (word.text[0] == "-" and not is_long and "c" in word.text)
-        else:
-            return ([word], list(words[number + 1 :])) if asks else ([], list(words[number:]))
-    return [], []
-
-
-def _awk_programs(words: Sequence[Word]) -> list[Word]:
-    skip = ""
-    has_file = False
-    found = []
-    for word in words:
-        if skip:
-            if skip in ("-e", "--source"):
-                found.append(word)
-            skip = ""
-        elif word.text in ("-F", "-v", "-f", "-e", "-i", "--source", "--file", "--assign", "--field-separator"):
-            skip = word.text
-            has_file = has_file or word.text in ("-f", "--file")
-        elif not word.text.startswith("-") or word.text == "-":
-            return found if found or has_file else [word]
-    return found
-
-
-def _sed_scripts(words: Sequence[Word]) -> list[Word]:
-    scripts = _code_words(words, "e", stops=False)
-    return scripts or [word for word in words if not word.text.startswith("-")][:1]
-
-
-def _ssh_words(words: Sequence[Word]) -> tuple[Word | None, list[Word]]:
-    """The host, and the command for the shell there."""
-    skip = False
-    for number, word in enumerate(words):
-        if skip:
-            skip = False
-        elif word.text.startswith("-") and len(word.text) > 1:
-            skip = word.text[-1] in _SSH_OPTIONS_WITH_VALUE and len(word.text) == 2
-        else:
-            return word, list(words[number + 1 :])
-    return None, []
-
-
-def _names_to_read(words: Sequence[Word], valued: str = "dinNptu") -> list[Word]:
-    found = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word.text.startswith("-") and len(word.text) > 1:
-            skip = word.text[-1] in valued
-        else:
-            found.append(word)
-    return found
-
-
-def _reads_script(words: Sequence[Word]) -> str | None:
-    """The program among the words that takes its standard input for a script, if one does."""
-    for number, word in enumerate(words):
-        name, rest = _program(word), words[number + 1 :]
-        if number and _program(words[0]) not in _STARTING:
-            return None
-        if _SHELL.fullmatch(name):
-            script, operands = _shell_script(rest)
-            asks = any(_is_code_option(each.text, "c") for each in rest)
-            from_input = any(re.fullmatch(r"-[a-z]*s[a-z]*", each.text) for each in rest)
-            is_input = not operands or from_input or _STANDARD_INPUT.fullmatch(operands[0].text)
-            if not script and not asks and is_input:
-                return name
-            return None
-        if (found := _INTERPRETER.fullmatch(name)) is not None:
-            return name if _reads_code(rest, found["name"]) else None
-        if name in _AWK:
-            return name if any(_STANDARD_INPUT.fullmatch(each.text) for each in _script_files(rest)) else None
-        if name in (".", "source"):
-            return name if rest and _STANDARD_INPUT.fullmatch(rest[0].text) else None
-        if name == "ssh":
-            host, remote = _ssh_words(rest)
-            if host is not None and not remote:
-                return "the shell on the other side"
-            return _reads_script([Word(text) for each in remote for text in each.text.split()])
-        if name == "su":
-            return None if any(_is_code_option(each.text, "c") for each in rest) else name
-        if name in ("at", "batch") or (name == "parallel" and all(each.text.startswith("-") for each in rest)):
-            return name
-    return None

@@ -1,4 +1,4 @@
-"""Reads a shell command: what each place of a value is by its quoting, and which words each simple command has.
+"""The reader of shell commands: how the place of each value is quoted, and which words each simple command has.
 
 It follows the grammar of POSIX and of bash together, whichever of them will run it: what only bash reads as arithmetic
 or as a test is told as that. It knows enough to say where a value stands, and nothing is ever run or expanded.
@@ -12,7 +12,7 @@ import re
 from dataclasses import field
 from enum import StrEnum
 
-from ..core.records import dataclass
+from ..core.value_types import dataclass
 
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50
@@ -29,7 +29,7 @@ _KEPT = {"for", "case", "select", "function"}
 
 
 class ValueContext(StrEnum):
-    """What a value is surrounded by. Where it says "in", no reference to a variable would be plain data."""
+    """The quoting around a value. Where it says "in", no reference to a variable would be plain data."""
 
     BARE = "bare"
     DOUBLE = "double"
@@ -47,7 +47,7 @@ class ValueContext(StrEnum):
 
 
 class TooDeep(ValueError):
-    """Commands are inside each other deeper than is looked at."""
+    """Commands that are inside each other deeper than is looked at."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Group:
 
 @dataclass
 class Script:
-    """What a command says. Commands inside others come behind the one that they are inside of."""
+    """A command that was read. Commands inside others come behind the one that they are inside of."""
 
     places: dict[int, ValueContext] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
@@ -106,20 +106,21 @@ class Script:
 
 
 def read_script(text: str) -> Script:
-    """Never fails on a command that a shell would refuse: it reads on as well as it can. Raises TooDeep."""
+    """Read a command. Never fails on one that a shell would refuse: it reads on as well as it can. Raises TooDeep."""
     script = Script()
     _Reader(text, 0, len(text), script, 0).read_list("")
     return script
 
 
 def _is_command_next(words: list[Word], word: str) -> bool:
-    """Whether a word stands where a command or a word of the grammar may: `function f {` and `for x do` among them."""
+    """Return whether a word stands where a command or a word of the grammar may: `function f {` and `for x do` among
+    them."""
     first = words[0].text if words else ""
     return not words or (word == "{" and first == "function") or (word == "do" and first in ("for", "select"))
 
 
 class _Reader:
-    """Reads text[at:end]. A here-document is read by one of its own, over its lines."""
+    """A reader of text[at:end]. A here-document is read by one of its own, over its lines."""
 
     def __init__(self, text: str, at: int, end: int, script: Script, depth: int) -> None:
         self._text = text
@@ -133,7 +134,7 @@ class _Reader:
     # --- commands -----------------------------------------------------------------------------------------
 
     def read_list(self, closing: str, around: ValueContext = ValueContext.BARE) -> tuple[int, int]:
-        """Commands up to `closing`: `)` or the end. Returns from and to which command they are."""
+        """Read commands up to `closing`: `)` or the end. Returns from and to which command they are."""
         self._go_deeper()
         commands = self._script.commands
         first = pipeline = len(commands)
@@ -216,7 +217,7 @@ class _Reader:
             raise TooDeep(f"commands inside commands, more than {DEPTH_LIMIT} deep")
 
     def _read_operator(self, char: str) -> bool | None:
-        """Whether it is a pipe; None if it is `&>`."""
+        """Read an operator. Returns whether it is a pipe; None if it is `&>`."""
         if char == "\n":
             self._at += 1
             self._read_heredocs()
@@ -231,7 +232,7 @@ class _Reader:
         return char == "|"
 
     def _read_test(self, command: Command, around: ValueContext) -> None:
-        """The words of `[[ … ]]`, with its operators."""
+        """Read the words of `[[ … ]]`, with its operators."""
         while self._at < self._end:
             char = self._text[self._at]
             if char in " \t\n":
@@ -319,7 +320,7 @@ class _Reader:
     # --- words --------------------------------------------------------------------------------------------
 
     def _read_word(self, around: ValueContext) -> Word | None:
-        """None if it is the number of a descriptor, which belongs to the redirection behind it."""
+        """Read a word. Returns None if it is the number of a descriptor, which belongs to the redirection behind it."""
         word = Word()
         start = self._at
         while self._at < self._end:
@@ -369,7 +370,7 @@ class _Reader:
         self._at = min(self._at + 1, self._end)
 
     def _read_text(self, word: Word, closing: str, place: ValueContext) -> None:
-        """In double quotes, or the lines of a here-document."""
+        """Read text in double quotes, or the lines of a here-document."""
         while self._at < self._end:
             if closing and self._text[self._at] == closing:
                 self._at += 1
@@ -377,7 +378,7 @@ class _Reader:
             self._read_one(word, place)
 
     def _read_one(self, word: Word, place: ValueContext) -> None:
-        """One character, value or expansion."""
+        """Read one character, value or expansion."""
         text, at = self._text, self._at
         char = text[at]
         if (found := MARKED.match(text, at)) is not None:
@@ -419,8 +420,8 @@ class _Reader:
         self._at = found.end()
 
     def _read_backtick(self, word: Word, place: ValueContext) -> None:
-        """It ends at the next one that no backslash stands before. What backslashes in it mean depends on where it is,
-        and so does a quote in quotes: no value may stand there."""
+        """Read up to the next backtick that no backslash stands before. What backslashes in it mean depends on where it
+        is, and so does a quote in quotes: no value may stand there."""
         start = end = self._at + 1
         while end < self._end and self._text[end] != "`":
             end += 2 if self._text[end] == "\\" else 1
@@ -433,7 +434,7 @@ class _Reader:
         self._at = min(end + 1, self._end)
 
     def _read_brace(self, word: Word) -> None:
-        """`${…}`: text in double quotes may stand in it where it is text and not computed."""
+        """Read `${…}`: text in double quotes may stand in it where it is text and not computed."""
         self._go_deeper()
         is_computed = _COMPUTED.match(self._text, self._at, self._end) is not None
         assigns = _ASSIGNS.match(self._text, self._at, self._end)
@@ -455,7 +456,7 @@ class _Reader:
         self._depth -= 1
 
     def _read_arithmetic(self, closing: str, place: ValueContext, word: Word | None = None) -> None:
-        """Quotes make no difference in it."""
+        """Read an arithmetic expression, in which quotes make no difference."""
         self._go_deeper()
         inside = Word()
         parens = 0

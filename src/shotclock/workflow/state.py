@@ -1,16 +1,28 @@
-"""What can become of a step, and what is kept of it. Whether something failed is a typed status, never text."""
+"""The state of a run: the status of each step, what templates see of it, and what the store keeps of the run.
+
+Whether a step failed is a typed status, never text. Secrets are left out of the workflow that is kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, fields
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..core.effects import SideEffects, effects_of_all
 from ..core.envelope import Warning_
-from ..core.records import dataclass
-from ..providers.step_type import STEP_TYPES
+from ..core.errors import Failure, SideEffects, effects_of_all
+from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
+from ..core.value_types import dataclass
+from ..providers.provider import STEP_TYPES
+from .schema import REFERENCE, WorkflowFile
+
+if TYPE_CHECKING:
+    from ..store.runs import Run
+    from ..store.store import Store
 
 
 class Status(StrEnum):
@@ -47,7 +59,7 @@ class Reason(StrEnum):
 
 @dataclass(slots=True)
 class StepState:
-    """A step of a run, as far as it is."""
+    """The state of one step of a run."""
 
     id: str
     type: str
@@ -60,6 +72,8 @@ class StepState:
     duration_ms: int | None = None
     timeout_ms: int | None = None
     attempts: int = 0
+    cut_off: int = 0
+    """How many of its attempts were cut off with their process. They are none of the tries that the file allows."""
     loops: int = 0
     output: Any = None
     error: dict[str, Any] | None = None
@@ -67,6 +81,10 @@ class StepState:
     side_effects: SideEffects | None = None
     """None of one that has not begun, or that nobody knows more of than its status."""
     warnings: list[Warning_] = field(default_factory=list)
+    partial: bool = False
+    """Its output is what there was when it was cut off, or told to come to an end."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What is known of how the output came about: of a model which one, and what it used."""
     continues: bool = False
     """Its failure does not stop those who wait for it."""
     visit: int = 0
@@ -81,8 +99,14 @@ class StepState:
     """Of the approval that it began with, before the run was parked."""
     parts: list[dict[str, Any]] = field(default_factory=list)
     """The records of its items, where the run was parked while some of them waited."""
+    has_begun: bool = False
+    """It had begun when the run was parked or its process died, and begins again when the run goes on."""
+    overtime: list[dict[str, Any]] = field(default_factory=list)
+    """What was decided about its time while it ran: overtime that was asked for, and that it was wound down."""
     used_ms: int = 0
     """What its last try took. Known only while it runs."""
+    earlier_effects: SideEffects = SideEffects.NONE
+    """What the tries before this one may have changed. Known only while it runs."""
 
     @property
     def has_passed(self) -> bool:
@@ -90,7 +114,7 @@ class StepState:
 
     @property
     def effects(self) -> SideEffects:
-        """What it may have changed, as far as is known."""
+        """Return what the step may have changed, as far as is known."""
         if self.side_effects is not None:
             return self.side_effects
         is_untouched = self.status in (Status.PENDING, Status.SKIPPED) or (
@@ -116,7 +140,8 @@ class StepState:
         later = self.fresh()
         later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
         later.parts = self.parts
-        later.attempts = self.attempts
+        later.has_begun = True
+        later.attempts, later.cut_off = self.attempts, self.cut_off
         return later
 
     def to_parked(self) -> StepState:
@@ -128,6 +153,20 @@ class StepState:
             later.side_effects = SideEffects.UNKNOWN
         return later
 
+    def key_in(self, run_id: str) -> str:
+        """Return the key of one visit to the step: going back to it asks people again, going on with the run does
+        not."""
+        return f"{run_id}/{self.id}" + (f"#{self.visit}" if self.visit else "")
+
+    def cancel(self) -> None:
+        """Mark the step as cancelled, and keep the context of what was learned while it was stopped."""
+        known = self.error or {}
+        context = known.get("context") if known.get("code") == "CANCELLED" else None
+        self.status = Status.CANCELLED
+        self.error = {"code": "CANCELLED", "message": "the run was stopped", "retryable": False, "phase": "execution"}
+        if context:
+            self.error["context"] = context
+
     def to_answer(self) -> dict[str, Any]:
         """Return what the envelope shows of it."""
         return {name: value for name in _SHOWN if (value := getattr(self, name)) or name in _ALWAYS_SHOWN}
@@ -138,7 +177,8 @@ class StepState:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> StepState:
-        """Raises ValueError or KeyError where another version has written something that is not known here."""
+        """Read a record of the store. Raises ValueError or KeyError where another version has written something that is
+        not known here."""
         reason = record.get("reason")
         known = {name: value for name, value in record.items() if name in _FIELDS}
         known |= {"status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
@@ -147,8 +187,9 @@ class StepState:
         return cls(**known)
 
 
-_FIELDS = tuple(field.name for field in fields(StepState) if field.name != "used_ms")
-_KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts"}
+_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in ("used_ms", "earlier_effects"))
+_KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
+_KEPT_BACK |= {"has_begun"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
@@ -177,3 +218,150 @@ def effects_of(states: Iterable[StepState]) -> SideEffects:
     states = list(states)
     is_well = all(state.status in (Status.SUCCEEDED, Status.SKIPPED) for state in states)
     return effects_of_all((state.effects for state in states), ended_well=is_well)
+
+
+# --- what templates see -----------------------------------------------------------------------------------
+
+
+class _View(Mapping[str, Any]):
+    """A view of the states as they are at the moment of looking: a copy for each of a thousand steps would be a
+    million."""
+
+    def __init__(self, states: Mapping[str, StepState]) -> None:
+        self._states = states
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class OutputsView(_View):
+    """`outputs.build` in a template. Only what has succeeded has an output."""
+
+    def __getitem__(self, name: str) -> Any:
+        state = self._states[name]
+        if state.status is not Status.SUCCEEDED:
+            raise KeyError(name)
+        return state.output
+
+
+class StepsView(_View):
+    """`steps.build.status` in a template. Here is also the output of one that failed: what it said until then."""
+
+    def __getitem__(self, name: str) -> Any:
+        state = self._states[name]
+        shown = {"status": state.status.value, "error": state.error, "attempts": state.attempts}
+        shown |= {"partial": state.partial}
+        return {**shown, "output": state.output}
+
+
+# --- a workflow as it is written down ---------------------------------------------------------------------
+
+# Beside a workflow that was written down without its secrets.
+HIDES = "x-secrets-hidden"
+# What of a step or a tool is free text. The other keys are names and numbers, which a report reads.
+_TEXTS = {"exec", "stdin", "url", "body", "params", "command", "args", "arguments", "repository"}
+_TEXTS |= {"prompt", "system_prompt", "base_url", "default", "inputs", "transform"}
+
+
+def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
+    """Return, by name, the values that the file itself has for variables and headers that look secret."""
+    found: dict[str, str] = {}
+    for part in _parts(written):
+        for key in ("env", "headers"):
+            for name, value in (part.get(key) or {}).items():
+                if _is_literal_secret(key, name, value):
+                    found[f"{name}_SECRET"] = str(value)  # a header's name need not look like a variable's
+    return found
+
+
+def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
+    """Return the workflow as it may be kept: no literal secret in `env` and `headers`, no known one in its texts."""
+    kept: dict[str, Any] = json.loads(json.dumps(written))
+    for part in _parts(kept):
+        for key, value in part.items():
+            if key in ("env", "headers") and isinstance(value, dict):
+                part[key] = {
+                    name: HIDDEN if _is_literal_secret(key, name, each) else redaction.value(each)
+                    for name, each in value.items()
+                }
+            elif key in _TEXTS and not _is_declaration(part, key):
+                part[key] = redaction.value(value)
+    return kept
+
+
+def is_same(kept: Any, written: Any) -> bool:
+    """Return whether this is what was kept without its secrets: it may differ where something was hidden, and only
+    there."""
+    if isinstance(kept, dict) and isinstance(written, dict):
+        return kept.keys() == written.keys() and all(is_same(kept[key], written[key]) for key in kept)
+    if isinstance(kept, list) and isinstance(written, list):
+        return len(kept) == len(written) and all(map(is_same, kept, written))
+    if isinstance(kept, str) and HIDDEN in kept:
+        pattern = ".*".join(map(re.escape, kept.split(HIDDEN)))
+        return re.fullmatch(pattern, str(written), re.DOTALL) is not None
+    return bool(kept == written) and type(kept) is type(written)
+
+
+def _parts(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the file itself, its defaults, inputs, tools and steps: whatever may hold `env`, `headers` or text."""
+    yield written  # type: ignore[misc]
+    yield written.get("defaults") or {}
+    for key in ("inputs", "tools", "steps"):
+        for part in (written.get(key) or {}).values():
+            yield part
+            if isinstance(part.get("ai"), dict):
+                yield part["ai"]
+                yield from (part["ai"].get("mcp_servers") or {}).values()
+
+
+def _is_declaration(part: Mapping[str, Any], key: str) -> bool:
+    return key == "inputs" and "steps" in part
+
+
+def _is_literal_secret(key: str, name: str, value: Any) -> bool:
+    if not looks_secret(name) and not (key == "headers" and is_secret_header(name)):
+        return False
+    text = "" if value is None else str(value)
+    return bool(text) and "{{" not in text and not REFERENCE.search(text)
+
+
+def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
+    """Return a run as it was written down. Raises Failure if another version did, in a way that is not known here."""
+    try:
+        states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
+        written = {key: value for key, value in run.workflow.items() if key != HIDES}
+        return WorkflowFile.model_validate(written), states
+    except (ValueError, KeyError, TypeError):
+        message = f"run {run.id!r} was recorded by another version of shotclock, which cannot be continued here"
+        raise Failure("STORE_UNUSABLE", message, suggestion="continue it with the version that began it") from None
+
+
+def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the workflow as it is written down: without secrets, and saying so where there were some."""
+    written = workflow.model_dump(exclude_unset=True)
+    redaction = Redaction({**environment, **literal_secrets(written)})
+    kept = without_secrets(written, redaction)
+    return kept if kept == written else {**kept, HIDES: True}
+
+
+def restore_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
+    """Return the workflow with what was hidden, read again from its file. Raises Failure if that is gone or changed."""
+    if HIDES not in run.workflow:
+        return kept
+    from .loader import load_file
+
+    why = f"run {run.id!r} was recorded without the secrets in {run.file}"
+    try:
+        loaded = load_file(Path(run.file))
+    except OSError as error:
+        message = f"{why}, which cannot be read: {error.strerror}"
+        raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
+    written = None if loaded.workflow is None else loaded.workflow.model_dump(exclude_unset=True)
+    expected = {key: value for key, value in run.workflow.items() if key != HIDES}
+    if loaded.workflow is None or not is_same(expected, written):
+        hint = "put the file back as it was, or begin a new run"
+        raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
+    return loaded.workflow

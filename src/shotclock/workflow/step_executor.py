@@ -1,4 +1,4 @@
-"""One step from its condition to its output: templates rendered, tries repeated, the result judged.
+"""The executor of steps: condition, items, approval, tries, and what becomes of the output.
 
 The span of a step is above the calls of its tries and below its run:
 
@@ -18,36 +18,51 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.clocks import Clocks
-from ..core.deadlines import NS_PER_MS, Deadline
-from ..core.effects import Ending, SideEffects
+from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline
 from ..core.envelope import Envelope
-from ..core.errors import Failure
-from ..core.graph import groups_of
-from ..core.redaction import Redaction
-from ..core.texts import one_line
+from ..core.errors import Ending, Failure, SideEffects, effects_of_all
+from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
+from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
-from ..core.walltime import WallTime
-from ..inbox.inbox import Inbox
+from ..core.value_types import dataclass, replace_fields
+from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
-from ..providers.command import CommandStep
-from ..providers.provider import Provider, Providers, StepCall, StepResult, result_left_by
-from ..providers.step_type import STEP_TYPES, StepPart, duration_ms
+from ..process.context import Scope
+from ..providers.command import CommandStep, ToolStep
+from ..providers.provider import (
+    STEP_TYPES,
+    FileTool,
+    Provider,
+    StepCall,
+    StepPart,
+    StepResult,
+    duration_ms,
+    result_left_by,
+)
 from ..providers.workflow import RunFile
-from ..runtime.call import Call, answer, new_span_id, no_time_left
-from ..runtime.handlers import outcome_of_error
+from ..runtime.call import Call, Outcome, Work, answer, new_span_id, no_time_left, wound_down_problem
+from ..runtime.control import enter, leave, start_control
 from ..runtime.loop_call import current_scope
+from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from . import templates
-from .plan import delay_ms, items_come_from, retry_of, step_timeout_ms, written_timeout
-from .scheduler import Deadlines, Execute, ParallelSlots
-from .schema import WorkflowFile
+from .plan import (
+    delay_ms,
+    groups_of,
+    items_come_from,
+    most_tries,
+    overtime_of,
+    retry_of,
+    step_timeout_ms,
+    written_timeout,
+)
+from .scheduler import Execute, ParallelSlots, RunContext
 from .state import Reason, Status, StepState, effects_of
-from .step_approval import PersonWait, Refused, StepGate, key_of
+from .step_approval import RefusedStep, StepApproval
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 
 # How many items of one step are under way at a time.
@@ -73,61 +88,52 @@ class AnsweredTry(NamedTuple):
     output: Any = None
     rule: str | None = None
     """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
+    details: Mapping[str, Any] | None = None
+    """What is written down with the output."""
 
 
-class Steps:
-    """Executes the steps of one workflow."""
+@dataclass(slots=True)
+class _Work:
+    """A step, or one of its items, while it is executed."""
 
-    def __init__(
-        self,
-        workflow: WorkflowFile,
-        runtime: Runtime,
-        providers: Providers,
-        renderer: StepRenderer,
-        *,
-        base_env: Mapping[str, str],
-        redaction: Redaction,
-        deadlines: Deadlines,
-        run_id: str,
-        run_began_at: WallTime,
-        attention: PersonWait,
-        inbox: Callable[[], Inbox],
-        places: ParallelSlots,
-        run_file: RunFile,
-    ) -> None:
-        """`base_env` is what children see without asking."""
-        self._run_id = run_id
-        self._run_began_at = run_began_at
-        self._attention = attention
-        self._inbox = inbox
-        self._places = places
+    name: str
+    step: StepPart
+    state: StepState
+    scope: dict[str, Any]
+    item: tuple[int, int] = (0, 1)
+    """Which of how many items it is done for."""
+    approved: RenderedStep | None = None
+    """What somebody has approved, which is what runs."""
+
+
+class StepExecutor:
+    """The executor of the steps of one run."""
+
+    def __init__(self, run: RunContext, run_file: RunFile) -> None:
+        self._run = run
+        self._workflow = run.workflow
         self._run_file = run_file
-        self._workflow = workflow
-        self._runtime = runtime
-        self._renderer = renderer
-        self._providers = providers
-        self._base_env = base_env
-        self._redaction = redaction
-        self._deadlines = deadlines
-        self._clocks_of: dict[tuple[int | None, ...], Clocks] = {}
+        self._person_wait = run.person_wait
+        self.renderer = StepRenderer(run)
+        self._clocks_of: dict[Clocks, Clocks] = {}
 
     async def execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         """Execute one step and leave its state final. A cancellation is passed on."""
-        with self._attention.at_work():
+        with self._person_wait.at_work():
             await self._execute(name, step, state, scope)
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         try:
-            seen = await self._renderer.with_variables(step, step.if_, scope)
-            if step.if_ is not None and not await self._renderer.evaluate(step.if_, seen):
+            visible = await self.renderer.with_variables(step, step.if_, scope)
+            if step.if_ is not None and not await self.renderer.evaluate(step.if_, visible):
                 state.status, state.reason = Status.SKIPPED, Reason.CONDITION
                 return
             items, source = await self._find_items(step, scope)
             # Its status is final only when nothing more can change it: others look at it meanwhile.
             if items is None:
-                verdict = await self._approve_and_try(name, step, state, scope)
+                verdict = await self._approve_and_try(_Work(name, step, state, scope))
             else:
-                verdict = await self._try_items(name, step, state, scope, items, source)
+                verdict = await self._try_items(_Work(name, step, state, scope), items, source)
             if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
             state.status = verdict
@@ -137,11 +143,11 @@ class Steps:
             bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
             context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_KEPT))}
             state.status = Status.FAILED
-            state.error = self._redaction.value(bug | {"phase": "execution", "context": context})
+            state.error = self._run.redaction.value(bug | {"phase": "execution", "context": context})
 
     def _note_failure(self, state: StepState, failed: StepFailed) -> None:
         state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
-        state.is_cut_short = failed.fired is not None and self._deadlines.owns(failed.fired.source)
+        state.is_cut_short = self._run.deadlines.note_fired(failed.fired)
 
     # --- items --------------------------------------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class Steps:
         items: Any = step.for_each
         if items is None or isinstance(items, bool):
             return self._find_items_of_others(step, scope)
-        items = await self._renderer.render(items, scope)
+        items = await self.renderer.render(items, scope)
         if isinstance(items, str):
             items = read_printed(items).value
         if not isinstance(items, list):
@@ -167,54 +173,52 @@ class Steps:
                 break
         return None, None
 
-    async def _try_items(
-        self,
-        name: str,
-        step: StepPart,
-        state: StepState,
-        scope: dict[str, Any],
-        items: list[Any],
-        source: str | None,
-    ) -> Status:
-        around = self._places if STEP_TYPES[step.type].takes_slot else None
-        places = ParallelSlots(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), around)
-        parts = [StepState(f"{name}[{number}]", step.type) for number in range(len(items))]
+    async def _try_items(self, work: _Work, items: list[Any], source: str | None) -> Status:
+        step, state, scope = work.step, work.state, work.scope
+        outer = self._run.slots if STEP_TYPES[step.type].takes_slot else None
+        slots = ParallelSlots(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), outer)
+        parts = [StepState(f"{work.name}[{number}]", step.type) for number in range(len(items))]
         if len(state.parts) == len(parts):
             parts = [StepState.from_record(record) for record in state.parts]
         state.parts = []
+        is_clean_up = self._run.call.winding_down is not None  # nothing else is begun then
 
-        async def one(number: int, item: Any) -> None:
-            if parts[number].status.is_final:  # before the run was parked
+        async def try_item(number: int, item: Any) -> None:
+            part = parts[number]
+            if part.status.is_final:  # before the run was parked
                 return
             here = {**scope, "item": item, "index": number}
             if source is not None:  # the one output that is meant is this item's
                 here["outputs"] = ChainMap({source: item}, scope["outputs"])
-            async with places.one():
-                with self._attention.at_work():
+            async with slots.hold_one():
+                if self._run.call.winding_down is not None and not is_clean_up:
+                    part.status, part.reason = Status.SKIPPED, Reason.RUN_ENDED
+                    return
+                with self._person_wait.at_work():
                     try:
-                        item = (number, len(items))
-                        parts[number].status = await self._approve_and_try(name, step, parts[number], here, item)
+                        one = _Work(work.name, step, part, here, (number, len(items)))
+                        part.status = await self._approve_and_try(one)
                     except StepFailed as failed:
-                        self._note_failure(parts[number], failed)
+                        self._note_failure(part, failed)
 
         try:
-            with self._attention.leave_to_parts():
+            with self._person_wait.leave_to_parts():
                 async with asyncio.TaskGroup() as group:
                     for number, item in enumerate(items):
-                        group.create_task(one(number, item))
+                        group.create_task(try_item(number, item))
         except asyncio.CancelledError:  # what they had said until then is kept, as that of one would be
             stopped = next((part for part in parts if part.ending and not part.status.is_final), None)
             with contextlib.suppress(ValueError):
                 state.output = self._check_size([part.output for part in parts])
-            state.attempts = sum(part.attempts for part in parts)
+            state.attempts = state.cut_off + sum(part.attempts for part in parts)
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
-            if self._attention.parked.done():
+            if self._person_wait.parked.done():
                 records = [(part if part.status.is_final else part.to_parked()).to_record() for part in parts]
                 state.parts = [] if _is_too_large(records) else records
             raise
         outputs = [part.output for part in parts]
-        state.attempts = sum(part.attempts for part in parts)
+        state.attempts = state.cut_off + sum(part.attempts for part in parts)
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = notes[:MOST_WARNINGS]
         state.side_effects = effects_of(parts)
@@ -224,98 +228,97 @@ class Steps:
         except ValueError as unfit:
             raise StepFailed("OUTPUT_INVALID", f"the outputs of all items together: {unfit}", "step/output") from None
         if not bad:
-            return Status.SUCCEEDED
+            return self._judge_skipped(state, parts)
         first = parts[bad[0]]
         error = first.error or {}
         known = error.get("context")
         context = {**(known if isinstance(known, dict) else {}), "items_failed": bad[:MOST_WARNINGS]}
-        shown = one_line(str(self._redaction.value(as_text(items[bad[0]]))), ITEM_SHOWN)
+        shown = one_line(str(self._run.redaction.value(as_text(items[bad[0]]))), ITEM_SHOWN)
         which = f"item {bad[0] + 1} of {len(items)} ({shown})" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
         state.error = {**error, "message": f"{which}: {error.get('message', '')}", "context": context}
         state.ending = first.ending
         state.is_cut_short = any(part.is_cut_short for part in parts)
         return first.status
 
+    def _judge_skipped(self, state: StepState, parts: list[StepState]) -> Status:
+        """Return the status of a step of which no item has failed: cancelled if there are some that never began."""
+        skipped = [number for number, part in enumerate(parts) if part.reason is Reason.RUN_ENDED]
+        if not skipped:
+            return Status.SUCCEEDED
+        state.cancel()
+        message = f"{len(skipped)} of {len(parts)} items were not started: the run winds down"
+        state.error = {**(state.error or {}), "message": message, "context": {"items_skipped": skipped[:MOST_WARNINGS]}}
+        state.ending = Ending.CANCELLED.value
+        return Status.CANCELLED
+
     # --- tries --------------------------------------------------------------------------------------------
 
-    async def _approve_and_try(
-        self, name: str, step: StepPart, state: StepState, scope: dict[str, Any], item: tuple[int, int] = (0, 1)
-    ) -> Status:
-        retry = retry_of(self._workflow, step)
-        most = 1 + (retry.max if retry is not None else 0)
-        deadline = self._deadlines.of(name)
-        if step.approval:
-            gate = StepGate(
-                self._inbox(),
-                key_of(self._run_id, state),
-                self._attention.waits,
-                self._redaction,
-                self._run_began_at,
-                used=state.proposal_id,
-            )
-            rendered = await self._renderer.render_step(step, scope)
-            approved = await gate.ask(state.id, step, rendered, most, deadline)
-            if isinstance(approved, Refused):
-                return self._record_try(step, state, AnsweredTry(approved.envelope, None, approved.rule))
-            state.proposal_id = gate.used
-            ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
-            try:
-                verdict = await self._try_repeatedly(name, step, state, scope, item, approved)
-                ended = (state.error or {}) if verdict.is_bad else None
-            except StepFailed as failed:
-                ended = failed.error
-                raise
-            except asyncio.CancelledError:
-                if self._attention.parked.done() and state.put_off().proposal_id is not None:
-                    gate.used = None  # what became of it is known once the run has gone on
-                raise
-            finally:
-                gate.record(ended)
-            return verdict
-        return await self._try_repeatedly(name, step, state, scope, item, None)
+    async def _approve_and_try(self, work: _Work) -> Status:
+        step, state = work.step, work.state
+        if not step.approval:
+            return await self._try_repeatedly(work)
+        approval = StepApproval(self._run, state.key_in(self._run.run_id), used=state.proposal_id)
+        rendered = await self.renderer.render_step(step, self._with_deadline(work))
+        tries, deadline = most_tries(self._workflow, step), self._run.deadlines.of(work.name)
+        approved = await approval.ask(state.id, step, rendered, tries, deadline)
+        if isinstance(approved, RefusedStep):
+            return self._record_try(step, state, AnsweredTry(approved.envelope, None, approved.rule))
+        state.proposal_id, work.approved = approval.used, approved
+        ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
+        try:
+            verdict = await self._try_repeatedly(work)
+            ended = (state.error or {}) if verdict.is_bad else None
+        except StepFailed as failed:
+            ended = failed.error
+            raise
+        except asyncio.CancelledError:
+            if self._person_wait.parked.done() and state.put_off().proposal_id is not None:
+                approval.used = None  # what became of it is known once the run has gone on
+            raise
+        finally:
+            approval.record(ended)
+        return verdict
 
-    async def _try_repeatedly(
-        self,
-        name: str,
-        step: StepPart,
-        state: StepState,
-        scope: dict[str, Any],
-        item: tuple[int, int],
-        approved: RenderedStep | None,
-    ) -> Status:
-        retry = retry_of(self._workflow, step)
-        most = 1 + (retry.max if retry is not None else 0)
-        deadline = self._deadlines.of(name)
+    async def _try_repeatedly(self, work: _Work) -> Status:
+        step, state, retry = work.step, work.state, retry_of(self._workflow, work.step)
+        most, deadline = most_tries(self._workflow, step), self._run.deadlines.of(work.name)
+        may_start = self._run.deadlines.may_start
         while True:
             state.attempts += 1
             state.side_effects = None  # of the try before
             began_ns = monotonic_ns()
             try:
-                result = await self._try(name, step, state, scope, item, approved)
+                result = await self._try(work)
             except StepFailed:  # what it is to be tried with could not be made, so it was not
                 state.attempts -= 1
+                if state.attempts > state.cut_off:
+                    state.side_effects = state.earlier_effects
                 raise
             verdict = self._record_try(step, state, result)
             state.used_ms = (monotonic_ns() - began_ns) // NS_PER_MS
-            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, scope):
+            if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, work.scope):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
-            if not verdict.is_bad or state.attempts >= most or retry is None:
+            tries = state.attempts - state.cut_off
+            if not verdict.is_bad or tries >= most or retry is None:
                 return verdict
-            pause_ms = delay_ms(retry, state.attempts)
+            if not may_start(work.name) or self._run.call.winding_down is not None:
+                return verdict
+            pause_ms = delay_ms(retry, tries)
             if retry.backoff.jitter:
                 pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
             wanted = result.envelope.error or {}
             pause_ms = max(pause_ms, int(wanted.get("retry_after_ms") or 0))  # type: ignore[call-overload]
             if deadline is not None and deadline.remaining_ms(monotonic_ns()) <= pause_ms:
                 return verdict  # the next try would have no time left
+            state.earlier_effects = state.effects
             await asyncio.sleep(pause_ms / 1000)
 
     async def _fail_if_holds(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> bool:
         if step.fail_if is None:
             return False
-        seen = await self._renderer.with_variables(step, step.fail_if, {**scope, "output": state.output})
-        return await self._renderer.evaluate(step.fail_if, seen, self._left_for_output(step, state))
+        visible = await self.renderer.with_variables(step, step.fail_if, {**scope, "output": state.output})
+        return await self.renderer.evaluate(step.fail_if, visible, self._left_for_output(step, state))
 
     def _left_for_output(self, step: StepPart, state: StepState) -> int | None:
         """Return what the try has left of the step's timeout, for what judges or shapes the output; None is enough."""
@@ -334,13 +337,16 @@ class Steps:
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
             if isinstance(result.output, str) and not _is_too_large(result.output):
-                state.output = self._redaction.value(result.output.removesuffix("\n"))
+                state.output = self._run.redaction.value(result.output.removesuffix("\n"))
+        state.details = self._run.redaction.value(dict(result.details or {}))
+        state.partial = bool(state.details.pop("partial", False))
         state.ending = envelope.ending
-        state.side_effects = SideEffects(str(envelope.meta["side_effects"]))
+        effects = SideEffects(str(envelope.meta["side_effects"]))
+        state.side_effects = effects_of_all((state.earlier_effects, effects), ended_well=envelope.ok)
         notes = [*envelope.warnings, warn_of_kept(kept)] if kept else envelope.warnings
         if written_timeout(step) is None:  # that it has less than its kind may take is nobody's surprise
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
-        state.warnings = [self._redaction.value(note) for note in notes]
+        state.warnings = [self._run.redaction.value(note) for note in notes]
         state.error = None
         if envelope.error is None and trouble is not None:
             state.error = _error("OUTPUT_INVALID", trouble, "step/output")
@@ -348,64 +354,119 @@ class Steps:
         if envelope.error is None:
             return Status.SUCCEEDED
         error = dict(envelope.error)
+        if effects is SideEffects.NONE is not state.side_effects:  # a repeat could do what an earlier try has done
+            error["retryable"] = False
         known = error.get("context")
         context = dict(known) if isinstance(known, dict) else {}
         if result.rule is not None:
             context["rule"] = result.rule
         if isinstance(envelope.data, dict) and envelope.data.get("stderr"):
             # In this order: half a secret would not be known for one.
-            context["stderr"] = str(self._redaction.value(envelope.data["stderr"]))[-STDERR_KEPT:]
+            context["stderr"] = str(self._run.redaction.value(envelope.data["stderr"]))[-STDERR_KEPT:]
         if context:
             error["context"] = context
-        state.error = self._redaction.value(error)
-        state.is_cut_short = envelope.fired is not None and self._deadlines.owns(envelope.fired.source)
+        state.error = self._run.redaction.value(error)
+        state.is_cut_short = self._run.deadlines.note_fired(envelope.fired)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
     def _check_size(self, output: Any) -> Any:
         """Return what the steps behind it get of an output. Raise ValueError where it is too large."""
         if _is_too_large(output):
             raise ValueError(f"it is more than {OUTPUT_LIMIT} characters of JSON")
-        return self._redaction.value(output)
+        return self._run.redaction.value(output)
 
-    async def _try(
-        self,
-        name: str,
-        step: StepPart,
-        state: StepState,
-        scope: dict[str, Any],
-        item: tuple[int, int],
-        approved: RenderedStep | None,
-    ) -> AnsweredTry:
-        settings, values, asked, folder = approved or await self._renderer.render_step(step, scope)
-        env = {**self._base_env, **asked} if asked else self._base_env
-        key = f"{key_of(self._run_id, state)}.{state.attempts}"
+    async def _try(self, work: _Work) -> AnsweredTry:
+        run, step, state = self._run, work.step, work.state
+        rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
+        settings, values, own_env, folder = rendered
         call = StepCall(
-            name,
+            work.name,
             settings,
             self._make_clocks(step),
-            env,
+            {**run.base_env, **own_env} if own_env else run.base_env,
             folder,
-            key,
-            self._run_began_at,
-            self._attention.waits,
-            item,
-            self._attention.budget_ms is not None,
-            values,
-            asked,
-            self._redaction.holds,
-            self._run_file,
-            self._redaction.text,
+            key=f"{state.key_in(run.run_id)}.{state.attempts}",
+            run_began_at=run.began_at,
+            waits=self._person_wait.waits,
+            item=work.item,
+            parks=self._person_wait.budget_ms is not None,
+            values=values,
+            own_env=own_env,
+            holds_secret=run.redaction.holds,
+            run_file=self._run_file,
+            redact=run.redaction.text,
+            overtime=self._overtime_of(step, run.folder),
+            min_time_ms=0 if step.min_time is None else duration_ms(step.min_time, STEP_TYPES[step.type].unit),
+            tools=_FileTools(self, work) if step.type == "ai" else None,
         )
         # A run inside this one says by itself whether it works.
-        left = self._attention.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
+        left = self._person_wait.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
+        outer = current_scope.get()
+        assert outer is not None, "steps are tried inside of a run"
+        # That of the run, which may have been extended since the step began.
+        token = current_scope.set(replace(outer, deadline=run.deadlines.of(work.name)))
         try:
             with left:
-                return await try_step(self._providers[step.type], call, self._runtime)
+                may_start = run.deadlines.may_start(work.name)  # the run's clock may have rung for another item
+                return await try_step(run.providers[step.type], call, run.runtime, may_start=may_start)
         except asyncio.CancelledError as cancelled:
             state.ending, state.error = Ending.CANCELLED.value, None
             if (kept := answered_before(cancelled)) is not None:
                 self._record_try(step, state, kept)
             raise
+        finally:
+            current_scope.reset(token)
+
+    def _overtime_of(self, step: StepPart, folder: Path) -> OvertimePolicy | None:
+        """Return the overtime of a step. Whoever decides about it is looked for beside the workflow."""
+        policy = overtime_of(self._workflow, step)
+        if policy is None:
+            return None
+        if policy.observer is ObserverKind.MODEL:
+            self._run.runtime.overtime_observers.register(ObserverKind.MODEL, self._ask_model)
+        return replace_fields(policy, folder=str(folder))
+
+    async def _ask_model(self, call: Call, summary: dict[str, Any]) -> Decision:
+        from ..providers.ai import AiProvider
+
+        models = self._run.providers["ai"]
+        assert isinstance(models, AiProvider)
+        return await models.observe_overtime(call, summary)
+
+    def _with_deadline(self, work: _Work) -> dict[str, Any]:
+        """Return what the templates of a try see: also how many milliseconds it has, where that is known."""
+        timeout_ms = step_timeout_ms(self._workflow, work.step)
+        deadline = self._run.deadlines.of(work.name)
+        left_ms = None if deadline is None else deadline.remaining_ms(monotonic_ns())
+        limits = [limit for limit in (timeout_ms or None, left_ms) if limit is not None]
+        return {**work.scope, "deadline": {"remaining": min(limits, default=None)}}
+
+    async def call_tool(self, work: _Work, name: str, arguments: Mapping[str, Any]) -> AnsweredTry:
+        """Call a tool of the file for a step, as a call of its own inside the one that this is made in."""
+        run, step = self._run, ToolStep(type="tool", tool=name)
+        try:
+            settings, values, own_env, folder = await self.renderer.render_tool(step, arguments, work.scope)
+        except StepFailed as failed:
+            raise Failure(failed.error["code"], str(failed)) from None
+        # Stopped with the step that called it, it has no longer than that to be gone.
+        clocks = replace_fields(self._make_clocks(step), grace_ms=self._make_clocks(work.step).grace_ms)
+        call = StepCall(
+            f"{work.name} tool {name}",
+            settings,
+            clocks,
+            {**run.base_env, **own_env} if own_env else run.base_env,
+            folder,
+            values=values,
+            own_env=own_env,
+            holds_secret=run.redaction.holds,
+            redact=run.redaction.text,
+        )
+        return await try_step(run.providers[step.type], call, run.runtime)
+
+    def describe_tool(self, name: str) -> FileTool:
+        tool = self._workflow.tools[name]
+        schema = tool.input_schema or {"type": "object"}
+        return FileTool(name, tool.description or "", schema)
 
     def _make_clocks(self, step: StepPart) -> Clocks:
         unit, defaults = STEP_TYPES[step.type].unit, self._workflow.defaults
@@ -413,24 +474,22 @@ class Steps:
         def limit(own: object, default: object) -> int | None:
             return duration_ms(own, unit) if own is not None else None if default is None else duration_ms(default, "s")
 
-        limits = (
-            step_timeout_ms(self._workflow, step) or 0,
-            limit(step.soft, defaults.soft),
-            limit(step.idle, defaults.idle),
-            limit(step.grace, defaults.grace),
-        )
-        if limits not in self._clocks_of:  # the same for most steps, and everybody below knows the same ones again
-            timeout_ms, soft_ms, idle_ms, grace_ms = limits
-            self._clocks_of[limits] = Clocks(timeout_ms, soft_ms=soft_ms, idle_ms=idle_ms, grace_ms=grace_ms)
-        return self._clocks_of[limits]
+        others = {
+            f"{name}_ms": limit(getattr(step, name), getattr(defaults, name))
+            for name in WORK_CLOCKS
+            if name != "timeout"
+        }
+        clocks = Clocks(step_timeout_ms(self._workflow, step) or 0, **others)
+        # The same for most steps, and everybody below knows the same ones again.
+        return self._clocks_of.setdefault(clocks, clocks)
 
     # --- what came out ------------------------------------------------------------------------------------
 
     async def _judge_output(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         if step.transform is not None:
-            seen = await self._renderer.with_variables(step, step.transform, scope)
+            visible = await self.renderer.with_variables(step, step.transform, scope)
             limit_ms = self._left_for_output(step, state)
-            made = await self._renderer.render_value(step.transform, {**seen, "output": state.output}, limit_ms)
+            made = await self.renderer.render_value(step.transform, {**visible, "output": state.output}, limit_ms)
             if isinstance(made, str) and templates.sole_expression(step.transform) is None:
                 made = read_printed(made).value
             try:
@@ -439,7 +498,7 @@ class Steps:
                 raise StepFailed("OUTPUT_INVALID", f"what transform made: {error}", "step/output") from None
         if step.output_schema is not None:
             limit_ms = self._left_for_output(step, state)
-            misfit = await self._renderer.find_misfit(step.output_schema, state.output, limit_ms)
+            misfit = await self.renderer.find_misfit(step.output_schema, state.output, limit_ms)
             if misfit is not None:
                 message = f"its output does not fit output_schema: {misfit.why}"
                 raise StepFailed("OUTPUT_INVALID", message, "step/output", misfit.ended)
@@ -448,23 +507,74 @@ class Steps:
             raise StepFailed("OUTPUT_INVALID", message, "step/for_each")
 
 
-async def try_step(provider: Provider, step: StepCall, runtime: Runtime) -> AnsweredTry:
-    """Begin the call of one try, let the provider carry it out, and answer it: the only place that does either.
+async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_start: bool = True) -> AnsweredTry:
+    """Begin the call of one try, let the provider carry it out, and answer it: the only place that does either. Where
+    the try may not start any more, it answers NO_TIME_LEFT.
 
     A cancellation is passed on, with what came of the try until then where the provider says so (`answered_before`).
     """
     call = runtime.begin(step.name, {}, step.clocks)
+    call.min_time_ms = step.min_time_ms
+    if step.overtime is not None:
+        call.overtime = Overtime(step.overtime)
+    outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
+    token, work = current_scope.set(replace(outer, call=call)), _TryWork()
+    call.work = work
+    enter(call)
+    start_control(call, runtime.observe)
     try:
-        result = StepResult(no_time_left(call)) if call.no_time_left else await provider.run(step, call, runtime)
+        if call.no_time_left or not may_start:
+            result = StepResult(no_time_left(call))
+        else:
+            result = await provider.run(step, call, runtime)
     except Failure as failure:
         outcome = outcome_of_error(failure)
         outcome.ending = Ending.NOT_STARTED
         result = StepResult(outcome)
     except asyncio.CancelledError as cancelled:
-        if (left := result_left_by(cancelled)) is not None:
-            cancelled.answered_try = _answer_try(provider, call, left)  # type: ignore[attr-defined]
-        raise
+        left = result_left_by(cancelled)
+        if not work.take_back_cancellation():
+            if left is not None:
+                cancelled.answered_try = _answer_try(provider, call, left)  # type: ignore[attr-defined]
+            raise
+        result = _unwound_result(call, left)
+    finally:
+        current_scope.reset(token)
+        leave(call)
     return _answer_try(provider, call, result)
+
+
+class _TryWork(Work):
+    """A try whose provider has no work of its own that could be told to wind down: it is cancelled once its time for
+    that is over."""
+
+    __slots__ = ("_is_stopped", "_task")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._is_stopped = False
+
+    def stop_unwound(self) -> None:
+        if self._task is not None and not self._is_stopped:
+            self._is_stopped = True
+            self._task.cancel()
+
+    def take_back_cancellation(self) -> bool:
+        """Return whether it was this, and nobody else, who has cancelled the try."""
+        return self._is_stopped and self._task is not None and self._task.uncancel() == 0
+
+
+def _unwound_result(call: Call, left: StepResult | None) -> StepResult:
+    """Return the result of a try that was stopped because it did not wind down, with what came of it until then."""
+    problem = wound_down_problem(call)
+    if left is None:
+        return StepResult(Outcome(Ending.CANCELLED, problem))
+    known = left.outcome
+    if isinstance(known, Envelope):
+        survivors: Any = known.meta.get("survivors") or ()
+        known = Outcome(Ending(known.ending), problem, known.data, survivors=survivors)
+    known.problem = problem
+    return StepResult(known, left.output, left.rule)
 
 
 def answered_before(cancelled: asyncio.CancelledError) -> AnsweredTry | None:
@@ -477,7 +587,22 @@ def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredT
     envelope = result.outcome if isinstance(result.outcome, Envelope) else answer(call, result.outcome)
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
-    return AnsweredTry(envelope, result.output, result.rule or provider.step_type.rule_for(envelope.code))
+    rule = result.rule or provider.step_type.rule_for(envelope.code)
+    return AnsweredTry(envelope, result.output, rule, result.details)
+
+
+class _FileTools:
+    """The tools of the file, for one try of a step that calls them by itself."""
+
+    def __init__(self, executor: StepExecutor, work: _Work) -> None:
+        self._executor, self._work = executor, work
+
+    def describe(self, name: str) -> FileTool:
+        return self._executor.describe_tool(name)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
+        answered = await self._executor.call_tool(self._work, name, arguments)
+        return answered.envelope, answered.output
 
 
 def _read_output(step: StepPart, output: Any) -> Read:
@@ -522,14 +647,7 @@ def _is_timeout(envelope: Envelope) -> bool:
 
 
 # --- spans ------------------------------------------------------------------------------------------------
-# The span of a step: above the calls of its tries, below its run.
-#
-#     run nightly ─┬─ step fetch ─── try fetch ─── what the server does
-#                  ├─ step build ─┬─ try build
-#                  │              └─ try build ─── exec ─── …
-#                  └─ step audit ─── run audit ─── step scan ─── try scan
-#
-# Its ids are made in any case, because the calls below it tell theirs to what they start.
+# The ids of a span are made in any case, because the calls below it tell theirs to what they start.
 
 
 def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
@@ -537,11 +655,11 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
     deadline."""
 
     async def execute_traced(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
-        around = current_scope.get()
-        assert around is not None, "steps are executed inside of a run"
-        run = around.span.trace
+        outer = current_scope.get()
+        assert outer is not None, "steps are executed inside of a run"
+        run = outer.span.trace
         own, began_ns = run.below(new_span_id()), monotonic_ns()
-        token = current_scope.set(replace(around, span=own, deadline=deadline_of(name)))
+        token = current_scope.set(replace(outer, span=own, deadline=deadline_of(name)))
         try:
             await execute(name, step, state, scope)
         finally:
@@ -554,17 +672,30 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
     return execute_traced
 
 
-def tell_of_skipped(state: StepState) -> None:
+def record_skipped_span(state: StepState) -> None:
     """Record the span of a step that was never executed."""
-    around = current_scope.get()
-    if spans.recorder is not None and around is not None:
-        run, now_ns = around.span.trace, wall_ns()
+    outer = current_scope.get()
+    if spans.recorder is not None and outer is not None:
+        run, now_ns = outer.span.trace, wall_ns()
         span = _span(state, run.below(new_span_id()), run.span_id, now_ns, now_ns)
         spans.recorder.tell(lambda: span)
 
 
+def _overtime_attributes(state: StepState) -> dict[str, spans.Attribute]:
+    """Say what was decided about its time; not for which reasons, which may quote what is secret."""
+    asked = [told for told in state.overtime if told["event"] == "overtime"]
+    wound_down = [told for told in state.overtime if told["event"] == "wind_down"]
+    attributes: dict[str, spans.Attribute] = {}
+    if asked:
+        attributes["shotclock.overtime.requests"] = len(asked)
+        attributes["shotclock.overtime.granted_ms"] = sum(told["granted_ms"] for told in asked)
+    if wound_down:
+        attributes["shotclock.wind_down.by"] = str(wound_down[0]["by"])
+    return attributes
+
+
 def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> spans.Span:
-    """Made at once: what a state says is changed when the step runs again."""
+    """Make the span of a step at once: its state changes when the step runs again."""
     # It is not final where a cancellation has gone through it.
     status = state.status if state.status.is_final else Status.CANCELLED
     attributes: dict[str, spans.Attribute] = {
@@ -582,6 +713,7 @@ def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, end
         attributes["shotclock.step.reason"] = state.reason.value
     if state.cause is not None:
         attributes["shotclock.step.cause"] = state.cause
+    attributes |= _overtime_attributes(state)
     code, message = None, ""
     if status.is_bad:
         error = state.error or {}

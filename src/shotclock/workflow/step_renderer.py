@@ -1,29 +1,30 @@
-"""A step as it would run: its templates rendered, its conditions evaluated, its variables filled in.
+"""The renderer of steps: templates rendered, conditions evaluated, variables filled in.
 
 What is more than a plain name is computed in a worker, where it can be killed, on a clock of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
-from ..core.operation import HandlerReference, Operation
-from ..core.redaction import Redaction, looks_secret
-from ..core.values import as_text, is_true
+from ..core.errors import Failure
+from ..core.json_values import as_text, is_true
+from ..core.redaction import looks_secret
 from ..providers.command import CommandStep, ToolStep
-from ..providers.step_type import STEP_TYPES, StepPart, StepType
-from ..runtime.runtime import Runtime
+from ..providers.provider import STEP_TYPES, StepPart, StepType
 from . import templates
-from .schema import WorkflowFile
-from .secrets import References, UnsetVariable, unset_message
-from .shell_quoting import Unsafe, with_references
+from .scheduler import RunContext
+from .schema import References, UnsetVariable, holds_template, is_template, unset_message
+from .shell_quoting import Unsafe, find_variable_refusal, with_references
 from .state import Status
-from .template_references import mentions
+from .templates import mentions
 
 # How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
 TEMPLATE_MS = 5_000
@@ -34,7 +35,7 @@ LEAST_TEMPLATE_MS = 2_000
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
-    """What a file makes us compute: where it can be killed, and on a clock of its own."""
+    """Make an operation that computes what a file says, in a worker where it can be killed, on a clock of its own."""
     handler = HandlerReference(f"shotclock.workflow.{module}", function)
     return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
 
@@ -42,14 +43,15 @@ def _in_worker(name: str, module: str, function: str) -> Operation:
 _RENDER = _in_worker("template", "templates", "render_all")
 _RENDER_VALUE = _in_worker("template", "templates", "render_value")
 _EVALUATE = _in_worker("condition", "templates", "evaluate")
-_FIND_MISFIT = _in_worker("schema", "json_schema", "misfit")
+_FIND_MISFIT = _in_worker("schema", "templates", "find_misfit")
 
 
 class StepFailed(Exception):
     """A step that could not even be tried, with the error its state shows."""
 
     def __init__(self, code: str, message: str, rule: str, ended: Envelope | None = None) -> None:
-        """`ended` is the answer of what could not be computed, where a clock may have stopped that."""
+        """Make the failure. `ended` is the answer of what could not be computed, where a clock may have stopped
+        that."""
         super().__init__(message)
         self.fired = None if ended is None else ended.fired
         """The clock that stopped it."""
@@ -66,7 +68,7 @@ class StepFailed(Exception):
         }
 
     def error_after(self, attempts: int) -> dict[str, Any]:
-        """The error of a step that was tried so often: validation is only what stopped it before it began."""
+        """Return the error of a step that was tried so often: its phase is validation only where it never began."""
         return self.error | {"phase": "execution"} if attempts else self.error
 
 
@@ -83,7 +85,7 @@ class RenderedStep(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """Why a value does not fit a JSON Schema, or could not be held against it."""
+    """The reason why a value does not fit a JSON Schema, or could not be checked."""
 
     why: str
     ended: Envelope | None = None
@@ -91,22 +93,11 @@ class Misfit(NamedTuple):
 
 
 class StepRenderer:
-    """Renders the steps of one workflow."""
+    """The renderer of the steps of one run."""
 
-    def __init__(
-        self,
-        workflow: WorkflowFile,
-        runtime: Runtime,
-        environment: Mapping[str, str],
-        redaction: Redaction,
-        folder: Path,
-    ) -> None:
-        """`environment` is everything there is, for what the file asks for by name; `folder` is that of the file."""
-        self._workflow = workflow
-        self._runtime = runtime
-        self._environment = environment
-        self._redaction = redaction
-        self._folder = folder
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        self._workflow = run.workflow
 
     async def render_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
         asked, folder = await self._render_surroundings(step, scope)
@@ -117,24 +108,65 @@ class StepRenderer:
         """Return its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
         step_type = STEP_TYPES[step.type]
         written = {key: getattr(step, key) for key in step_type.own_keys}
-        values: dict[str, str] = {}
         if isinstance(step, ToolStep):
-            tool = self._workflow.tools[step.tool]
-            arguments = await self.render(step.arguments, scope)
-            if (
-                tool.input_schema is not None
-                and (misfit := await self.find_misfit(tool.input_schema, arguments)) is not None
-            ):
-                message = f"arguments do not fit input_schema: {misfit.why}"
-                raise StepFailed("STEP_INVALID", message, "step/arguments", misfit.ended)
-            scope = {**scope, "args": arguments, "arguments": arguments}
-            written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
-        if isinstance(step, CommandStep | ToolStep):
-            written["shell"] = written["shell"] or self._workflow.defaults.shell
-            written["exec"], values = await self._render_script(str(written["exec"]), scope)
-            rest = {key: value for key, value in written.items() if key != "exec"}
-            return {**await self._render_keys(step_type, rest, scope), "exec": written["exec"]}, values
-        return await self._render_keys(step_type, written, scope), values
+            return await self._render_tool_settings(step, await self.render(step.arguments, scope), scope)
+        if isinstance(step, CommandStep):
+            return await self._render_command(step_type, written, scope)
+        if step.type == "ai":
+            return await self._render_ai(step, scope), {}
+        return await self._render_keys(step_type, written, scope), {}
+
+    async def render_tool(self, step: ToolStep, arguments: Mapping[str, Any], scope: dict[str, Any]) -> RenderedStep:
+        """Return a tool as it would run with these arguments, which are values: what looks like a template in them is
+        text. Raises StepFailed."""
+        asked, folder = await self._render_surroundings(step, scope)
+        settings, values = await self._render_tool_settings(step, dict(arguments), _with_env(scope, asked))
+        return RenderedStep(settings, values, asked, folder)
+
+    async def _render_tool_settings(
+        self, step: ToolStep, arguments: Any, scope: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        tool = self._workflow.tools[step.tool]
+        if (
+            tool.input_schema is not None
+            and (misfit := await self.find_misfit(tool.input_schema, arguments)) is not None
+        ):
+            message = f"arguments do not fit input_schema: {misfit.why}"
+            raise StepFailed("STEP_INVALID", message, "step/arguments", misfit.ended)
+        scope = {**scope, "args": arguments, "arguments": arguments}
+        written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
+        return await self._render_command(STEP_TYPES[step.type], written, scope)
+
+    async def _render_command(
+        self, step_type: StepType, written: dict[str, Any], scope: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        written["shell"] = written["shell"] or self._workflow.defaults.shell
+        script, values = await self._render_script(str(written["exec"]), scope)
+        rest = {key: value for key, value in written.items() if key != "exec"}
+        return {**await self._render_keys(step_type, rest, scope), "exec": script}, values
+
+    async def _render_ai(self, step: StepPart, scope: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of an `ai` step as plain values, with the text of its `prompt_file` as the prompt, and the
+        variables that its servers ask for."""
+        from ..providers.ai import AI, AiStep, read_prompt
+
+        assert isinstance(step, AiStep)
+        prompt = step.prompt
+        if step.prompt_file is not None:
+            name = (await self._render_text(step.prompt_file, scope)).text
+            _, folder = await self._render_surroundings(step, scope)
+            try:
+                prompt = await asyncio.to_thread(read_prompt, folder / name)
+            except Failure as failure:
+                raise StepFailed(failure.code, str(failure), "ai/prompt_file") from None
+        asked = {name: server.env for name, server in step.ai.mcp_servers.items()}
+        ai = step.ai.model_dump()
+        for server in ai["mcp_servers"].values():
+            server["env"] = {}
+        settings = await self._render_keys(AI, {"prompt": prompt, "ai": ai}, scope)
+        for name, env in asked.items():
+            settings["ai"]["mcp_servers"][name]["env"] = await self._fill_variables(env, scope)
+        return {**settings, "output_schema": step.output_schema}
 
     async def _render_keys(
         self, step_type: StepType, written: Mapping[str, Any], scope: dict[str, Any]
@@ -144,7 +176,7 @@ class StepRenderer:
 
     async def _render_key(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
         """Return one of a provider's keys, rendered: a value where any will do, else the text of it."""
-        if not _holds_template(written):
+        if not holds_template(written):
             return written
         rendered = await self.render(written, scope)
         if takes_values:
@@ -153,11 +185,11 @@ class StepRenderer:
         try:
             as_text(text).encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise StepFailed("STEP_INVALID", f"{key}: it holds half a character", "step/template") from None
+            raise StepFailed("STEP_INVALID", f"{key}: it holds an incomplete character", "step/template") from None
         return text
 
     async def _render_script(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
-        if not templates.is_template(script):
+        if not is_template(script):
             return script, {}
         rendered = await self._render_text(script, scope, marked=True)
         try:
@@ -170,7 +202,7 @@ class StepRenderer:
         filled = await self._render_variables(step, scope)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
-        folder = self._folder
+        folder = self._run.folder
         if written is not None:
             folder = folder / (await self._render_text(written, scope)).text
         return filled, folder
@@ -189,26 +221,37 @@ class StepRenderer:
             asked = {**self._workflow.tools[step.tool].env, **asked}
         if names is not None:
             asked = {name: value for name, value in asked.items() if name in names}
+        command = self._workflow.tools[step.tool].exec if isinstance(step, ToolStep) else getattr(step, "exec", None)
+        return await self._fill_variables(asked, scope, command)
+
+    async def _fill_variables(
+        self, asked: Mapping[str, Any], scope: dict[str, Any], command: str | None = None
+    ) -> dict[str, str]:
+        """Return variables with `${NAME}` and templates filled in; what is secret among them is kept out of records.
+        `command` is the shell command that gets them. Raise StepFailed for a value where one would be run."""
         filled: dict[str, str] = {}
         if asked:
-            references = References(self._environment)
+            for name, value in asked.items():
+                if is_template(as_text(value)) and (refusal := find_variable_refusal(name, command)) is not None:
+                    raise StepFailed("STEP_INVALID", f"env: {refusal.message}: {refusal.suggestion}", "step/env")
+            references = References(self._run.environment)
             try:
                 taken = {key: references.take_out(as_text(value)) for key, value in asked.items()}
             except UnsetVariable as unset:
                 raise StepFailed("STEP_INVALID", f"env: {unset_message(str(unset))}", "step/env") from None
             rendered = await self.render(taken, scope)
             filled = {key: references.put_in(as_text(value)) for key, value in rendered.items()}
-        self._redaction.learn(filled)
+        self._run.redaction.learn(filled)
         return filled
 
     async def render_output(self, template: str, scope: dict[str, Any]) -> Any:
         """Return an output of the run. Raises StepFailed."""
-        made = await self.render_value(template, scope) if templates.is_template(template) else template
-        return self._redaction.value(made)
+        made = await self.render_value(template, scope) if is_template(template) else template
+        return self._run.redaction.value(made)
 
     async def render(self, value: Any, scope: dict[str, Any]) -> Any:
         """Return a value with every text in it rendered; one that is nothing but an expression becomes its value."""
-        if not _holds_template(value):
+        if not holds_template(value):
             return value
         if isinstance(value, str):
             return await self.render_value(value, scope)
@@ -219,13 +262,13 @@ class StepRenderer:
         return value
 
     async def render_value(self, template: str, scope: dict[str, Any], limit_ms: int | None = None) -> Any:
-        """`limit_ms` is less than a template usually has."""
+        """Return the value of a template. `limit_ms` is less than a template usually has. Raises StepFailed."""
         if (name := templates.sole_name(template)) is not None:
             return _look_up(name, template, scope)
         if templates.is_simple(template):
             return (await self._render_text(template, scope)).text
         arguments = {"template": template, "scope": _plain_scope(scope, template)}
-        envelope = await self._runtime.call(_RENDER_VALUE, arguments, _limited(limit_ms))
+        envelope = await self._run.runtime.call(_RENDER_VALUE, arguments, _limit_clocks(limit_ms))
         if not envelope.ok:
             raise _template_failure(envelope, template, scope)
         return envelope.value
@@ -237,7 +280,7 @@ class StepRenderer:
             except templates.TemplateError as error:
                 raise _template_failed(str(error), template, scope) from None
         arguments = {"templates": [template], "scope": _plain_scope(scope, template), "marked": marked}
-        envelope = await self._runtime.call(_RENDER, arguments)
+        envelope = await self._run.runtime.call(_RENDER, arguments)
         if not envelope.ok:
             raise _template_failure(envelope, template, scope)
         rendered = envelope.value
@@ -249,20 +292,20 @@ class StepRenderer:
         if (name := templates.sole_name(written)) is not None:
             return is_true(_look_up(name, written, scope))
         arguments = {"condition": written, "scope": _plain_scope(scope, written)}
-        envelope = await self._runtime.call(_EVALUATE, arguments, _limited(limit_ms))
+        envelope = await self._run.runtime.call(_EVALUATE, arguments, _limit_clocks(limit_ms))
         if not envelope.ok:
             raise _template_failure(envelope, written, scope)
         return bool(envelope.value)
 
     async def find_misfit(self, schema: dict[str, Any], value: Any, limit_ms: int | None = None) -> Misfit | None:
         arguments = {"schema": schema, "value": value}
-        envelope = await self._runtime.call(_FIND_MISFIT, arguments, _limited(limit_ms))
+        envelope = await self._run.runtime.call(_FIND_MISFIT, arguments, _limit_clocks(limit_ms))
         if envelope.ok:
             return None if envelope.value is None else Misfit(str(envelope.value))
         return Misfit(f"it could not be checked: {(envelope.error or {})['message']}", envelope)
 
 
-def _limited(limit_ms: int | None) -> Clocks | None:
+def _limit_clocks(limit_ms: int | None) -> Clocks | None:
     return None if limit_ms is None else Clocks(timeout_ms=limit_ms)
 
 
@@ -293,14 +336,6 @@ def _template_failed(
             why = "has not succeeded" if status.is_final else "has not ended: wait for it with depends_on"
             message += f"; step {name!r} {why}"
     return StepFailed("TEMPLATE_FAILED", message, "step/template", ended)
-
-
-def _holds_template(value: Any) -> bool:
-    if isinstance(value, str):
-        return templates.is_template(value)
-    if isinstance(value, dict):
-        return any(map(_holds_template, value.values()))
-    return isinstance(value, list) and any(map(_holds_template, value))
 
 
 def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:

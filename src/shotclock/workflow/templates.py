@@ -1,21 +1,80 @@
-"""Values between steps: sandboxed Jinja templates, rendered where they can be stopped.
+"""Values between steps: sandboxed Jinja templates, and JSON Schemas that outputs are held against.
 
 A template may loop for ever, so anything but a plain name (`{{ outputs.fetch.items }}`) is rendered in a worker, on the
-clock. Plain names, which nearly all are, are looked up right here.
+clock. Plain names, which nearly all are, are looked up right here. A JSON Schema is checked in a worker as well: a
+regular expression in it may take for ever, and each of many alternatives that do not fit keeps a copy of the value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.errors import Failure
-from ..core.values import as_plain, as_text, is_true, read_json, write_json
-from .json_schema import TOO_MUCH, bounded_memory
+from ..core.json_values import as_plain, as_text, is_true, read_json, write_json
+from .schema import is_template
 from .shell_quoting import has_marks, mark, marks_in, unmarked
+
+# --- memory -----------------------------------------------------------------------------------------------
+# Time is bounded by the clock of the call. Memory has to be bounded by itself, or the machine is on its knees before
+# the clock rings.
+
+# Beyond what the worker has: a few outputs several times over. `'a' * 9999999999` ends here.
+MEMORY_LIMIT = 512 * 1024 * 1024
+TOO_MUCH = f"it takes more than {MEMORY_LIMIT >> 20} MB of memory"
+
+
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Bound the memory of this process: asking for more raises MemoryError. A worker does one thing at a time, so this
+    bounds no other call."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        with open("/proc/self/statm") as statm:
+            limit = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_LIMIT
+    except OSError:  # macOS has neither this nor a limit that holds
+        limit = 0
+    if not limit or (soft != resource.RLIM_INFINITY and soft <= limit):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
+    """Return why a value does not fit a JSON Schema, or None. Raises Failure where that takes too much to find out."""
+    from jsonschema import SchemaError
+    from referencing.exceptions import Unresolvable
+
+    try:
+        with bounded_memory():
+            return _find_misfit(schema, value)
+    except SchemaError as error:
+        return f"it is not a JSON Schema: {error.message[:200]}"
+    except Unresolvable as error:
+        return f"its $ref cannot be followed: {str(error)[:200]}"
+    except MemoryError:
+        raise Failure("OUTPUT_INVALID", TOO_MUCH) from None
+
+
+def _find_misfit(schema: dict[str, Any], value: Any) -> str | None:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    Draft202012Validator.check_schema(schema)
+    # With a registry of its own, which is empty, nothing is fetched from anywhere.
+    validator = Draft202012Validator(schema, registry=Registry())
+    problem = next(iter(validator.iter_errors(value)), None)
+    return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"
+
 
 # What one template may make.
 OUTPUT_LIMIT = 10_000_000
@@ -25,6 +84,7 @@ _OPENED = re.compile(r"\{\{|\{%")
 _EXPRESSION = re.compile(r"""\{\{(?:[^'"}]|'[^']*'|"[^"]*"|\}(?!\}))*\}\}""")
 _BLOCK = re.compile(r"""\{%(?:[^'"%]|'[^']*'|"[^"]*"|%(?!\}))*%\}""")
 _PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
+_MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
 _DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
 
 Scope = Mapping[str, Any]
@@ -43,17 +103,13 @@ class Rendered(NamedTuple):
     """What the marks in the text stand for, where marks were asked for."""
 
 
-def is_template(text: str) -> bool:
-    return "{{" in text or "{%" in text
-
-
 def is_simple(text: str) -> bool:
-    """Whether it holds nothing but plain names: those are looked up without a worker."""
+    """Return whether a template holds nothing but plain names: those are looked up without a worker."""
     return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
 def names_in(text: str) -> list[tuple[str, str | None]]:
-    """The plain names that a template looks up: each one's head, and the first name behind it."""
+    """Return the plain names that a template looks up: each one's head, and the first name behind it."""
     found = []
     for name in _PLACEHOLDER.findall(text):
         head = re.match(r"[A-Za-z_][\w-]*", name)
@@ -65,7 +121,7 @@ def names_in(text: str) -> list[tuple[str, str | None]]:
 
 
 def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
-    """Raises TemplateError for a name that is not there."""
+    """Render a template of plain names. Raises TemplateError for a name that is not there."""
     values: list[str] = []
 
     def replaced(found: re.Match[str]) -> str:
@@ -80,7 +136,7 @@ def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
 
 
 def with_marks(template: str) -> str:
-    """A command as far as it is known before it is rendered: marks for its values, its blocks left out."""
+    """Return a command as far as it is known before it is rendered: marks for its values, its blocks left out."""
     made: list[str] = []
     position = 0
     while (found := _OPENED.search(template, position)) is not None:
@@ -94,7 +150,7 @@ def with_marks(template: str) -> str:
 
 
 def sole_name(text: str) -> str | None:
-    """The name, where the whole template is one: its value then stays what it is, a list or a number."""
+    """Return the name, where the whole template is one: its value then stays what it is, a list or a number."""
     found = _PLACEHOLDER.fullmatch(text.strip())
     return None if found is None else found.group(1)
 
@@ -114,24 +170,35 @@ def look_up(name: str, scope: Scope) -> Any:
     return value
 
 
+class Mention(NamedTuple):
+    kind: str
+    """`outputs` or `steps`."""
+    name: str
+
+
+def mentions(template: str) -> list[Mention]:
+    return [Mention(kind, dotted or quoted) for kind, dotted, quoted in _MENTIONED.findall(template)]
+
+
 # --- in a worker, on the clock ----------------------------------------------------------------------------
 
 
 def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False) -> list[list[Any]]:
-    """Each as its text and the values of its marks. Runs in a worker; raises TemplateError."""
+    """Render templates, each as its text and the values of its marks. Runs in a worker; raises TemplateError."""
     with bounded_memory():
         return [list(_render(template, scope, marked)) for template in templates]
 
 
 def render_value(template: str, scope: dict[str, Any]) -> Any:
-    """The value of a template that is one expression, the text of any other. Runs in a worker; raises TemplateError."""
+    """Return the value of a template that is one expression, the text of any other. Runs in a worker; raises
+    TemplateError."""
     expression = sole_expression(template)
     if expression is None:
         ((text, _),) = render_all([template], scope)
         return text
     try:
         with bounded_memory():
-            value = _holdable(_evaluated(expression, scope, undefined_to_none=False))
+            value = _require_json(_evaluate_expression(expression, scope, undefined_to_none=False))
             if len(as_text(value)) > OUTPUT_LIMIT:
                 raise ValueError(f"a template made more than {OUTPUT_LIMIT} characters")
     except Exception as error:
@@ -140,21 +207,21 @@ def render_value(template: str, scope: dict[str, Any]) -> Any:
 
 
 def evaluate(condition: str, scope: dict[str, Any]) -> bool:
-    """Whether a condition holds, written with or without braces. Runs in a worker; raises TemplateError."""
+    """Return whether a condition holds, written with or without braces. Runs in a worker; raises TemplateError."""
     expression = condition_expression(condition)
     if expression is None:
         ((text, _),) = render_all([condition.strip()], scope)
         return is_true(text)
     try:
         with bounded_memory():
-            value = _evaluated(expression, scope, undefined_to_none=True)
+            value = _evaluate_expression(expression, scope, undefined_to_none=True)
             return is_true(list(value) if isinstance(value, Iterator) else value)
     except Exception as error:
         raise TemplateError(_why(condition, error)) from None
 
 
 def sole_expression(template: str) -> str | None:
-    """What stands between the braces, where the whole template is one pair of them."""
+    """Return what stands between the braces, where the whole template is one pair of them."""
     written = template.strip()
     if not (written.startswith("{{") and written.endswith("}}")):
         return None
@@ -171,16 +238,16 @@ def sole_expression(template: str) -> str | None:
 
 
 def condition_expression(condition: str) -> str | None:
-    """The expression that a condition is; None where it is text with templates in it."""
+    """Return the expression that a condition is; None where it is text with templates in it."""
     return sole_expression(condition) if is_template(condition) else condition.strip()
 
 
-def _evaluated(expression: str, scope: dict[str, Any], *, undefined_to_none: bool) -> Any:
+def _evaluate_expression(expression: str, scope: dict[str, Any], *, undefined_to_none: bool) -> Any:
     written = with_subscripts(expression)
     return environment_for(False).compile_expression(written, undefined_to_none=undefined_to_none)(**scope)
 
 
-def _holdable(value: Any) -> Any:
+def _require_json(value: Any) -> Any:
     plain, kept = as_plain(value)
     if kept:
         raise ValueError(f"{kept[0][:40]} is not a number that JSON can hold")
@@ -232,7 +299,7 @@ def environment_for(marked: bool) -> Any:
         environment.marked_values.append(as_text(value))
         return mark(len(environment.marked_values) - 1, environment.nonce)
 
-    def plain_again(made: Any) -> Any:
+    def restore_values(made: Any) -> Any:
         return unmarked(made, environment.marked_values, environment.nonce) if isinstance(made, str) else made
 
     def note_marks(text: str) -> str:
@@ -245,37 +312,38 @@ def environment_for(marked: bool) -> Any:
         return made
 
     # No template can write these names.
-    ours = {"plain again": plain_again, "note marks": note_marks, "require same marks": require_same_marks}
+    ours = {"plain again": restore_values, "note marks": note_marks, "require same marks": require_same_marks}
 
-    def filtered(node: nodes.Expr | None, by: str, lineno: int) -> nodes.Filter:
+    def make_filter(node: nodes.Expr | None, by: str, lineno: int) -> nodes.Filter:
         return nodes.Filter(node, by, [], [], None, None, lineno=lineno)
 
     def put_innermost(outer: nodes.Filter, by: str) -> None:
         while outer.node is not None:
             assert isinstance(outer.node, nodes.Filter)
             outer = outer.node
-        outer.node = filtered(None, by, outer.lineno)
+        outer.node = make_filter(None, by, outer.lineno)
 
     class KeepMarks(NodeTransformer):
-        """Marks stay what they are in text that becomes part of the command, and are values again everywhere else."""
+        """A pass over the syntax tree: marks stay what they are in text that becomes part of the command, and are
+        values again everywhere else."""
 
         def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
             self.generic_visit(node)
             put_innermost(node.filter, "note marks")
-            node.filter = filtered(node.filter, "require same marks", node.lineno)
+            node.filter = make_filter(node.filter, "require same marks", node.lineno)
             return node
 
         def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
             self.generic_visit(node)
             if node.filter is None:
-                node.filter = filtered(None, "plain again", node.lineno)
+                node.filter = make_filter(None, "plain again", node.lineno)
             else:
                 put_innermost(node.filter, "plain again")
             return node
 
         def visit_Call(self, node: nodes.Call) -> nodes.Node:
             self.generic_visit(node)
-            return filtered(node, "plain again", node.lineno)
+            return make_filter(node, "plain again", node.lineno)
 
         def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
             self.generic_visit(node)
@@ -308,7 +376,7 @@ def environment_for(marked: bool) -> Any:
         autoescape=False,
         keep_trailing_newline=True,
     )
-    environment.filters["tojson"] = lambda value, indent=None: write_json(_holdable(value), indent)
+    environment.filters["tojson"] = lambda value, indent=None: write_json(_require_json(value), indent)
     environment.filters["fromjson"] = lambda text: read_json(text).value
     environment.filters["bool"] = is_true
     if marked:
@@ -317,7 +385,7 @@ def environment_for(marked: bool) -> Any:
 
 
 def with_subscripts(template: str) -> str:
-    """Ids of steps may have dashes, which Jinja would read as minus."""
+    """Write ids of steps with dashes as subscripts: Jinja would read a dash as minus."""
     return _DASHED.sub(lambda found: f"{found.group(1)}['{found.group(2)}']", template)
 
 

@@ -1,4 +1,4 @@
-"""YAML text as plain values, and the place of every key. Everything that is wrong with it at once.
+"""The reader of YAML: plain values, the position of every key, and everything that is wrong, at once.
 
 Built from ruamel's events, not from its trees: those turn dates into objects, drop tags, forget where merged keys
 stood, and stop at the first key that is there twice. Read as YAML 1.2 (core schema): `yes`, `no`, `on` and `off` are
@@ -26,7 +26,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from ..core.records import dataclass
+from ..core.value_types import dataclass
 
 # Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
 # the largest file there may be has half as many characters.
@@ -51,7 +51,7 @@ _MERGE = "<<"
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """Where in the file something stands. Lines and columns count from 1, in characters."""
+    """A position in the file. Lines and columns count from 1, in characters."""
 
     line: int = 1
     column: int = 1
@@ -70,7 +70,7 @@ class Flaw:
 
 @dataclass(slots=True)
 class Spot:
-    """Of a key or an item, and of what is inside it."""
+    """The source position of a YAML node and its children."""
 
     place: SourcePosition = TOP
     inside: dict[str | int, Spot] = field(default_factory=dict)
@@ -105,8 +105,8 @@ def read_tree(text: str) -> Tree:
     return Tree(None, Spot(), (*reading.flaws, flaw), is_whole=False)
 
 
-def shown(text: object) -> str:
-    """Something the file says, quoted, never longer than a line and without anything a terminal would obey."""
+def quote(text: object) -> str:
+    """Return what the file says, quoted, never longer than a line and without anything a terminal would obey."""
     whole = text if isinstance(text, str) else str(text)
     return repr(whole) if len(whole) <= SHOWN_LIMIT else f"{whole[:SHOWN_LIMIT]!r}…"
 
@@ -173,11 +173,11 @@ class _Reading:
 
     def _meant(self, event: Any) -> _Anchored:
         if event.anchor not in self._anchors:
-            what = f"the alias {shown('*' + event.anchor)} does not name anything above it"
+            what = f"the alias {quote('*' + event.anchor)} does not name anything above it"
             raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
         meant = self._anchors[event.anchor]
         if meant is None:
-            what = f"the alias {shown('*' + event.anchor)} is used inside what it names"
+            what = f"the alias {quote('*' + event.anchor)} is used inside what it names"
             raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
         return meant
 
@@ -218,7 +218,7 @@ class _Reading:
                 merged += self._to_merge(value, below, place)
             elif key in own:
                 first = spot.inside[key].place
-                what = f"the key {shown(key)} is there twice, first in line {first.line}"
+                what = f"the key {quote(key)} is written twice, first in line {first.line}"
                 self.flaws.append(Flaw("file/duplicate-key", what, place, "remove or rename one of them"))
             elif key is not None:
                 own[key], spot.inside[key] = value, Spot(place, below.inside)
@@ -237,7 +237,7 @@ class _Reading:
         return []
 
     def _key(self, event: Any, depth: int) -> str | None:
-        """As it is written: `1:` and `"1":` are the same key, as they are in JSON."""
+        """Return a key as it is written: `1:` and `"1":` are the same key, as they are in JSON."""
         if isinstance(event, AliasEvent):
             text = self._meant(event).text
         elif isinstance(event, ScalarEvent):
@@ -253,24 +253,24 @@ class _Reading:
     def _scalar(self, event: Any) -> Any:
         tag, text = event.tag, event.value
         if tag in (None, "!"):
-            return self._resolved(event, text) if event.implicit[0] else text
+            return self._resolve_scalar(event, text) if event.implicit[0] else text
         name = str(tag).removeprefix(_YAML_TAG)
         if name == "str":
             return text
         if name in ("int", "float", "bool", "null"):
-            value = self._resolved(event, text)
+            value = self._resolve_scalar(event, text)
             if isinstance(value, int) and not isinstance(value, bool) and name == "float":
                 return float(value)
             if (type(value).__name__, name) in (("int", "int"), ("float", "float"), ("bool", "bool")):
                 return value
             if value is None and name == "null":
                 return value
-            self.flaws.append(Flaw("file/tag", f"{shown(text)} is not of type {name}", _place_of(event)))
+            self.flaws.append(Flaw("file/tag", f"{quote(text)} is not of type {name}", _place_of(event)))
             return None
         self._check_tag(event, "str")
         return text
 
-    def _resolved(self, event: Any, text: str) -> Any:
+    def _resolve_scalar(self, event: Any, text: str) -> Any:
         if text in _NULL:
             return None
         if text in _BOOL:
@@ -292,14 +292,14 @@ class _Reading:
             number = math.inf if text[-1] in "fFnN" else float(text)
             if math.isfinite(number):
                 return number
-            self.flaws.append(Flaw("file/number", f"{shown(text)} cannot be used as a number", _place_of(event)))
+            self.flaws.append(Flaw("file/number", f"{quote(text)} cannot be used as a number", _place_of(event)))
             return 0
         return text
 
     def _check_tag(self, event: Any, expected: str) -> None:
         if event.tag not in (None, "!", _YAML_TAG + expected):
             what = str(event.tag).replace(_YAML_TAG, "!!")
-            self.flaws.append(Flaw("file/tag", f"the tag {shown(what)} is not known here", _place_of(event)))
+            self.flaws.append(Flaw("file/tag", f"the tag {quote(what)} is not known here", _place_of(event)))
 
 
 def _place_of(event: Any) -> SourcePosition:

@@ -19,6 +19,10 @@ ERRORS: dict[str, BaseException] = {
     "refused": ConnectionRefusedError(111, "Connection refused"),
     "slow": TimeoutError("timed out"),
     "bug": KeyError("x"),
+    "telling": RuntimeError("postgres://user:pw@db/srv/secret is gone"),
+    "telling file": FileNotFoundError(2, "No such file or directory", "/srv/secret/plan.txt"),
+    "telling connection": ConnectionRefusedError(111, "Connect call failed ('db.secret', 5432)"),
+    "telling text": ConnectionError("postgres://user:pw@db/srv/secret is gone"),
     "long": ValueError("x" * 3_000_000),
     "sold out": Failure("SHOP_SOLD_OUT", "none left", context={"left": 0}),
     "not found": Failure("NOT_FOUND", "no such shelf"),
@@ -51,6 +55,11 @@ def raises(which: str) -> None:
 
 @app.command(mutates=False)
 async def raises_async(which: str) -> None:
+    raise ERRORS[which]
+
+
+@app.command(interruption=True)
+def raises_in_a_job(which: str) -> None:
     raise ERRORS[which]
 
 

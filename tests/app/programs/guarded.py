@@ -20,7 +20,7 @@ def deploy(folder: Path, service: str, replicas: int = 1) -> dict[str, object]:
     return {"service": service, "replicas": replicas}
 
 
-@app.command(approval={"ttl": "1h", "deciders": ["ada"]}, timeout="3s")
+@app.command(approval={"ttl": "1h", "deciders": ["ada"]}, timeout="6s")
 def slow(folder: Path) -> str:
     """Takes most of its time, which begins when somebody has said yes."""
     time.sleep(0.6)

@@ -15,6 +15,12 @@ def once(seconds: float = 0.5) -> str:
     return "done"
 
 
+@app.command(approval=True)
+def gated() -> str:
+    """Waits for a person."""
+    return "done"
+
+
 @app.command
 def plain(folder: Path, line: str) -> str:
     """Write a line."""

@@ -1,4 +1,4 @@
-"""The door: every HTTP request passes it, to the page, to the API and to MCP, and behind it it is known who asks.
+"""Admission of HTTP requests, to the page, to the API and to MCP: who asks, from where, how often and how much.
 
     Host       one of ours, else 421       a page elsewhere that made its name point here
     Origin     none, or our own, else 403  a page elsewhere in the operator's browser
@@ -7,16 +7,35 @@
     how much   a length that is too large is refused before anything of it is read: 413
 
 A wrong token is never taken for none: whoever shows one is refused.
+
+An operator's browser becomes known in one of two ways. On this machine the server prints a link with a key that works
+once: whoever can read that is the operator, and an agent that only reaches the port is not. Elsewhere an operator's
+token is typed in. Either way the browser gets two halves: a cookie that no script can read, and a *proof* that the page
+keeps for its own origin and sends with every request.
+
+Two, because a cookie is given to every port of a host. An agent that serves something on another port of this machine,
+and has the operator look at it, would be handed the cookie; the proof is nowhere it could come from. The proof also
+keeps other pages from sending requests in the operator's name.
+
+Both are signed with a key in the store's directory, so that a page goes on working when the server is started again.
+Whoever signs out is remembered in the store until the session would have expired: both halves are worth nothing then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
-from collections import Counter
+import hashlib
+import hmac
+import json
+import secrets
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from functools import lru_cache, partial
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -24,22 +43,131 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...core.clocks import WallTime
 from ...core.errors import Failure
-from ...core.walltime import WallTime
-from ...inbox.access import Access, Principal, Role
-from ...process.clock import wall_time
+from ...core.value_types import dataclass
+from ...inbox.access import ANONYMOUS, Access, Principal, Role
+from ...process.clock import monotonic_ns, wall_time
+from ...store.home import load_private_key, make_private_directory
 from ...store.store import Store
-from .allowed_origins import Site
-from .rate_limit import Buckets, Rate
+from ..addresses import Site
 from .responses import Refused, refusal
-from .sessions import Link, Sessions
+
+KEY_FILE = "operators.key"
+LASTS_MS = 30 * 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A browser that is signed in."""
+
+    id: str
+    name: str
+    expires_at: WallTime
+    token_id: str | None = None
+    """The token that was typed in, if one was: the session ends with it."""
+
+
+class Sessions:
+    """Sessions of operators' browsers. Their key is read, or made, when it is first needed. Raises Failure where the
+    store's directory cannot be used."""
+
+    def __init__(self, home: Callable[[], Path]) -> None:
+        self._home = home
+        self._kept: bytes | None = None
+
+    def begin(self, name: str, now: WallTime, *, token_id: str | None = None, until: WallTime | None = None) -> str:
+        """Return the cookie of a new session."""
+        expires_at = now + LASTS_MS
+        if until is not None:
+            expires_at = min(expires_at, until)
+        content = json.dumps([name, expires_at.ms, token_id, secrets.token_hex(8)]).encode()
+        body = base64.urlsafe_b64encode(content).decode().rstrip("=")
+        return f"{body}.{self._sign('cookie', body)}"
+
+    def proof(self, cookie: str) -> str:
+        """Return the other half, for the page."""
+        return self._sign("proof", cookie)
+
+    def look(self, cookie: str, proof: str, now: WallTime) -> Session | None:
+        """Return the session; None unless both halves are ours, belong together and have not expired."""
+        body, _, mac = cookie.partition(".")
+        if not hmac.compare_digest(mac.encode(), self._sign("cookie", body).encode()):
+            return None
+        if not hmac.compare_digest(proof.encode("utf-8", "replace"), self.proof(cookie).encode()):
+            return None
+        try:
+            content = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+            session = Session(content[3], content[0], WallTime(content[1]), content[2])
+        except (ValueError, TypeError, IndexError, binascii.Error):
+            return None
+        return session if now < session.expires_at else None
+
+    def _sign(self, what: str, text: str) -> str:
+        return hmac.new(self._key(), f"{what} {text}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+    def _key(self) -> bytes:
+        if self._kept is None:
+            self._kept = load_private_key(make_private_directory(self._home()) / KEY_FILE)
+        return self._kept
+
+
+class Link:
+    """The key in the printed link. Each works once; then there is the next, and `say` is told."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._key = secrets.token_urlsafe(24)
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    def use(self, key: str) -> bool:
+        if not hmac.compare_digest(key.encode("utf-8", "replace"), self._key.encode()):
+            return False
+        self._key = secrets.token_urlsafe(24)
+        self._say(self._key)
+        return True
+
+
+# Whoever asks is remembered until so many others have asked since. Names come from credentials, addresses from sockets.
+MOST_REMEMBERED = 4_096
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many at once, and so many more each second."""
+
+    per_second: float
+    burst: int
+
+
+class Buckets:
+    """How many requests each of those who ask has left."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def take(self, who: str) -> int:
+        """Return 0 if one more is fine, else in how many milliseconds it will be."""
+        now = monotonic_ns()
+        left, at = self._left.get(who, (float(self._rate.burst), now))
+        left = min(self._rate.burst, left + (now - at) * self._rate.per_second / NS_PER_S)
+        wait_ms = 0 if left >= 1 else int((1 - left) / self._rate.per_second * 1000) + 1
+        self._left[who] = (left if wait_ms else left - 1, now)
+        self._left.move_to_end(who)
+        if len(self._left) > MOST_REMEMBERED:
+            self._left.popitem(last=False)
+        return wait_ms
+
 
 # Names under which we are asked for; those who make them up only make each other forgotten.
 KNOWN_HOSTS = 64
 PRINCIPAL = "shotclock.principal"
 IS_STILL = "shotclock.is_still"
-# Nobody's name: no token can be issued for it.
-ANONYMOUS = Principal("(anonymous)", Role.AGENT)
 PROOF_HEADER = "shotclock-proof"
 
 MCP_PATH = "/mcp"
@@ -68,19 +196,14 @@ HEADERS = {
 }
 
 
-def principal_of(request: object) -> Principal:
-    """Who sent a request: behind the door `request` is Starlette's, which MCP handlers find as `ctx.request`.
-
-    Without one (MCP over stdin and stdout) it is whoever started the server as an agent: anonymous.
-    """
-    if not isinstance(request, HTTPConnection):
-        return ANONYMOUS
+def principal_of(request: HTTPConnection) -> Principal:
+    """Return who sent a request that AuthMiddleware has let in."""
     principal = request.scope.get(PRINCIPAL, ANONYMOUS)
     return principal if isinstance(principal, Principal) else ANONYMOUS
 
 
 async def is_still_known(request: HTTPConnection) -> bool:
-    """Whether whoever sent it would be let in as the same now: for answers that last, and outlive a token."""
+    """Return whether whoever sent it would be let in as the same now: for answers that last, and outlive a token."""
     look: Callable[[], Awaitable[bool]] = request.scope[IS_STILL]
     return await look()
 
@@ -97,7 +220,7 @@ class AuthMiddleware:
         link: Link | None,
         most_each: int,
     ) -> None:
-        """`most_each` requests of one agent may be answered at once."""
+        """Guard an application: `most_each` requests of one agent may be answered at once."""
         self._app = app
         self._site = site
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
@@ -120,7 +243,7 @@ class AuthMiddleware:
             self._check_names(scope, headers)
             limit = _body_limit(scope)
             _check_length(headers, limit)
-            principal = await self._admitted(scope, headers)
+            principal = await self._admit(scope, headers)
             scope[PRINCIPAL] = principal
             scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
@@ -137,8 +260,9 @@ class AuthMiddleware:
 
     @contextlib.contextmanager
     def _place(self, principal: Principal, path: str, body: _Body) -> Iterator[None]:
-        """One of the places that an agent has. Others are kept free, or those who wait for a person would keep that
-        person's page from being served. A request that is not whole has no place: its connection may be dropped."""
+        """Hold one of the places that an agent has. Others are kept free, or those who wait for a person would
+        keep that person's page from being served. A request that is not whole has no place: its connection may be
+        dropped."""
         if principal.role is Role.OPERATOR or is_public(path):
             yield
             return
@@ -174,7 +298,7 @@ class AuthMiddleware:
         if foreign and scope["path"] != MCP_PATH:  # what browsers say even where they leave the Origin out
             raise Refused("ORIGIN_REFUSED", "pages from other sites may not ask this server")
 
-    async def _admitted(self, scope: Scope, headers: Headers) -> Principal:
+    async def _admit(self, scope: Scope, headers: Headers) -> Principal:
         path = scope["path"]
         if is_public(path):
             return ANONYMOUS
@@ -191,7 +315,7 @@ class AuthMiddleware:
             kind, _, token = given[0].partition(" ")
             if len(given) > 1 or kind.lower() != "bearer":
                 raise Refused("TOKEN_INVALID", "send one header: Authorization: Bearer TOKEN", headers=_BEARER)
-            return (await self.known(token.strip(), address))[0]
+            return (await self.authenticate(token.strip(), address))[0]
         if (session := await self._session(headers)) is not None:
             return session
         if self.is_direct(headers):
@@ -209,8 +333,8 @@ class AuthMiddleware:
         except Failure:  # the store cannot be asked now, and has nothing to tell either
             return True
 
-    async def known(self, token: str, address: str) -> tuple[Principal, str, WallTime | None]:
-        """Whose token it is, its id and until when it lives. Raises Refused.
+    async def authenticate(self, token: str, address: str) -> tuple[Principal, str, WallTime | None]:
+        """Return whose token it is, its id and until when it lives. Raises Refused.
 
         Only wrong ones are counted: whoever floods us with them keeps nobody out who has a right one.
         """
@@ -250,7 +374,7 @@ class AuthMiddleware:
 
     @property
     def cookie_name(self) -> str:
-        """Cookies know no ports, so the name does."""
+        """Return the name of the cookie. Cookies know no ports, so the name does."""
         return f"shotclock-inbox-{self._site.port}"
 
 
@@ -263,7 +387,7 @@ _BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}
 
 
 def is_public(path: str) -> bool:
-    """The page itself, which is the same for everybody, and the way in."""
+    """Return whether everybody may have it: the page itself, which is the same for all, and signing in."""
     return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
 
 
@@ -308,8 +432,8 @@ def _too_large(limit: int) -> Refused:
 
 
 class _Body:
-    """The way in. What comes in pieces says no length before: it is counted. Raises ClientDisconnect where it does not
-    end, and Refused where it is too long."""
+    """The body of a request. What comes in pieces says no length before: it is counted. Raises ClientDisconnect where
+    it does not end, and Refused where it is too long."""
 
     def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
@@ -339,7 +463,7 @@ _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADE
 
 
 class _Sent:
-    """The way out, with the headers that every answer has. Knows whether an answer has begun."""
+    """The answer to a request, with the headers that every answer has. Knows whether it has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

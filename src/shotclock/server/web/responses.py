@@ -1,4 +1,4 @@
-"""What is said over HTTP: an envelope where it went well, else problem details (RFC 9457) that carry one."""
+"""Answers over HTTP: an envelope where it went well, else problem details (RFC 9457) that carry one."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import json
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ...core.clocks import Clocks
-from ...core.effects import Ending
 from ...core.envelope import Envelope
-from ...core.errors import Failure, error_entry
-from ...inbox.outcomes import refusal_outcome
+from ...core.errors import Ending, Failure, error_entry
+from ...inbox.person_wait import refusal_outcome
+from ...inbox.proposal_json import mistake, parse_object
 from ...process.clock import monotonic_ns
-from ...runtime.call import Call, Outcome, admit, answer
-from ...runtime.handlers import outcome_of_error
-from ...runtime.outcomes import timeout_problem
+from ...runtime.call import Call, Outcome, Tool, admit, answer
+from ...runtime.outcomes import outcome_of_error, timeout_problem
 
 # What one request to the inbox may take, beside the time that its caller asked to wait for a person. The store's own
 # waits are shorter; a disk that hangs would run this out.
 REQUEST_LIMIT_MS = 25_000
 PROBLEM = "application/problem+json"
+# How long a body may take to arrive. A client that sends it byte by byte would run this out.
+BODY_WITHIN_S = 15.0
+SERVED = Tool(is_served=True)
 
 
 class Refused(Failure):
-    """At the door: the request goes no further. `headers` belong to the answer."""
+    """A request that AuthMiddleware turns away. `headers` belong to the answer."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class Refused(Failure):
         self.headers = headers
 
 
-async def enveloped(
+async def answer_request(
     name: str,
     work: Awaitable[Mapping[str, Any]],
     *,
@@ -49,11 +51,12 @@ async def enveloped(
     idempotent: bool = False,
     wait_ms: int = 0,
 ) -> Response:
-    """The answer to a request, on time. Passed on: a cancellation, and that the client left before it had asked."""
+    """Do the work of a request and return its answer, on time. Passes on a cancellation, and that the client left
+    before it had asked."""
     clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
-    admission = admit(name, clocks, mutates=mutates, idempotent=idempotent)
+    admission = admit(name, clocks, mutates=mutates, idempotent=idempotent, tool=SERVED)
     outcome = await _outcome(admission, work)
-    return shown(answer(admission, outcome), _headers_of(outcome.value))
+    return make_response(answer(admission, outcome), _headers_of(outcome.value))
 
 
 async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outcome:
@@ -64,30 +67,25 @@ async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outco
     except TimeoutError as error:
         if clock.expired():
             return Outcome(Ending.ABANDONED, timeout_problem(admission, monotonic_ns() - admission.started_ns))
-        return _unexpected(error)
+        return outcome_of_error(error)
     except Failure as failure:
         return refusal_outcome(failure)
     except ClientDisconnect:
         raise
     except Exception as error:
-        return _unexpected(error)
-
-
-def _unexpected(error: Exception) -> Outcome:
-    """A bug of ours: its traceback is for whoever runs the server, not for whoever asks."""
-    return outcome_of_error(error)
+        return outcome_of_error(error)
 
 
 def refusal(name: str, failure: Failure) -> Response:
-    """Before anything was done."""
-    return shown(answer(admit(name, Clocks()), refusal_outcome(failure)), _headers_of(failure))
+    """Return the answer to a request for which nothing was done."""
+    return make_response(answer(admit(name, Clocks()), refusal_outcome(failure)), _headers_of(failure))
 
 
 def _headers_of(failure: object) -> Mapping[str, str] | None:
     return failure.headers if isinstance(failure, Refused) else None
 
 
-def shown(envelope: Envelope, headers: Mapping[str, str] | None = None) -> Response:
+def make_response(envelope: Envelope, headers: Mapping[str, str] | None = None) -> Response:
     said: dict[str, str] = {"Cache-Control": "no-store", **(headers or {})}
     if envelope.error is None:
         pending = isinstance(envelope.data, dict) and envelope.data.get("status") == "pending"
@@ -108,3 +106,18 @@ def shown(envelope: Envelope, headers: Mapping[str, str] | None = None) -> Respo
 
 def _text(plain: object) -> bytes:
     return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    """Return the JSON object in the body, in time. A page of another kind cannot send this type without being asked
+    (CORS)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        content = await asyncio.wait_for(request.body(), BODY_WITHIN_S)
+    except TimeoutError:
+        raise Failure("ARG_ERROR", f"the body did not arrive within {BODY_WITHIN_S:g} s") from None
+    if not content:
+        return {}
+    if kind != "application/json":
+        raise mistake("content-type", "must be application/json")
+    return parse_object(content)

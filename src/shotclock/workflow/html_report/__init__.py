@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: no server, no network, no script to be read.
+"""The HTML report: one page that needs nothing else, no server, no network, no script to be read.
 
 Everything is in the markup, escaped, and scripts only add filters, search and keys. Steps, messages and outputs are
 other people's text, so the page also forbids itself every script and style but its own two.
@@ -13,20 +13,21 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from ...core.durations import format_duration
-from ...core.graph import needs
-from ...core.records import dataclass
-from ...core.texts import visible
+from ...core.clocks import format_duration
+from ...core.value_types import dataclass
+from ...core.visible_text import visible
+from ..plan import needs
 from ..report import (
     MARKS,
     WORDS,
     Report,
     ReportedStep,
-    as_read,
     brief,
     clock_in_words,
+    format_output,
+    news_in_words,
     owner_in_words,
-    shortened,
+    shorten,
     stderr_of,
 )
 from ..state import Status
@@ -128,7 +129,7 @@ def _outputs(report: Report) -> list[tuple[str, str]]:
     if not isinstance(report.outputs, dict):
         return []
     values = {name: value for name, value in report.outputs.items() if value is not None}
-    return [(name, shortened(as_read(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
+    return [(name, shorten(format_output(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
 
 
 # Names at either end of the longest way that are spelt out.
@@ -200,26 +201,30 @@ def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
         label,
         f"{label_at:.3f}%",
         anchor,
-        _spoken(step),
+        _describe_times(step),
     )
 
 
 def _label(step: ReportedStep) -> str:
-    """A few words on the bar itself: tries, and whose clock ended it."""
-    said = []
+    """Return a few words for the bar itself: tries, and whose clock ended it."""
+    words = []
     if step.attempts > 1 and not step.is_per_item:
-        said.append(f"↻ {step.attempts} tries")
+        words.append(f"↻ {step.attempts} tries")
+    if any(told["event"] == "overtime" and told["granted_ms"] for told in step.overtime):
+        words.append(f"+{brief(sum(told.get('granted_ms', 0) for told in step.overtime))} overtime")
+    if any(told["event"] == "wind_down" for told in step.overtime):
+        words.append("◔ wound down")
     if step.clock is not None:
         verb = {"killed": "killed by", "cancelled": "cancelled by", "abandoned": "given up by"}
-        said.append(f"◷ {verb.get(step.ending or '', 'stopped by')} {owner_in_words(step)[:50]}")
+        words.append(f"◷ {verb.get(step.ending or '', 'stopped by')} {owner_in_words(step)[:50]}")
     elif step.status is Status.FAILED and step.error is not None:
-        said.append(f"✗ {step.error.get('code', 'failed')}")
+        words.append(f"✗ {step.error.get('code', 'failed')}")
     elif step.status is Status.SKIPPED and step.started_ms is None:
-        said.append("skipped")
-    return "  ".join(said)
+        words.append("skipped")
+    return "  ".join(words)
 
 
-def _spoken(step: ReportedStep) -> str:
+def _describe_times(step: ReportedStep) -> str:
     if step.started_ms is None:
         return WORDS[step.status]
     until = "" if step.ended_ms is None else f" to +{format_duration(step.ended_ms)}"
@@ -239,7 +244,7 @@ def _end_of_timeline(report: Report) -> int:
 
 
 def _ticks(end_ms: int, deadline_ms: int | None) -> list[tuple[str, str]]:
-    """None where the word "deadline" would stand on top of it."""
+    """Return the marks of the timeline; none where the word "deadline" would stand on top of it."""
     steps = [base * 10**power for power in range(0, 4) for base in (1, 2, 5)]
     steps += [unit * count for unit in (60_000, 3_600_000) for count in (0.25, 0.5, 1, 2, 5, 10, 15, 30)]
     steps += [86_400_000 * 2**power for power in range(0, 14)]
@@ -265,6 +270,7 @@ def _asset(name: str) -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["seen"] = lambda text: visible(str(text).replace("\r\n", "\n"))
+    environment.filters["news"] = news_in_words
     environment.filters["duration"] = lambda ms: format_duration(int(ms))
     return environment.from_string(_asset("page.html.j2"))
 

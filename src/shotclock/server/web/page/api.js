@@ -47,10 +47,15 @@ async function isOperators(proof) {
 
 const headers = (more = {}) => ({ Accept: "application/json", "Shotclock-Proof": proof, ...more });
 
-export async function ask(method, path, body) {
+export const ask = (method, path, body) => request(method, `/api/inbox${path}`, body);
+
+/** What runs now, and what is said to it. */
+export const askRunning = (method, path = "", body = undefined) => request(method, `/api/running${path}`, body);
+
+async function request(method, path, body) {
   let response, document;
   try {
-    response = await fetch(`/api/inbox${path}`, {
+    response = await fetch(path, {
       method,
       headers: headers(body === undefined ? {} : { "Content-Type": "application/json" }),
       body: body === undefined ? undefined : JSON.stringify(body),

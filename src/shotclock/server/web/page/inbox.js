@@ -3,6 +3,7 @@
 import { Events, ask, keepProof, onProof } from "/page/api.js";
 import { complaint, countdown, el, marked, moment, now, pill, setClock, tick } from "/page/elements.js";
 import { ProposalView } from "/page/proposal.js";
+import { RunningView } from "/page/running.js";
 
 const $ = (id) => document.getElementById(id);
 // A row that was decided stays where it is for this long, so that the list does not jump under anybody's hand.
@@ -20,6 +21,10 @@ const history = new Map(); // id → summary, newest first
 const rows = new Map(); // id → list item
 const state = { tab: "waiting", open: null, statuses: new Set(), hasOlder: false, historyLoaded: false, wanted: 0, asked: null };
 
+const running = new RunningView($("rows"), $("detail"), {
+  onBack: () => go(null, "running"), onOpen: (id) => go(id, "running"), onRefused: whoAreWe, say,
+  onCount: (count) => { $("running-count").hidden = !count; $("running-count").textContent = String(count); },
+});
 const view = new ProposalView($("detail"), { onChange: changed, onBack: () => go(null), onRefused: whoAreWe, me });
 
 // --- what the server says --------------------------------------------------------------------------
@@ -161,6 +166,11 @@ function listed() {
 const endOf = (p) => Date.parse(p.decided_at || p.expires_at);
 
 function paint() {
+  if (state.tab === "running") {
+    badge([...waiting.values()].filter((p) => p.status === "pending").length);
+    $("waiting-count").textContent = String([...waiting.values()].filter((p) => p.status === "pending").length);
+    return;
+  }
   const list = $("rows");
   const shown = listed();
   const kept = new Set();
@@ -225,11 +235,12 @@ function sweep() {
 
 function place() {
   const [, first = "", second = ""] = location.hash.split("/");
+  if (first === "running") return { tab: first, id: second ? decodeURIComponent(second) : null };
   return first === "history" ? { tab: "history", id: second || null } : { tab: null, id: first || null };
 }
 
 function go(id, tab = state.tab) {
-  const hash = tab === "history" ? `#/history${id ? `/${id}` : ""}` : id ? `#/${id}` : "#/";
+  const hash = tab !== "waiting" ? `#/${tab}${id ? `/${encodeURIComponent(id)}` : ""}` : id ? `#/${id}` : "#/";
   if (location.hash !== hash) location.hash = hash;
   follow(); // at once: the event comes later, and the next key may come before it
 }
@@ -239,8 +250,9 @@ async function follow() {
   const { tab, id } = place();
   const switched = (tab || "waiting") !== state.tab;
   if (switched) setTab(tab || "waiting");
-  state.open = id;
   document.body.dataset.view = id ? "detail" : "list";
+  if (tab === "running") { state.open = state.asked = null; ++state.wanted; running.open(id); paint(); return; }
+  state.open = id;
   paint();
   rows.get(id)?.scrollIntoView({ block: "nearest" });
   if (id && state.asked === id) return; // the event, after we went there ourselves
@@ -267,10 +279,18 @@ async function follow() {
 
 function setTab(tab) {
   state.tab = tab;
-  for (const name of ["waiting", "history"]) $(`tab-${name}`).setAttribute("aria-selected", String(name === tab));
+  for (const name of ["waiting", "history", "running"]) $(`tab-${name}`).setAttribute("aria-selected", String(name === tab));
   $("rows").setAttribute("aria-labelledby", `tab-${tab}`);
   $("chips").hidden = tab !== "history";
-  for (const row of rows.values()) row.dataset.seen = "";
+  $("filter").hidden = tab === "running";
+  $("rows").replaceChildren();
+  rows.clear();
+  delete $("detail").dataset.said;
+  if (tab === "running") {
+    $("older").hidden = $("nothing").hidden = true;
+    view.clear();
+  }
+  running.show(tab === "running");
   if (tab === "history" && !state.historyLoaded) loadHistory().catch(refused);
 }
 
@@ -287,6 +307,7 @@ function showNothing(open) {
 }
 
 function step(by) {
+  if (state.tab === "running") return running.step(by);
   const ids = listed().map((p) => p.id);
   if (!ids.length) return;
   const at = ids.indexOf(state.open);
@@ -375,6 +396,7 @@ for (const status of ENDED) {
 
 $("tab-waiting").addEventListener("click", () => go(null, "waiting"));
 $("tab-history").addEventListener("click", () => go(null, "history"));
+$("tab-running").addEventListener("click", () => go(null, "running"));
 $("search").addEventListener("input", paint);
 $("older").addEventListener("click", () => {
   loadHistory(Math.min(...[...history.values()].map((p) => p.seq))).catch(refused);
@@ -384,7 +406,7 @@ $("help-open").addEventListener("click", () => $("help").showModal());
 $("help").addEventListener("click", (event) => { if (event.target === $("help")) $("help").close(); });
 $("rows").addEventListener("click", (event) => {
   const row = event.target.closest("li.row");
-  if (!row || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+  if (state.tab === "running" || !row || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
   event.preventDefault();
   go(row.dataset.id);
 });
@@ -392,12 +414,14 @@ addEventListener("hashchange", follow);
 
 /** Open a form for the proposal that is chosen, which may still be on its way: never for the one shown before it. */
 function act(mode) {
+  if (state.tab === "running") return;
   if (view.proposal && view.proposal.id === state.open) view.open(mode);
   else state.then = { id: state.open, mode };
 }
 
 const KEYS = {
   j: () => step(1), k: () => step(-1), w: () => go(null, "waiting"), h: () => go(null, "history"),
+  n: () => go(null, "running"),
   a: () => act("approve"), m: () => act("modify"), r: () => act("reject"), e: () => act("extend"),
   "/": () => $("search").focus(), "?": () => $("help").showModal(),
 };
@@ -407,14 +431,14 @@ document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
   if (event.key === "Escape") {
     if (event.target === $("search")) { $("search").value = ""; paint(); $("search").blur(); return; }
-    if (!view.close() && narrow.matches && state.open) go(null);
+    if (!view.close() && narrow.matches && place().id) go(null);
     return;
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && view.mode) { event.preventDefault(); view.submit(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   if (event.target === $("search") && (event.key === "Enter" || event.key === "ArrowDown")) { event.preventDefault(); $("search").blur(); step(1); return; }
   if (typing) return;
-  if (event.key === "Enter" && event.target.closest("li.row")) {
+  if (event.key === "Enter" && state.tab !== "running" && event.target.closest("li.row")) {
     event.preventDefault();
     go(event.target.closest("li.row").dataset.id);
     $("detail").focus({ preventScroll: true });

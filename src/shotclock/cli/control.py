@@ -1,0 +1,131 @@
+"""`shotclock overtime`, `run --extend`, `run --wind-down`, `job extend` and `job stop`: what is said to a call that
+runs in another process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..core.clocks import format_duration
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Ending, Failure
+from ..inbox.person_wait import refusal_outcome
+from ..process.environment import OVERTIME_VARIABLE
+from ..runtime.call import Outcome
+from ..store.store import Store
+from .output import signals_heard, write_quietly
+from .subcommand import Work
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..core.clocks import ProcessIdentity
+    from ..store.runs import Run
+
+# Whoever decides about overtime may be a person; the caller's own deadline is mostly earlier.
+LONGEST_WAIT_S = 24 * 3600.0
+_VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
+
+
+def overtime(by_ms: int, reason: str, timeout_ms: int) -> Work:
+    """Ask for overtime for the call that this command was started for."""
+
+    def body() -> Outcome:
+        try:
+            return _ask_for_overtime(by_ms, reason)
+        except Failure as failure:
+            return refusal_outcome(failure)
+
+    return Work("overtime", body, timeout_ms, True, _show_overtime)
+
+
+def _ask_for_overtime(by_ms: int, reason: str) -> Outcome:
+    from ..runtime.control_channel import ask
+
+    request_id, _, rest = os.environ.get(OVERTIME_VARIABLE, "").partition(":")
+    token, _, path = rest.partition(":")
+    if not path:
+        message = f"this command runs in no call that may have overtime: {OVERTIME_VARIABLE} is not set"
+        raise Failure("NOT_EXTENDABLE", message)
+    request: dict[str, object] = {"do": "overtime", "request_id": request_id, "token": token, "by_ms": by_ms}
+    told = ask(path, request | {"reason": reason}, LONGEST_WAIT_S)
+    if told["granted_ms"]:
+        return Outcome(Ending.FINISHED, data=told)
+    why = f": {told['reason']}" if told["reason"] else ""
+    problem = Problem("OVERTIME_DECLINED", f"{_VERDICTS.get(told['verdict'], 'no overtime')}{why}")
+    return Outcome(Ending.FINISHED, problem, told)
+
+
+def _show_overtime(envelope: Envelope) -> None:
+    told: Any = envelope.data
+    if told["granted_ms"]:
+        left = "" if told["remaining_ms"] is None else f", {format_duration(told['remaining_ms'])} left in all"
+        write_quietly(sys.stdout, f"granted {format_duration(told['granted_ms'])}{left}\n", signals_heard)
+
+
+def control_run(name: str, run_id: str, step: str | None, by_ms: int | None = None) -> Work:
+    """Extend a run or one of its steps, or wind it down where no time is named."""
+
+    def body() -> Outcome:
+        try:
+            with Store.open() as store:
+                run = store.runs.get(run_id)
+                if run is None:
+                    raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
+                return Outcome(Ending.FINISHED, data=send_to_run(store, run, step, by_ms))
+        except Failure as failure:
+            return refusal_outcome(failure)
+
+    return Work(name, body, mutates=True, show=show_control)
+
+
+def send_to_run(
+    store: Store, run: Run, step: str | None, by_ms: int | None, within_ms: int | None = None, reason: str = ""
+) -> dict[str, Any]:
+    """Extend a run, or wind it down where no time is named. Raises Failure where its process cannot be reached."""
+    if run.ended_at is not None:
+        raise Failure("CALL_NOT_FOUND", f"run {run.id!r} has ended")
+    if run.parked_at is not None:
+        raise Failure("CALL_NOT_FOUND", f"run {run.id!r} is parked: no process has it")
+    return send(store, run.holder, f"run {run.id!r}", {"run": run.id, "step": step}, by_ms, within_ms, reason)
+
+
+def send(
+    store: Store,
+    holder: ProcessIdentity,
+    what: str,
+    named: dict[str, object],
+    by_ms: int | None,
+    within_ms: int | None = None,
+    reason: str = "",
+) -> dict[str, Any]:
+    """Tell the process that has a run or a job to extend it, or to wind it down where no time is named."""
+    from ..inbox.access import Principal
+    from ..runtime.control_channel import ask_holder
+
+    request: dict[str, object] = {**named, "who": Principal.local().name}
+    if by_ms is None:
+        request |= {"do": "stop", "within_ms": within_ms, "reason": reason}
+    else:
+        request |= {"do": "extend", "by_ms": by_ms}
+    try:
+        return ask_holder(store.home, holder, request)
+    except Failure as failure:
+        if failure.code != "CALL_NOT_FOUND":
+            raise
+        raise Failure("CALL_NOT_FOUND", f"{what} cannot be reached: {failure}") from None
+
+
+def show_control(envelope: Envelope) -> None:
+    """Write for a person what was extended, or winds down now."""
+    if not envelope.ok or not isinstance(envelope.data, dict):
+        return
+    told: Any = envelope.data
+    for call in told.get("extended", ()):
+        left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
+        line = f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n"
+        write_quietly(sys.stdout, line, signals_heard)
+    for call in told.get("stopping", ()):
+        within = format_duration(call["winding_down"]["remaining_ms"])
+        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at the most\n", signals_heard)

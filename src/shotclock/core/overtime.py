@@ -1,0 +1,385 @@
+"""Overtime as arithmetic: what may be granted to a call that asks for more time, and the record of what was.
+
+A call has a soft bell, at which somebody is asked whether it may go on (the observer), and a hard one, which stays the
+ceiling unless the policy says `hard_extends`. What the observer takes to answer is charged to the budget, like the time
+that it grants. So however often it is asked, a call never takes longer than its soft limit and the budget together.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .clocks import DurationError, format_duration, parse_duration_ms
+from .value_types import as_dict, default_factory, record, value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+DEFAULT_REQUESTS = 3
+MOST_REQUESTS = 1000
+# An observer is a program, a function or a model that looks at a summary; one that hangs runs this out.
+DEFAULT_OBSERVER_MS = 10_000
+# Where nobody says when to ask: after this share of the timeout, so that what is granted has room below it.
+SOFT_SHARE = (3, 4)
+
+
+class ObserverKind(StrEnum):
+    """Who is asked whether a call may take longer."""
+
+    PROGRESS = "progress"
+    """Nobody: more time is granted while its progress or its output grows."""
+    COMMAND = "command"
+    FUNCTION = "function"
+    MODEL = "model"
+    PERSON = "person"
+    NONE = "none"
+    """Nobody, and nothing is granted, unless the call asks for it itself or an operator gives it."""
+
+
+# The kinds that need to be told whom to ask, by the key that says so.
+TARGET_KEYS = {ObserverKind.COMMAND: "command", ObserverKind.FUNCTION: "function"}
+_DURATIONS = ("budget", "max_per_request", "observer_timeout")
+_KEYS = ("observer", *_DURATIONS, "max_requests", "hard_extends", "command", "function", "model", "deciders")
+
+
+class OvertimeError(ValueError):
+    """A policy that cannot be understood; the message says what is wrong with which key."""
+
+
+@value
+class OvertimePolicy:
+    """How much overtime a call may have, and who decides about it."""
+
+    observer: ObserverKind
+    budget_ms: int
+    """In all, with what the observer takes to answer."""
+    max_requests: int = DEFAULT_REQUESTS
+    max_per_request_ms: int = 0
+    """0: as much as the budget."""
+    observer_timeout_ms: int = DEFAULT_OBSERVER_MS
+    hard_extends: bool = False
+    """Whether the timeout moves along with what is granted. It never moves past the parent's."""
+    target: str | None = None
+    """The command or function that is asked."""
+    model: Mapping[str, Any] | None = None
+    """The `ai` block of the model that is asked, where it is not the step's own."""
+    deciders: tuple[str, ...] = ()
+    folder: str | None = None
+    """Where a command runs that is asked, and the file of a function is; None is for the current directory."""
+
+    @classmethod
+    def of(cls, written: object, timeout_ms: int, *, bare: str | None = None) -> OvertimePolicy | None:
+        """Read a policy as people write it: true, the name of an observer, a budget, or all of its keys. None where it
+        is switched off. `bare` is the unit of numbers. Raises OvertimeError."""
+        if written is None or written is False:
+            return None
+        keys = _as_keys(written, bare)
+        if unknown := [str(key) for key in keys if key not in _KEYS]:
+            raise OvertimeError(f"{', '.join(unknown)}: not a key of overtime; the keys are {', '.join(_KEYS)}")
+        observer = _observer(keys)
+        limits = {key: _duration(key, keys[key], bare) for key in _DURATIONS if keys.get(key) is not None}
+        budget_ms = limits.get("budget", timeout_ms)
+        if not budget_ms:
+            raise OvertimeError("budget: say how much overtime there is in all, because there is no timeout")
+        requests = keys.get("max_requests", DEFAULT_REQUESTS)
+        if isinstance(requests, bool) or not isinstance(requests, int) or not 0 <= requests <= MOST_REQUESTS:
+            raise OvertimeError(f"max_requests: a whole number from 0 to {MOST_REQUESTS}, not {requests!r:.40}")
+        if not isinstance(keys.get("hard_extends", False), bool):
+            raise OvertimeError(f"hard_extends: true or false, not {keys['hard_extends']!r:.40}")
+        return cls(
+            observer,
+            budget_ms,
+            requests,
+            limits.get("max_per_request", 0),
+            limits.get("observer_timeout", budget_ms if observer is ObserverKind.PERSON else DEFAULT_OBSERVER_MS),
+            bool(keys.get("hard_extends", False)),
+            _target(observer, keys),
+            _model(keys),
+            _deciders(keys),
+        )
+
+    @property
+    def share_ms(self) -> int:
+        """Return what is granted at a time where nobody says how much: what may be, or an equal share of the budget."""
+        return self.max_per_request_ms or -(-self.budget_ms // max(1, self.max_requests))
+
+    @property
+    def has_observer(self) -> bool:
+        return self.observer is not ObserverKind.NONE
+
+    def soft_ms(self, timeout_ms: int) -> int | None:
+        """Return when to ask where no soft clock says so: after a share of the timeout. None where there is none, or
+        nobody to ask."""
+        return max(1, timeout_ms * SOFT_SHARE[0] // SOFT_SHARE[1]) if timeout_ms and self.has_observer else None
+
+    def describe(self) -> str:
+        """Return the policy in a few words."""
+        each = f", {format_duration(self.max_per_request_ms)} at a time" if self.max_per_request_ms else ""
+        return f"up to {format_duration(self.budget_ms)}{each}, {self.max_requests} times; observer: {self.observer}"
+
+
+def kept_for_wind_down_ms(limit_ms: int, soft_ms: int, wind_down_ms: int) -> int:
+    """Return how long before the timeout no grant may reach, so that the work can still be asked to end by itself: its
+    wind-down, and no more than half of what lies between its soft clock and its timeout."""
+    return min(wind_down_ms, max(0, limit_ms - soft_ms) // 2) if limit_ms else 0
+
+
+class Verdict(StrEnum):
+    """What came of a request for overtime."""
+
+    GRANTED = "granted"
+    DECLINED = "declined"
+    """By the observer."""
+    FAILED = "failed"
+    """The observer hung, failed or answered what cannot be understood."""
+    UNANSWERED = "unanswered"
+    """The work ended before the observer had answered."""
+    EXHAUSTED = "exhausted"
+    """The budget, the number of requests, or what is left below the ceiling, is used up: nobody was asked."""
+
+
+@value
+class Decision:
+    """What an observer says: how much longer, or not."""
+
+    extend_ms: int = 0
+    reason: str = ""
+    failed: bool = False
+
+
+@value
+class OvertimeRequest:
+    """One request for overtime, and what came of it."""
+
+    at_ms: int
+    """Since the call began."""
+    asked_by: str
+    """`soft clock`, `call`, or the operator's name."""
+    observer: str
+    verdict: Verdict
+    asked_ms: int = 0
+    granted_ms: int = 0
+    took_ms: int = 0
+    """What the observer took to answer."""
+    reason: str = ""
+    is_gift: bool = False
+    """An operator gave it beside the policy: it counts neither as a request nor to the budget."""
+
+    @classmethod
+    def by_person(cls, name: str, at_ms: int, asked_ms: int, granted_ms: int) -> OvertimeRequest:
+        """Return what an operator has granted without being asked."""
+        return cls(at_ms, name, ObserverKind.PERSON.value, Verdict.GRANTED, asked_ms, granted_ms, is_gift=True)
+
+    def as_meta(self) -> dict[str, object]:
+        """Return the request as an envelope holds it."""
+        meta = as_dict(self)
+        del meta["is_gift"]
+        return {**meta, "verdict": self.verdict.value}
+
+
+@record
+class Overtime:
+    """What a call has asked for and got: it only grows, and never past its policy."""
+
+    policy: OvertimePolicy
+    used_ms: int = 0
+    """Of the budget: what was granted, and what observers took to answer."""
+    requests: list[OvertimeRequest] = default_factory(factory=list)
+
+    @classmethod
+    def of_person(cls) -> Overtime:
+        """Return the record of a call that may have no overtime but what operators give it."""
+        return cls(OvertimePolicy(ObserverKind.NONE, 0, 0))
+
+    @property
+    def granted_ms(self) -> int:
+        return sum(request.granted_ms for request in self.requests)
+
+    @property
+    def asked(self) -> int:
+        """Count the requests that have been answered by an observer, or by a failing one."""
+        return sum(request.verdict is not Verdict.EXHAUSTED for request in self.requests if not request.is_gift)
+
+    def room_ms(self, ceiling_ms: int | None, took_ms: int = 0) -> int:
+        """Return the most that can be granted now, below a ceiling that far away; None is none. `took_ms` is what the
+        observer has taken meanwhile."""
+        if self.asked >= self.policy.max_requests:
+            return 0
+        room = max(0, self.policy.budget_ms - self.used_ms - took_ms)
+        if self.policy.max_per_request_ms:
+            room = min(room, self.policy.max_per_request_ms)
+        return room if ceiling_ms is None else max(0, min(room, ceiling_ms))
+
+    def settle(
+        self,
+        decision: Decision,
+        *,
+        at_ms: int,
+        took_ms: int,
+        ceiling_ms: int | None,
+        asked_by: str = "soft clock",
+        observer: str | None = None,
+    ) -> OvertimeRequest:
+        """Grant what the decision and the rest allow, write the request down and return it."""
+        granted_ms = 0 if decision.failed else min(max(0, decision.extend_ms), self.room_ms(ceiling_ms, took_ms))
+        verdict = Verdict.GRANTED if granted_ms else Verdict.DECLINED
+        reason = decision.reason
+        if decision.failed:
+            verdict = Verdict.FAILED
+        elif not granted_ms and decision.extend_ms > 0:
+            verdict, reason = Verdict.EXHAUSTED, reason or self.explain_no_room(ceiling_ms, took_ms)
+        request = OvertimeRequest(
+            at_ms,
+            asked_by,
+            observer or self.policy.observer.value,
+            verdict,
+            max(0, decision.extend_ms),
+            granted_ms,
+            took_ms,
+            reason,
+        )
+        self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms + granted_ms)
+        self.requests.append(request)
+        return request
+
+    def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> None:
+        """Write down a request whose observer had not answered when the work ended."""
+        self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms)
+        observer = self.policy.observer.value
+        self.requests.append(OvertimeRequest(at_ms, asked_by, observer, Verdict.UNANSWERED, took_ms=took_ms))
+
+    def explain_no_room(self, ceiling_ms: int | None, took_ms: int = 0) -> str:
+        """Return why nothing can be granted any more."""
+        if not self.policy.max_requests:
+            return "no requests are allowed (max_requests)"
+        if self.asked >= self.policy.max_requests:
+            return f"all {self.policy.max_requests} requests are used up"
+        if self.used_ms + took_ms >= self.policy.budget_ms:
+            return f"the budget of {format_duration(self.policy.budget_ms)} is used up"
+        return "the timeout leaves no room for more" if ceiling_ms is not None else "nothing was granted"
+
+    def as_meta(self) -> dict[str, object]:
+        """Return the record as an envelope holds it."""
+        return {
+            "observer": self.policy.observer.value,
+            "budget_ms": self.policy.budget_ms,
+            "used_ms": self.used_ms,
+            "granted_ms": self.granted_ms,
+            "requests": [request.as_meta() for request in self.requests],
+        }
+
+
+def read_decision(answered: object) -> Decision:
+    """Read what a program, a function or a model has answered: {"extend": "30s"} (or extend_ms), or {"decline": true},
+    with a reason. Anything else grants nothing."""
+    if not isinstance(answered, dict):
+        return Decision(failed=True, reason=f"the observer answered {answered!r:.80}, which is no object")
+    reason = answered.get("reason", "")
+    reason = reason[:500] if isinstance(reason, str) else ""
+    if answered.get("decline") or answered.get("extend") is False:
+        return Decision(reason=reason)
+    try:
+        if "extend_ms" in answered:
+            return Decision(parse_duration_ms(answered["extend_ms"], bare="ms"), reason)
+        if "extend" in answered and answered["extend"] is not True:
+            return Decision(parse_duration_ms(answered["extend"]), reason)
+    except DurationError as error:
+        return Decision(failed=True, reason=f"the observer answered no duration: {error}")
+    return Decision(failed=True, reason='the observer answered neither "extend" nor "decline"')
+
+
+# --- reading a policy -------------------------------------------------------------------------------------
+
+
+def _as_keys(written: object, bare: str | None) -> dict[str, Any]:
+    if written is True:
+        return {}
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        return {"budget": written}
+    if isinstance(written, str):
+        return _read_words(written, bare)
+    if isinstance(written, dict):
+        return dict(written)
+    raise OvertimeError(f"write true, an observer, a budget or an object with its keys, not {written!r:.40}")
+
+
+def _read_words(text: str, bare: str | None) -> dict[str, Any]:
+    """Read `progress`, `2m`, or `command=./judge.sh,budget=2m,max_requests=3`."""
+    keys: dict[str, Any] = {}
+    for position, word in enumerate(part.strip() for part in text.split(",")):
+        name, equals, said = word.partition("=")
+        if equals and name in TARGET_KEYS.values() and "observer" not in keys:
+            keys |= {"observer": name, name: said}
+        elif equals:
+            keys[name.replace("-", "_")] = _read_word(name, said)
+        elif word in set(ObserverKind):
+            keys["observer"] = word
+        elif position == 0:
+            try:
+                parse_duration_ms(word, bare=bare)
+            except DurationError:
+                names = ", ".join(ObserverKind)
+                raise OvertimeError(f"{word!r} is neither an observer ({names}) nor a budget such as 2m") from None
+            keys["budget"] = word
+        else:
+            message = "write KEY=VALUE behind the observer, or a JSON object if there are commas in it"
+            raise OvertimeError(f"{word!r}: {message}")
+    return keys
+
+
+def _read_word(name: str, said: str) -> object:
+    if said in ("true", "false"):
+        return said == "true"
+    return int(said) if name.replace("-", "_") == "max_requests" and said.isdecimal() else said
+
+
+def _observer(keys: dict[str, Any]) -> ObserverKind:
+    named = keys.get("observer")
+    if named is None:
+        for kind, key in TARGET_KEYS.items():
+            if key in keys:
+                return kind
+        return ObserverKind.MODEL if keys.get("model") else ObserverKind.PROGRESS
+    try:
+        return ObserverKind(named)
+    except ValueError:
+        raise OvertimeError(f"observer: one of {', '.join(ObserverKind)}, not {named!r:.40}") from None
+
+
+def _duration(key: str, written: object, bare: str | None) -> int:
+    try:
+        ms = parse_duration_ms(written, bare=bare)
+    except DurationError as error:
+        raise OvertimeError(f"{key}: {error}") from None
+    if not ms:
+        raise OvertimeError(f"{key}: should be more than 0")
+    return ms
+
+
+def _target(observer: ObserverKind, keys: dict[str, Any]) -> str | None:
+    key = TARGET_KEYS.get(observer)
+    if key is None:
+        return None
+    target = keys.get(key)
+    if not isinstance(target, str) or not target.strip():
+        raise OvertimeError(f"{key}: say which {key} is asked")
+    return target
+
+
+def _model(keys: dict[str, Any]) -> Mapping[str, Any] | None:
+    model = keys.get("model")
+    if model is None or isinstance(model, dict):
+        return model
+    if isinstance(model, str):
+        return {"model": model}
+    raise OvertimeError(f"model: a name, or an object like the `ai` block of a step, not {model!r:.40}")
+
+
+def _deciders(keys: dict[str, Any]) -> tuple[str, ...]:
+    named = keys.get("deciders", ())
+    named = [named] if isinstance(named, str) else named
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) and name.strip() for name in named):
+        raise OvertimeError("deciders: a name, or a list of names")
+    return tuple(named)

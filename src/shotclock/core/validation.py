@@ -1,0 +1,549 @@
+"""The shape of a file, declared as classes and checked strictly: every problem at once, each with its path.
+
+    class Retry(Part):
+        max: int = field(ge=0)
+        backoff: Backoff = Backoff()
+
+It is what the workflow schema needs of pydantic and no more: pydantic's import and its models for one file took longer
+than running a step. A class is looked at when a file first has such a part, so a file pays for what it uses. Problems
+are dictionaries with pydantic's names for what can be wrong; `json_schema_of` writes the schema that pydantic would.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self, dataclass_transform, get_args, get_origin
+
+Problems = list[dict[str, Any]]
+Loc = tuple[str | int, ...]
+
+MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
+_WRONG: Any = object()
+
+
+class ValidationError(ValueError):
+    """Error that lists everything wrong with the shape of a value."""
+
+    def __init__(self, name: str, problems: Problems) -> None:
+        lines = [f"{'.'.join(map(str, each['loc']))}\n  {each['msg']}" for each in problems]
+        super().__init__("\n".join([f"{len(problems)} problems with {name}", *lines]))
+        self._problems = problems
+
+    def errors(self, **_: object) -> Problems:
+        return self._problems
+
+
+class FieldInfo:
+    """A key of a part: what it is called, its default, and the limits of its value."""
+
+    __slots__ = ("default", "keys", "limits")
+
+    def __init__(self, default: Any, keys: tuple[str, ...], limits: Limits) -> None:
+        self.default, self.keys, self.limits = default, keys, limits
+
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+
+class Limits:
+    """Limits of a number, a text or a mapping. None: there is no such limit."""
+
+    __slots__ = ("ge", "le", "max_length", "min_length", "pattern")
+
+    def __init__(
+        self,
+        *,
+        ge: int | None = None,
+        le: int | None = None,
+        min_length: int | None = None,
+        max_length: int | None = None,
+        pattern: str | None = None,
+    ) -> None:
+        self.ge, self.le, self.min_length, self.max_length, self.pattern = ge, le, min_length, max_length, pattern
+
+    @property
+    def are_any(self) -> bool:
+        return any(getattr(self, name) is not None for name in self.__slots__)
+
+
+class Before:
+    """Calls a function with what was written, before its type is looked at. Its ValueError is the problem."""
+
+    def __init__(self, function: Callable[[Any], Any], written_as: Any = None) -> None:
+        self.function = function
+        self.written_as = written_as
+        """The type that a file may have there, for editors."""
+
+
+class After:
+    """Calls a function with a value of the right type. Its ValueError is the problem."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+
+def field(default: Any = MISSING, *, keys: tuple[str, ...] = (), **limits: Any) -> Any:
+    """Declare a key: what else it is called, its own name first, and the limits of its value."""
+    return FieldInfo(default, keys, Limits(**limits))
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+class Part:
+    """A part of a file. A key that nobody knows is a mistake, never ignored. Its fields cannot be changed."""
+
+    model_fields: ClassVar[dict[str, FieldInfo]] = {}
+    _shape: ClassVar[_PartShape | None]
+
+    def __init_subclass__(cls) -> None:
+        cls.model_fields = dict(cls.model_fields)
+        cls._shape = None
+        for name in cls.__dict__.get("__annotations__", {}):  # noqa: RUF063 - `inspect` is slow to import
+            written = cls.__dict__.get(name, MISSING)
+            info = written if isinstance(written, FieldInfo) else FieldInfo(written, (), Limits())
+            cls.model_fields[name] = FieldInfo(info.default, info.keys or (name,), info.limits)
+            if name in cls.__dict__:
+                delattr(cls, name)
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(type(self).model_validate(values).__dict__)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values().items())})"
+
+    def _values(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.model_fields}
+
+    @classmethod
+    def keys_of(cls, name: str) -> list[str]:
+        """Return what a field is called in the file: its own name first, then what else is read."""
+        return list(cls.model_fields[name].keys)
+
+    @classmethod
+    def before_field(cls, name: str, written: Any) -> Any:
+        """Look at what was written before its type is. Raises ValueError."""
+        return written
+
+    def check_together(self) -> None:
+        """Look at fields that are right each by itself. Raises ValueError."""
+
+    @classmethod
+    def model_validate(cls, written: Any) -> Self:
+        """Return the part that was written. Raises ValidationError with everything that is wrong with it."""
+        problems: Problems = []
+        made = _shape_of_part(cls).check(written, (), problems)
+        if problems:
+            raise ValidationError(cls.__name__, problems)
+        return made  # type: ignore[no-any-return]
+
+    def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
+        """Return the part as it could be written, under the first name of each key; with `exclude_unset`, only what was
+        given."""
+        given = self.__dict__["_given"]
+        return {
+            info.keys[0]: _dump(self.__dict__[name], exclude_unset)
+            for name, info in self.model_fields.items()
+            if not exclude_unset or name in given
+        }
+
+
+def _dump(value: Any, exclude_unset: bool) -> Any:
+    if isinstance(value, Part):
+        return value.model_dump(exclude_unset=exclude_unset)
+    if type(value) is dict:
+        return {key: _dump(item, exclude_unset) for key, item in value.items()}
+    return [_dump(item, exclude_unset) for item in value] if type(value) is list else value
+
+
+# --- shapes ---------------------------------------------------------------------------------------------------
+
+
+class _Shape:
+    """Shape that a value must have. `check` returns the value, or _WRONG after it has noted what is wrong."""
+
+    has_title = True
+    """Whether a key of this shape has a title in the JSON Schema."""
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        raise NotImplementedError
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def limit(self, limits: Limits) -> _Shape:
+        return _Limited(self, limits)
+
+
+def _note(problems: Problems, kind: str, loc: Loc, message: str, value: object, **context: object) -> Any:
+    problems.append({"type": kind, "loc": loc, "msg": message, "input": value, "ctx": context})
+    return _WRONG
+
+
+class _Anything(_Shape):
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        return value
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+_SCALARS: dict[type, tuple[str, str, str]] = {
+    str: ("string", "string_type", "a valid string"),
+    int: ("integer", "int_type", "a valid integer"),
+    float: ("number", "float_type", "a valid number"),
+    bool: ("boolean", "bool_type", "a valid boolean"),
+}
+
+
+class _Scalar(_Shape):
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self._name, self._problem, self._wanted = _SCALARS[kind]
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not self._kind:
+            return _note(problems, self._problem, loc, f"Input should be {self._wanted}", value)
+        if isinstance(value, str) and not _is_whole(value):
+            message = "Input should be a valid string, unable to parse raw data as a unicode string"
+            return _note(problems, "string_unicode", loc, message, value)
+        return value
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"type": self._name}
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:  # half of a character
+        return False
+
+
+class _Choice(_Shape):
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self._choices = choices
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is str and value in self._choices:
+            return value
+        quoted = [repr(choice) for choice in self._choices]
+        expected = " or ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1])))
+        return _note(problems, "literal_error", loc, f"Input should be {expected}", value, expected=expected)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        words: dict[str, Any] = {"enum": list(self._choices)}
+        return {**({"const": self._choices[0]} if len(self._choices) == 1 else words), "type": "string"}
+
+
+class _Nullable(_Shape):
+    def __init__(self, inside: _Shape) -> None:
+        self._inside = inside
+        self.has_title = inside.has_title
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        return None if value is None else self._inside.check(value, loc, problems)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        inside = self._inside.schema(definitions)
+        return {"anyOf": [*inside.get("anyOf", [inside]), {"type": "null"}]}
+
+    def limit(self, limits: Limits) -> _Shape:
+        return _Nullable(self._inside.limit(limits))
+
+
+class _Either(_Shape):
+    """Shape that is one of several; where a value is none of them, the problems with each are noted."""
+
+    def __init__(self, members: list[_Shape]) -> None:
+        self._members = members
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        noted: Problems = []
+        for member in self._members:
+            wrong: Problems = []
+            inside = (*loc, member.part.__name__) if isinstance(member, _PartShape) else loc
+            found = member.check(value, inside, wrong)
+            if not wrong:
+                return found
+            noted += wrong
+        problems += noted
+        return _WRONG
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"anyOf": [member.schema(definitions) for member in self._members]}
+
+
+class _ListOf(_Shape):
+    def __init__(self, item: _Shape) -> None:
+        self._item = item
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not list:
+            return _note(problems, "list_type", loc, "Input should be a valid list", value)
+        return [self._item.check(item, (*loc, place), problems) for place, item in enumerate(value)]
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"items": self._item.schema(definitions), "type": "array"}
+
+
+class _DictOf(_Shape):
+    def __init__(self, key: _Shape, item: _Shape) -> None:
+        self._key, self._item = key, item
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not dict:
+            return _note(problems, "dict_type", loc, "Input should be a valid dictionary", value)
+        checked = {}
+        for key, item in value.items():
+            self._key.check(key, (*loc, key, "[key]"), problems)
+            checked[key] = self._item.check(item, (*loc, key), problems)
+        return checked
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        item = self._item.schema(definitions)
+        key = self._key.schema(definitions)
+        if "pattern" not in key:
+            return {"additionalProperties": item or True, "type": "object"}
+        others = {name: limit for name, limit in key.items() if name not in ("pattern", "type")}
+        return {"patternProperties": {key["pattern"]: item}, "propertyNames": others, "type": "object"}
+
+
+class _Limited(_Shape):
+    def __init__(self, inside: _Shape, limits: Limits) -> None:
+        self._inside, self._limits = inside, limits
+        self._pattern = None if limits.pattern is None else re.compile(limits.pattern)
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        value = self._inside.check(value, loc, problems)
+        limits = self._limits
+        if value is _WRONG:
+            return value
+        if limits.ge is not None and value < limits.ge:
+            return _note(
+                problems, "greater_than_equal", loc, f"Input should be greater than or equal to {limits.ge}", value
+            )
+        if limits.le is not None and value > limits.le:
+            return _note(problems, "less_than_equal", loc, f"Input should be less than or equal to {limits.le}", value)
+        is_text = type(value) is str
+        if limits.min_length is not None and len(value) < limits.min_length:
+            kind = "string_too_short" if is_text else "too_short"
+            return _note(problems, kind, loc, f"should have at least {limits.min_length}", value)
+        if limits.max_length is not None and len(value) > limits.max_length:
+            message = f"String should have at most {limits.max_length} characters"
+            return _note(problems, "string_too_long", loc, message, value)
+        if self._pattern is not None and self._pattern.search(value) is None:
+            message = f"String should match pattern '{limits.pattern}'"
+            return _note(problems, "string_pattern_mismatch", loc, message, value)
+        return value
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        inside = self._inside.schema(definitions)
+        lengths = ("minLength", "maxLength") if inside.get("type") == "string" else ("minProperties", "maxProperties")
+        names = {"ge": "minimum", "le": "maximum", "pattern": "pattern"}
+        names |= {"min_length": lengths[0], "max_length": lengths[1]}
+        limits = {names[each]: limit for each in names if (limit := getattr(self._limits, each)) is not None}
+        return {**inside, **limits}
+
+
+class _Called(_Shape):
+    """A shape with a function before or after it."""
+
+    def __init__(self, inside: _Shape, function: Before | After) -> None:
+        self._inside, self._function = inside, function
+        self.has_title = inside.has_title
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        called = self._function
+        if isinstance(called, Before):
+            value = _call(called.function, value, loc, problems)
+            return value if value is _WRONG else self._inside.check(value, loc, problems)
+        count = len(problems)
+        checked = self._inside.check(value, loc, problems)
+        return checked if len(problems) > count else _call(called.function, checked, loc, problems)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        written_as = getattr(self._function, "written_as", None)
+        return (self._inside if written_as is None else _shape(written_as)).schema(definitions)
+
+
+def _call(function: Callable[[Any], Any], value: Any, loc: Loc, problems: Problems) -> Any:
+    try:
+        return function(value)
+    except ValueError as error:
+        return _note(problems, "value_error", loc, f"Value error, {error}", value)
+
+
+class _Tagged(_Shape):
+    """Shape that is one of several parts, chosen by the value of one of its keys."""
+
+    def __init__(self, key: str, parts: Mapping[str, type[Part]]) -> None:
+        self._key, self._parts = key, parts
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not dict:
+            message = "Input should be a valid dictionary or object to extract fields from"
+            return _note(problems, "model_attributes_type", loc, message, value)
+        if self._key not in value:
+            return _note(problems, "union_tag_not_found", loc, f"there is no {self._key!r}", value)
+        tag = value[self._key]
+        part = self._parts.get(tag) if type(tag) is str else None
+        if part is None:
+            return _note(problems, "union_tag_invalid", loc, f"{self._key!r} is none of {list(self._parts)}", value)
+        return _shape_of_part(part).check(value, (*loc, tag), problems)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        found = {tag: _shape_of_part(part).schema(definitions) for tag, part in self._parts.items()}
+        mapping = {tag: reference["$ref"] for tag, reference in found.items()}
+        return {"discriminator": {"mapping": mapping, "propertyName": self._key}, "oneOf": list(found.values())}
+
+
+class OneOf:
+    """Note that a part is one of several, chosen by the value of one of its keys."""
+
+    def __init__(self, key: str, parts: Mapping[str, type[Part]]) -> None:
+        self.key, self.parts = key, parts
+
+
+class _PartShape(_Shape):
+    has_title = False
+
+    def __init__(self, part: type[Part]) -> None:
+        self.part = part
+        hints = typing.get_type_hints(part, include_extras=True)
+        self._fields: dict[str, _Shape] = {}
+        for name, info in part.model_fields.items():
+            shape = _shape(hints[name])
+            self._fields[name] = shape.limit(info.limits) if info.limits.are_any else shape
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        part = self.part
+        if type(value) is part:
+            return value
+        if type(value) is not dict:
+            message = f"Input should be a valid dictionary or instance of {part.__name__}"
+            return _note(problems, "model_type", loc, message, value)
+        count = len(problems)
+        read: set[str] = set()
+        values: dict[str, Any] = {}
+        given: set[str] = set()
+        for name, info in part.model_fields.items():
+            key = next((key for key in info.keys if key in value), None)
+            if key is None:
+                if info.default is MISSING:
+                    _note(problems, "missing", (*loc, info.keys[0]), "Field required", value)
+                default = info.default
+                values[name] = type(default)() if type(default) in (list, dict) and not default else default
+                continue
+            read.add(key)
+            given.add(name)
+            inside = (*loc, key)
+            written = _call(partial(part.before_field, name), value[key], inside, problems)
+            if written is not _WRONG:
+                values[name] = self._fields[name].check(written, inside, problems)
+        for key in value:
+            if key not in read:
+                _note(problems, "extra_forbidden", (*loc, key), "Extra inputs are not permitted", value[key])
+        if len(problems) > count:
+            return _WRONG
+        made = object.__new__(part)
+        made.__dict__.update(values, _given=given)
+        try:
+            made.check_together()
+        except ValueError as error:
+            return _note(problems, "value_error", loc, f"Value error, {error}", value)
+        return made
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        name = self.part.__name__
+        if name not in definitions:
+            definitions[name] = {}  # a part that holds itself ends here
+            definitions[name] = self.own_schema(definitions)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def own_schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        properties = {}
+        for name, info in self.part.model_fields.items():
+            key, shape = info.keys[0], self._fields[name]
+            described = shape.schema(definitions)
+            if info.default is not MISSING:
+                described = {**described, "default": _dump(info.default, False)}
+            if shape.has_title:
+                described["title"] = key.title().replace("_", " ").strip()
+            properties[key] = described
+        schema: dict[str, Any] = {"additionalProperties": False, "properties": properties, "type": "object"}
+        if doc := self.part.__dict__.get("__doc__"):
+            schema["description"] = doc.strip()
+        required = [info.keys[0] for info in self.part.model_fields.values() if info.is_required()]
+        return {**schema, "required": required} if required else schema
+
+
+def _shape_of_part(part: type[Part]) -> _PartShape:
+    if part._shape is None:
+        part._shape = _PartShape(part)
+    return part._shape
+
+
+def _shape(hint: Any) -> _Shape:
+    """Return the shape of an annotation. Raises TypeError for one that is not known here."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return _Anything()
+    if isinstance(hint, type) and hint in _SCALARS:
+        return _Scalar(hint)
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return _LatePart(hint)
+    if origin is Annotated:
+        return _shape_of_annotated(inside[0], inside[1:])
+    if origin is Literal:
+        return _Choice(inside)
+    if origin in (typing.Union, types.UnionType):
+        members = [_shape(member) for member in inside if member is not type(None)]
+        either = members[0] if len(members) == 1 else _Either(members)
+        return _Nullable(either) if type(None) in inside else either
+    if origin is list:
+        return _ListOf(_shape(inside[0]))
+    if origin is dict:
+        return _DictOf(_shape(inside[0]), _shape(inside[1]))
+    raise TypeError(f"{hint!r} is no shape of a file")
+
+
+class _LatePart(_PartShape):
+    """A part that is looked at when a file has one."""
+
+    def __init__(self, part: type[Part]) -> None:
+        self.part = part
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        return _shape_of_part(self.part).check(value, loc, problems)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return _shape_of_part(self.part).schema(definitions)
+
+
+def _shape_of_annotated(hint: Any, notes: tuple[Any, ...]) -> _Shape:
+    tag = next((note for note in notes if isinstance(note, OneOf)), None)
+    shape: _Shape = _shape(hint) if tag is None else _Tagged(tag.key, tag.parts)
+    for note in notes:
+        if isinstance(note, Limits):
+            shape = _Limited(shape, note)
+        elif isinstance(note, Before | After):
+            shape = _Called(shape, note)
+    return shape
+
+
+def json_schema_of(part: type[Part]) -> dict[str, Any]:
+    """Return the JSON Schema of a part, with those of the parts inside it in `$defs`."""
+    definitions: dict[str, Any] = {}
+    schema = _shape_of_part(part).own_schema(definitions)
+    return {**schema, "$defs": dict(sorted(definitions.items()))}

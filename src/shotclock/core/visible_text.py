@@ -1,0 +1,280 @@
+"""Text from outside, made harmless to look at: what cannot be seen or looks like something else is shown by its number.
+
+One function for the terminal, the operators' page, reports and the text that an approval is bound to. It is exact: two
+texts that differ are shown differently, because a mark itself cannot be forged (`<U+` in a text is marked as well).
+
+And the text of an action: all of what would be done, in the one form that people are shown and approvals are bound to.
+
+    run: "shop/pay"
+    with:
+      amount: 9007199254740993
+      note: |
+        | first line
+        | second line
+    where:
+      directory: "/srv/shop"
+
+It is exact. Two actions with one text are one action: numbers are written out in full, text is in quotes, what cannot
+be seen is marked, and no value can look like another or end before its end. Reasons, titles and
+what an agent says about a file are claims, and stand elsewhere.
+
+docs/design.md: R48.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .proposal_request import ProposalRequest
+
+
+# Controls but for line ends and tabs, the beginning of a mark, and everything that has to be looked at closer.
+_SUSPECT = re.compile("[\x00-\x08\x0b-\x1f\x7f]|<(?=U\\+)|[^\x00-\x7f]")
+# Alphabets with letters that look like Latin ones or like digits. Those of one line belong together.
+_ALPHABETS = {
+    "Greek": "\u0370-\u03ff\u1d26-\u1d2a\u1f00-\u1fff\uab65",
+    "Cyrillic": "\u0400-\u052f\u1c80-\u1c8f\u1d2b\u2de0-\u2dff\ua640-\ua69f",
+    "Armenian": "\u0530-\u058f",
+    "Hebrew": "\u05d0-\u05ea",
+    "Georgian": "\u10a0-\u10ff\u1c90-\u1cbf\u2d00-\u2d2f",
+    "Ethiopic": "\u1200-\u137f",
+    "Cherokee": "\u13a0-\u13ff\uab70-\uabbf",
+    "Canadian": "\u1400-\u167f",
+    "Runic": "\u1680-\u16ff",
+    "Coptic": "\u2c80-\u2cff",
+    "Tifinagh": "\u2d30-\u2d7f",
+    "Lisu": "\ua4d0-\ua4ff",
+    "Vai": "\ua500-\ua63f",
+    "ancient": "\U00010280-\U0001044f\U000104b0-\U0001056f\U000118a0-\U000118ff\U00016f00-\U00016f9f",
+    # Of those that are written without blanks, or joined to Latin words, only what looks like an o or an l.
+    "Arabic": "\u0627\u0647\u06be\u06c1\u06d5",
+    "Indic": "\u0b20\u0c02\u0c82\u0d02\u0d20\u0d82\u101d",
+}
+_OTHER_LETTERS = re.compile(f"[{''.join(_ALPHABETS.values())}]")
+_WORD = re.compile(r"\w+")
+_LATIN = re.compile("[A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff]")
+# Letters that nobody tells from a Latin one or a digit: a word of nothing else looks like a Latin word.
+_TWINS = frozenset(
+    # Cyrillic
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0455\u0456\u0458\u04bb\u04cf\u0501\u051b\u051d\u0475\u04af"
+    "\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0423\u0425\u0405\u0406\u0408\u04c0\u0474\u04ae\u051a"
+    "\u051c\ua644\ua647"
+    # Greek
+    "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u03bf\u03bd\u03b9\u03ba\u03c1\u03c5"
+    "\u03f2\u03f3\u03f9\u037f\u03dc\u1d26"
+    # Armenian
+    "\u0585\u0570\u0578\u057d\u0566\u0581\u0575\u056c\u0561\u0563\u0584\u057c\u0582\u0580\u053c\u054f\u054d\u0555"
+    # Hebrew, Arabic, Indic
+    "\u05d5\u05d8\u05df\u05e1\u0627\u0647\u06be\u06c1\u06d5\u0b20\u0c02\u0c82\u0d02\u0d20\u0d82\u101d"
+    # Georgian, Ethiopic, Runic, Tifinagh, Coptic
+    "\u10e7\u10fd\u1200\u1205\u12d0\u16b7\u16c1\u16d5\u16d6\u16b1\u16d2\u2d39\u2d4f\u2d54\u2d55\u2d5d\u2d59\u2d51"
+    "\u2c82\u2c83\u2c84\u2c88\u2c8e\u2c8f\u2c92\u2c94\u2c98\u2c9a\u2c9e\u2c9f\u2ca2\u2ca3\u2ca4\u2ca5\u2ca6\u2ca8\u2cac\u2cad\u2cca\u2c93"
+    # Cherokee, large and small
+    "\u13a0\u13a1\u13a2\u13a5\u13a6\u13a9\u13aa\u13ab\u13ac\u13b3\u13b7\u13bb\u13bd\u13be\u13c0\u13c2\u13c3"
+    "\u13cc\u13ce\u13cf\u13d2\u13d4\u13d5\u13d9\u13da\u13de\u13df\u13e2\u13e6\u13e7\u13ee\u13f3\u13f4"
+    "\uab70\uab71\uab72\uab75\uab76\uab79\uab7a\uab7b\uab7c\uab83\uab87\uab8b\uab8d\uab8e\uab90\uab92\uab93"
+    "\uab9c\uab9e\uab9f\uaba2\uaba4\uaba5\uaba9\uabaa\uabae\uabaf\uabb2\uabb6\uabb7\uabbe\u13fb\u13fc"
+    # Canadian syllables
+    "\u144c\u146d\u146f\u1472\u148d\u14aa\u142f\u1431\u1433\u1455\u1541\u1587\u157c\u15b4\u15c5\u15de\u15ea\u15f0\u15f7\u166d\u166e"
+)
+# These alphabets were made of Latin letters, upright and turned: all of their words look like some.
+_MADE_OF_LATIN = ("Lisu", "ancient")
+# Seen by nobody, although Unicode calls them letters, marks or symbols.
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U0001d159")
+# Taken for - / : ; , . ! | ' ` by everybody, and for a letter (a, g, i, c, o, v, w, z, s, u).
+_POSES = frozenset(
+    "\u2010\u2011\u2012\u2043\u2212\u2215\u2044\u29f8\u2236\ua789\u0589\u05c3\u201a\u01c3\u01c0\u2223\u02b9\u02bc\u02c8\u02cb"
+    "\u2035\u0251\u0261\u0269\u1d04\u1d0f\u1d20\u1d21\u1d22\ua731\u1d1c\ua78c"
+)
+_JOINED_BEFORE, _JOINED_AFTER = re.compile(r"[A-Za-z0-9][!-/:-@\[-`{-~]"), re.compile(r"[!-/:-@\[-`{-~][A-Za-z0-9]")
+# Accents and overlays that stand by themselves, after the letter that they are drawn on.
+_COMBINING = ((0x300, 0x36F), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF), (0xFE20, 0xFE2F))
+
+
+def visible(text: str) -> str:
+    """Return the text with everything in it to be seen: an escape is `<U+001B>`, a turned direction `<U+202E>`.
+
+    Line ends and tabs stay. So do the letters of all languages, but for those that pose as Latin ones. What a line is
+    shown as depends on nothing outside of it: alone, in a file and in a difference it is the same.
+    """
+    if not text.isascii() and _OTHER_LETTERS.search(text) is not None:
+        return "\n".join(map(_visible_line, text.split("\n")))
+    return _SUSPECT.sub(_mark_if_odd, text)
+
+
+def _visible_line(line: str) -> str:
+    pieces, at = [], 0
+    for place in _posing_letters(line):
+        pieces += [_SUSPECT.sub(_mark_if_odd, line[at:place]), _mark(line[place])]
+        at = place + 1
+    return "".join([*pieces, _SUSPECT.sub(_mark_if_odd, line[at:])])
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    flat = visible(" ".join(text.split()))
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def _mark_if_odd(found: re.Match[str]) -> str:
+    character = found[0]
+    return _mark(character) if character < "\x80" or _is_odd(character) else character
+
+
+def _mark(character: str) -> str:
+    return f"<U+{ord(character):04X}>"
+
+
+@lru_cache(maxsize=8192)
+def _is_odd(character: str) -> bool:
+    """Return whether this one, which is not ASCII, cannot be seen, joins what stands before it, or poses as ASCII."""
+    import unicodedata
+
+    kind, number = unicodedata.category(character), ord(character)
+    # Digits of other scripts are read as numbers by programs, and some as another number by people.
+    if kind[0] in "CZ" or kind in ("Me", "Nd") or character in _UNSEEN or character in _POSES:
+        return True
+    if kind == "Mn":
+        # Variation selectors have no looks of their own; accents that stand by themselves look like a letter with one.
+        is_selector = 0xFE00 <= number <= 0xFE0F or 0x180B <= number <= 0x180F
+        return is_selector or any(low <= number <= high for low, high in _COMBINING) or number > 0xE0000
+    words = unicodedata.decomposition(character).split()
+    if words and words[0] in ("<font>", "<wide>", "<compat>"):
+        meant = [chr(int(word, 16)) for word in words[1:]]
+        return all(each < "\x80" for each in meant) and (len(meant) == 1 or all(map(str.isalpha, meant)))
+    return len(words) == 1 and int(words[0], 16) < 0x80
+
+
+def _posing_letters(line: str) -> list[int]:
+    """Return where letters of another alphabet stand among those of a second one, or are a whole word that looks
+    Latin."""
+    found: list[int] = []
+    words = [(word, _alphabets_in(word[0])) for word in _WORD.finditer(line) if _OTHER_LETTERS.search(word[0])]
+    # Where somebody really writes in such a language there are letters that look like no other.
+    written = {name for word, names in words if len(names) == 1 and not _looks_latin(word[0]) for name in names}
+    for word, names in words:
+        poses = _looks_latin(word[0]) and (not names <= written or _stands_among_latin(line, word))
+        if len(names) > 1 or poses:
+            found += [word.start() + at for at, letter in enumerate(word[0]) if _OTHER_LETTERS.match(letter)]
+    return found
+
+
+def _alphabets_in(word: str) -> set[str]:
+    names = {str(found.lastgroup) for found in _which().finditer(word)}
+    return names | {"Latin"} if _LATIN.search(word) is not None else names
+
+
+@lru_cache(maxsize=1)
+def _which() -> re.Pattern[str]:
+    """Compile the pattern when it is first needed, which for most is never."""
+    return re.compile("|".join(f"(?P<{name}>[{letters}])" for name, letters in _ALPHABETS.items()))
+
+
+def _looks_latin(word: str) -> bool:
+    return all(letter in _TWINS or letter < "\x80" or _is_made_of_latin(letter) for letter in word)
+
+
+def _is_made_of_latin(letter: str) -> bool:
+    found = _which().match(letter)
+    return found is not None and found.lastgroup in _MADE_OF_LATIN
+
+
+def _stands_among_latin(text: str, word: re.Match[str]) -> bool:
+    """Return whether what it is joined to, without a space between, is Latin: a host, a path, an address."""
+    before, after = text[max(0, word.start() - 2) : word.start()], text[word.end() : word.end() + 2]
+    return _JOINED_BEFORE.fullmatch(before) is not None or _JOINED_AFTER.fullmatch(after) is not None
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+
+
+def action_text(ask: ProposalRequest) -> str:
+    """Return what is done if somebody says yes. Raises TypeError or ValueError for what is no JSON."""
+    return text_of(_action(ask))
+
+
+def text_of(value: Mapping[str, Any]) -> str:
+    """Return the exact text of named values: two that differ in anything have different texts.
+
+    Names stand in the order they were given in, because whoever gets a value sees that order.
+    """
+    return "\n".join(_lines(value, ""))
+
+
+def _action(ask: ProposalRequest) -> dict[str, Any]:
+    action: dict[str, Any]
+    if ask.operation is not None:
+        action = {"run" if ask.dispatched else "the asker runs": ask.operation}
+        if ask.arguments is not None:
+            action["with"] = _sort_by_name(ask.arguments)
+    elif ask.file is not None:
+        import hashlib  # this module is imported by those who only print
+
+        content = ask.file.proposed.encode("utf-8", "surrogatepass")
+        action = {
+            "write" if ask.dispatched else "the asker writes": ask.file.path,
+            "with": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()},
+        }
+    else:
+        action = {"answer": ask.title, "choices": list(ask.choices)}
+    if ask.surroundings:
+        action["where"] = _sort_by_name(ask.surroundings)
+    return action
+
+
+def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort by name: in which order arguments and surroundings are given means nothing."""
+    return {name: values[name] for name in sorted(values)}
+
+
+def _lines(value: Mapping[str, Any] | list[Any] | tuple[Any, ...], indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        entries = [(f"{_name(name)}:", each) for name, each in value.items()]
+    else:
+        entries = [("-", each) for each in value]
+    for head, each in entries:
+        if isinstance(each, Mapping | list | tuple) and each:
+            yield f"{indent}{head}"
+            yield from _lines(each, f"{indent}  ")
+        elif isinstance(each, str) and "\n" in each:
+            yield f"{indent}{head} |"
+            for line in each.split("\n"):
+                yield f"{indent}  | {_line(line)}"
+        else:
+            yield f"{indent}{head} {_scalar(each)}"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r} is no name")
+    return name if _PLAIN_NAME.fullmatch(name) else _quote(name)
+
+
+def _scalar(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return _quote(value)
+    if isinstance(value, int | float):
+        return json.dumps(value, allow_nan=False)
+    if isinstance(value, Mapping):
+        return "{}"
+    if isinstance(value, list | tuple):
+        return "[]"
+    raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+def _quote(text: str) -> str:
+    return visible(f'"{text.translate(_ESCAPES)}"')
+
+
+def _line(line: str) -> str:
+    """Return one line of several, with a blank at its end to be seen."""
+    return f"{visible(line[:-1])}<U+{ord(line[-1]):04X}>" if line.endswith((" ", "\t")) else visible(line)

@@ -1,0 +1,621 @@
+"""The agent of an `ai` step, in a process of its own: it asks the model, and its caller for every tool.
+
+Nothing in here is trusted to end: the supervisor of this process holds the clock. When the soft clock rings the model
+is told to answer with what it has, and calls no tool any more. A model that is writing its answer by then may end it;
+one that has said nothing yet is asked anew. A request that fails is sent again, or to the next
+model, with all that was said and done before it: no tool is ever called twice for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from decimal import Decimal
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import httpx2
+from pydantic_ai import Agent, StructuredDict, ToolOutput
+from pydantic_ai.capabilities import PrepareOutputTools
+from pydantic_ai.exceptions import (
+    ContentFilterError,
+    ModelAPIError,
+    ModelAuthenticationError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRateLimitError,
+    ModelRequestRejectedError,
+    ModelRequestTimeout,
+    ModelRetry,
+    ModelServerError,
+    ModelUnavailableError,
+    ToolFailed,
+    UnexpectedModelBehavior,
+    UsageLimitExceeded,
+    UserError,
+)
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, create_async_httpx2_client
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+from pydantic_ai.usage import RunUsage, UsageLimits
+from pydantic_core import SchemaValidator, core_schema
+
+from ..core.clocks import format_duration
+from ..core.errors import Failure
+from ..process.context import Context
+from .ai_schema import as_object
+
+# Between two signs of life while a tool runs or a pause is waited out, and two looks at whether to come to an end.
+HEARTBEAT_S = 0.05
+# To let a tool that is not waited for any more be told so.
+LEAVE_LIMIT_S = 1.0
+# How often a model may correct an answer that does not fit, or the arguments of a tool.
+CORRECTIONS = 2
+# A request has at least this long: less would be refused by clients that take 0 for no time at all.
+LEAST_REQUEST_S = 0.1
+# Where the step has no deadline of its own, its run's or its caller's ends it.
+LONGEST_REQUEST_S = 24 * 3600.0
+# Tools that run at a time for one agent, however many its model asks for at once.
+MOST_TOOLS_AT_ONCE = 8
+# Characters of one answer, with what it asks tools for. No model has so much to say.
+ANSWER_LIMIT = 16_000_000
+# Bytes of one line of a stream, which has one piece of an answer. SDKs look for its end anew with each packet, so that
+# four times as much takes sixteen times as long.
+LINE_LIMIT = 4 * 1024 * 1024
+# To reach the server of a model, and how many reasons of an error are looked at.
+CONNECT_S = 5.0
+MOST_REASONS = 10
+# What a part of an answer takes by itself: a model can ask for tools without end as well.
+PART_SIZE = 200
+# How deep an answer or the arguments of a tool may be nested: readers of JSON refuse more.
+MOST_NESTED = 100
+# What a provider said, in a message of ours.
+MESSAGE_SHOWN = 2_000
+
+WIND_DOWN = (
+    "Time is nearly up: {left} left. Call no more tools. Answer now, with what you have; say what you could not finish."
+)
+STOPPED = "stopped before it had ended: time is nearly up. Answer now, with what you have."
+NOT_RUN = "not run: time is nearly up. Answer now, with what you have."
+
+# What a provider's error means; the first that fits. Whatever else goes wrong between it and us is no answer.
+_CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    ((ModelAuthenticationError,), "MODEL_AUTH_FAILED"),
+    ((ModelRateLimitError,), "MODEL_RATE_LIMITED"),
+    ((ModelQuotaExceededError,), "MODEL_QUOTA_EXCEEDED"),
+    ((ModelRequestRejectedError, ContentFilterError, UserError), "MODEL_REQUEST_REFUSED"),
+    (
+        (
+            ModelHTTPError,
+            ModelUnavailableError,
+            ModelServerError,
+            ModelConnectionError,
+            ModelRequestTimeout,
+            httpx2.HTTPError,
+            OSError,
+        ),
+        "MODEL_UNAVAILABLE",
+    ),
+    # What is left of the first is a body that is no JSON; one that is nested without end is a RecursionError.
+    ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError), "MODEL_ANSWER_INVALID"),
+)
+_STATUSES = {
+    401: "MODEL_AUTH_FAILED",
+    402: "MODEL_QUOTA_EXCEEDED",
+    403: "MODEL_AUTH_FAILED",
+    408: "MODEL_UNAVAILABLE",
+    429: "MODEL_RATE_LIMITED",
+}
+_FAILURES = tuple(kind for kinds, _ in _CODES for kind in kinds)
+# Worth another try of the same model.
+_PASSING = ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE")
+# Only the message of pydantic-ai's error says which limit it was; by its own name for it.
+_LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_tokens|cost)_limit")
+
+
+async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
+    """Run an agent to its answer. Raises Failure with one of the codes of models."""
+    return await AgentRun(ctx, task, [build_model(*each) for each in task["models"]]).answer()
+
+
+# A worker serves one step after another: the next one finds the connections of the last. More models than this nobody
+# names in a file.
+@lru_cache(maxsize=16)
+def build_model(provider: str, model: str, base_url: str | None, key: str) -> Model:
+    """Return a model of pydantic-ai. Imports the SDK of its provider."""
+    if provider == "anthropic":
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
+        own = AnthropicProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
+        return AnthropicModel(model, provider=own)
+    if provider == "google":
+        from pydantic_ai.models.google import GoogleModel
+        from pydantic_ai.providers.google import GoogleProvider
+
+        asked = GoogleProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
+        return GoogleModel(model, provider=asked)
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    # What others offer under OpenAI's protocol is the older one of its two.
+    kind = OpenAIResponsesModel if base_url is None else OpenAIChatModel
+    client = open_bounded_client()
+    return kind(model, provider=OpenAIProvider(api_key=key or "none", base_url=base_url, http_client=client))
+
+
+def open_bounded_client() -> httpx2.AsyncClient:
+    """Return a client that takes no line longer than LINE_LIMIT: what reads the stream keeps each until its end. It
+    lives as long as this process."""
+    client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
+    client.event_hooks = {"response": [_bound_lines]}
+    return client
+
+
+async def _bound_lines(response: httpx2.Response) -> None:
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _BoundedLines(response.stream)
+
+
+class _BoundedLines(httpx2.AsyncByteStream):
+    """The bytes of a body, until a line of it is too long. A body that is no stream is one line, or few."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for data in self._stream:
+            end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+            size = size + len(data) if end < 0 else len(data) - end - 1
+            if size > LINE_LIMIT:
+                raise _TooLong(f"a line of its answer is longer than {LINE_LIMIT} bytes, and was given up")
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _CutShort(Exception):
+    """A request that was given up, because the model has to be told that time is nearly up."""
+
+
+class _Truncated(ConnectionError):
+    """A stream that ended before the answer did."""
+
+
+class _TooLong(ValueError):
+    """An answer of which no more is taken."""
+
+
+class AgentRun:
+    """One run of an agent: its models, one after the other, and the one conversation that it has with them."""
+
+    def __init__(self, ctx: Context, task: dict[str, Any], models: list[Model], *, tells_end: bool = True) -> None:
+        """`tells_end`: a model says at the end of each answer why it ends, as all that are spoken with over HTTP do."""
+        self._ctx, self._task, self._models, self._tells_end = ctx, task, models, tells_end
+        self._history: list[ModelMessage] | None = None
+        self._usage = RunUsage()
+        self._retries = 0
+        self._is_winding_down = False
+        self._has_text = False
+        """Of the answer to the request that is under way."""
+        self._size = 0
+        """Of that answer."""
+        self._requests = 0
+        """That were sent, whatever came of them."""
+        self._tool_calls = 0
+        """That were asked for, whatever came of them."""
+        limits = task["limits"]
+        cost = limits.get("cost")
+        self._most_requests: int | None = limits.get("requests")
+        self._most_tool_calls: int | None = limits.get("tool_calls")
+        self._limits = UsageLimits(
+            request_limit=None,  # they and tool calls are counted here: pydantic-ai counts those that went well
+            input_tokens_limit=limits.get("input_tokens"),
+            output_tokens_limit=limits.get("output_tokens"),
+            total_tokens_limit=limits.get("total_tokens"),
+            cost_limit=None if cost is None else Decimal(str(cost)),
+        )
+        self._is_wrapped = False
+        names = {each["name"] for each in task["tools"]}
+        self._output_tool = next(name for name in _output_names() if name not in names)
+        self._agent = self._make_agent()
+
+    def _make_agent(self) -> Agent[None, Any]:
+        written = self._task.get("output_schema")
+        if written is None:
+            return self._build(str)
+        try:
+            schema, self._is_wrapped = as_object(written)
+        except (ValueError, RecursionError) as error:
+            raise Failure("STEP_INVALID", f"a model cannot be asked for this output_schema: {error}") from None
+
+        async def give_schema(ctx: RunContext[None], tools: list[ToolDefinition]) -> list[ToolDefinition]:
+            return [replace(tool, parameters_json_schema=schema) for tool in tools]
+
+        # Not as the schema of its type: pydantic understands no references in one.
+        answer = ToolOutput(StructuredDict({"type": "object"}, name="answer"), name=self._output_tool)
+        agent = self._build(answer, PrepareOutputTools(give_schema))
+        agent.output_validator(self._check_output)
+        return agent
+
+    def _check_output(self, output: dict[str, Any]) -> dict[str, Any]:
+        if self._is_wrapped and "result" not in output:
+            raise ModelRetry("give the answer as `result`")
+        if is_nested_deeper(output, MOST_NESTED):
+            raise ModelRetry(f"the answer is nested more than {MOST_NESTED} deep: give it flatter")
+        return output
+
+    def _build(self, output: Any, *capabilities: Any) -> Agent[None, Any]:
+        return Agent(
+            output_type=output,
+            instructions=self._task.get("system_prompt"),
+            toolsets=[_Tools(self._ctx, self._task["tools"])],
+            retries=CORRECTIONS,
+            name="shotclock",
+            deps_type=type(None),
+            capabilities=capabilities,
+        )
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the model's answer. Raises Failure, with the usage until then in its data."""
+        for number, model in enumerate(self._models):
+            try:
+                return await self._ask(model)
+            except Failure as failure:
+                failure.data = self._describe(model.model_name)
+                if failure.code == "LIMIT_REACHED" or number == len(self._models) - 1 or not self._may_send:
+                    raise
+                await self._begin_again()
+        raise AssertionError("there is a model")
+
+    async def _ask(self, model: Model) -> dict[str, Any]:
+        """Ask one model, again where its failure may pass. Raises Failure."""
+        retry, tries = self._task["retry"], 0
+        while True:
+            try:
+                return await self._converse(model)
+            except _CutShort:  # what it was asked is asked again, with the word that time is nearly up
+                if self._most_requests is not None:
+                    self._most_requests += 1
+                await self._begin_again()
+                continue
+            except UsageLimitExceeded as error:
+                named = _LIMIT_NAME.search(str(error))
+                raise self._limit_reached("requests" if named is None else named[1]) from None
+            except _FAILURES as error:
+                failure = self._make_failure(error)
+                pause_s = self._pause_s(retry, tries, failure)
+                is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
+                if failure.code not in _PASSING or is_over:
+                    raise failure from error
+            tries += 1
+            self._retries += 1
+            assert pause_s is not None
+            await self._rest(pause_s)
+            await self._begin_again()
+
+    async def _converse(self, model: Model) -> dict[str, Any]:
+        """Go on with the conversation until it has its end. Raises what pydantic-ai and the SDKs raise."""
+        prompt = self._task["prompt"] if self._history is None else None
+        going = self._agent.iter(
+            prompt,
+            message_history=self._history,
+            model=model,
+            model_settings=self._settings,
+            usage=self._usage,
+            usage_limits=self._limits,
+        )
+        is_void = False
+        async with going as run:
+            try:
+                async for node in run:
+                    if Agent.is_model_request_node(node):
+                        if self._ctx.stopping:
+                            self._wind_down(node.request.parts)
+                        self._count_request()
+                        await self._ctx.ask("request", self._describe(model.model_name))
+                        async with self._until_stopping(), node.stream(run.ctx) as stream:
+                            async for event in stream:
+                                self._note(event)
+                            self._check_end(stream.response)
+                        self._check_price(model)
+                    elif Agent.is_call_tools_node(node):
+                        self._count_tool_calls(node.model_response)
+            except _Truncated:
+                is_void = True
+                raise
+            finally:
+                self._history = _without_unfinished(run.all_messages(), is_void=is_void) or None
+            result = run.result
+        assert result is not None
+        output = result.output
+        response = result.response
+        finish = response.finish_reason
+        return {
+            "output": output["result"] if self._is_wrapped else output,
+            "partial": self._is_winding_down or finish == "length",
+            **self._describe(response.model_name or model.model_name),
+            "finish_reason": finish,
+        }
+
+    @property
+    def _may_send(self) -> bool:
+        return self._most_requests is None or self._requests < self._most_requests
+
+    def _count_request(self) -> None:
+        if not self._may_send:
+            raise self._limit_reached("requests")
+        self._requests += 1
+        self._size = 0
+
+    def _count_tool_calls(self, response: ModelResponse) -> None:
+        """Count what a model asks for, before any of it runs."""
+        asked = sum(part.tool_name != self._output_tool for part in response.tool_calls)
+        if self._most_tool_calls is not None and self._tool_calls + asked > self._most_tool_calls:
+            raise self._limit_reached("tool_calls")
+        self._tool_calls += asked
+
+    def _check_end(self, response: ModelResponse) -> None:
+        """Raise _Truncated where the stream of an answer has ended, and its model has not said why. What pydantic-ai
+        knows as `finish_reason` may be its own guess."""
+        told = (response.provider_details or {}).get("finish_reason")
+        is_ended = told or response.finish_reason == "content_filter" or response.state == "suspended"
+        if self._tells_end and not is_ended:
+            raise _Truncated("the connection was lost before the model had ended its answer")
+
+    @contextlib.asynccontextmanager
+    async def _until_stopping(self) -> AsyncIterator[None]:
+        """Let a request go on until the soft clock rings; raise _CutShort then, if the model has not been told before
+        and has written nothing of an answer yet."""
+        self._has_text = False
+        if self._is_winding_down:
+            yield
+            return
+        try:
+            async with asyncio.timeout(None) as patience:
+                watching = asyncio.ensure_future(self._watch(patience))
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if patience.expired():
+                raise _CutShort from None
+            raise
+
+    async def _watch(self, patience: asyncio.Timeout) -> None:
+        while not self._ctx.stopping:  # noqa: ASYNC110 - nothing is told when it changes
+            await asyncio.sleep(HEARTBEAT_S)
+        if not self._has_text:
+            patience.reschedule(asyncio.get_running_loop().time())
+
+    def _settings(self, ctx: RunContext[None]) -> ModelSettings:
+        """Return the settings of the next request: our retries, not the SDK's, and no clock but the call's."""
+        remaining_ms = self._ctx.remaining_ms()
+        left_s = LONGEST_REQUEST_S if remaining_ms is None else max(LEAST_REQUEST_S, remaining_ms / 1000)
+        settings = ModelSettings(max_retries=0, timeout=left_s)
+        if self._is_winding_down and self._task["tools"]:
+            settings["tool_choice"] = "none"
+        return settings
+
+    def _wind_down(self, parts: Any) -> None:
+        """Tell the model, once, that it has to come to an end."""
+        if not self._is_winding_down:
+            self._is_winding_down = True
+            remaining_ms = self._ctx.remaining_ms()
+            left = "little time is" if remaining_ms is None else f"{format_duration(max(1, remaining_ms))} is"
+            parts.append(UserPromptPart(WIND_DOWN.format(left=left)))
+
+    def _note(self, event: object) -> None:
+        """Hand on what the model says. Whatever else it sends is a sign of life."""
+        text = ""
+        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+            text = event.part.content
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+            text = event.delta.content_delta
+        self._has_text = self._has_text or bool(text)
+        self._ctx.write(text)
+        self._size += _size_of(event)
+        if self._size > ANSWER_LIMIT:
+            raise _TooLong(f"its answer is longer than {ANSWER_LIMIT} characters, and was given up")
+
+    def _check_price(self, model: Model) -> None:
+        if self._limits.cost_limit is not None and self._usage.cost is None:
+            message = f"no price of {model.model_name} is known, so `limits.cost` cannot be watched"
+            raise Failure("PRECONDITION", message, suggestion="limit the tokens instead")
+
+    # --- when it does not go well -------------------------------------------------------------------------
+
+    def _limit_reached(self, which: str) -> Failure:
+        most = self._task["limits"].get(which)
+        message = f"the agent has reached its limit of {most} {which.replace('_', ' ')}"
+        return Failure("LIMIT_REACHED", message, context={"limit": which, "most": most})
+
+    def _make_failure(self, error: BaseException) -> Failure:
+        error = _find_too_long(error) or error
+        code = next(code for kinds, code in _CODES if isinstance(error, kinds))
+        said = str(error) or type(error).__name__
+        context: dict[str, object] = {"exception": type(error).__name__}
+        if isinstance(error, ModelHTTPError):
+            context["status"] = error.status_code
+            if code == "MODEL_UNAVAILABLE" and 400 <= error.status_code < 500:  # of no category that is known there
+                code = _STATUSES.get(error.status_code, "MODEL_REQUEST_REFUSED")
+        retry_after = getattr(error, "retry_after", None)
+        wait_ms = None if retry_after is None else max(0, int(retry_after * 1000))
+        return Failure(code, said[:MESSAGE_SHOWN], context=context, retry_after_ms=wait_ms)
+
+    def _pause_s(self, retry: dict[str, Any], tries: int, failure: Failure) -> float | None:
+        """Return how long to wait before the next try; None where there would be no time left for it."""
+        backoff = retry["backoff"]
+        growth: dict[str, int] = {"linear": tries + 1, "exponential": 2 ** min(tries, 60)}
+        delay_ms = int(backoff["delay_ms"]) * growth.get(backoff["mode"], 1)
+        if backoff["max_delay_ms"] is not None:
+            delay_ms = min(delay_ms, int(backoff["max_delay_ms"]))
+        if backoff["jitter"]:
+            delay_ms = int(delay_ms * random.uniform(0.5, 1.0))
+        delay_ms = max(delay_ms, failure.retry_after_ms or 0)
+        remaining_ms = self._ctx.remaining_ms()
+        if remaining_ms is not None and remaining_ms <= delay_ms:
+            return None
+        return delay_ms / 1000
+
+    async def _rest(self, pause_s: float) -> None:
+        """Wait before the next try, alive; no longer once the soft clock has rung."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + pause_s
+        while (left_s := until - loop.time()) > 0 and not self._ctx.stopping:
+            await asyncio.sleep(min(HEARTBEAT_S, left_s))
+            self._ctx.write("")
+
+    async def _begin_again(self) -> None:
+        await self._ctx.ask("request", {"again": True, "retries": self._retries})
+
+    def _describe(self, model: str) -> dict[str, Any]:
+        """Return which model it is, and what was used so far."""
+        used = self._usage
+        usage: dict[str, Any] = {
+            "requests": self._requests,
+            "tool_calls": self._tool_calls,
+            "input_tokens": used.input_tokens,
+            "output_tokens": used.output_tokens,
+            "total_tokens": used.total_tokens,
+        }
+        if used.cost is not None:
+            usage["cost"] = float(used.cost)
+        told: dict[str, Any] = {"model": model, "usage": usage}
+        return {**told, "retries": self._retries} if self._retries else told
+
+
+def _without_unfinished(messages: list[ModelMessage], *, is_void: bool) -> list[ModelMessage]:
+    """Return the conversation up to the request that was not answered: what came of its answer is void."""
+    if is_void and messages and isinstance(messages[-1], ModelResponse):
+        messages = messages[:-1]
+    while messages and isinstance(messages[-1], ModelResponse) and messages[-1].state != "complete":
+        messages = messages[:-1]
+    return messages
+
+
+def _find_too_long(error: BaseException) -> BaseException | None:
+    """Return the reason of a failure where that is an answer too long: an SDK takes it for a lost connection."""
+    reason: BaseException | None = error
+    for _ in range(MOST_REASONS):
+        if reason is None or isinstance(reason, _TooLong):
+            return reason
+        reason = reason.__cause__ or reason.__context__
+    return None
+
+
+def _output_names() -> Iterator[str]:
+    """Yield what the tool may be called that a structured answer is given with."""
+    yield "final_result"
+    for number in count(2):
+        yield f"final_result_{number}"
+
+
+def _size_of(event: object) -> int:
+    """Return how much an event adds to what is kept of an answer."""
+    if isinstance(event, PartStartEvent):
+        kept = [getattr(event.part, name, None) for name in ("content", "args", "tool_name")]
+        return PART_SIZE + sum(len(part) if isinstance(part, str) else len(str(part or "")) for part in kept)
+    if isinstance(event, PartDeltaEvent):
+        added = [getattr(event.delta, name, None) for name in ("content_delta", "args_delta", "tool_name_delta")]
+        return sum(len(part) if isinstance(part, str) else len(str(part or "")) for part in added)
+    return 0
+
+
+def is_nested_deeper(value: object, most: int) -> bool:
+    """Return whether lists and objects are in each other deeper than that."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, dict | list) for each in level)
+
+
+class _Tools(AbstractToolset[None]):
+    """The tools of the agent, each of which its caller runs."""
+
+    def __init__(self, ctx: Context, tools: list[dict[str, Any]]) -> None:
+        self._ctx = ctx
+        self._turns = asyncio.Semaphore(MOST_TOOLS_AT_ONCE)
+        arguments = SchemaValidator(core_schema.dict_schema(keys_schema=core_schema.str_schema()))
+        self._tools = {
+            each["name"]: ToolsetTool[None](
+                toolset=self,
+                tool_def=ToolDefinition(
+                    name=each["name"],
+                    description=each["description"] or None,
+                    parameters_json_schema=each["input_schema"],
+                ),
+                max_retries=CORRECTIONS,
+                args_validator=arguments,
+            )
+            for each in tools
+        }
+
+    @property
+    def id(self) -> str | None:
+        return "shotclock"
+
+    async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[None]]:
+        return self._tools
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
+    ) -> Any:
+        """Have a tool called. Raises ToolFailed with what the model is told where it has failed or is not run."""
+        if is_nested_deeper(tool_args, MOST_NESTED):
+            raise ToolFailed(f"not run: its arguments are nested more than {MOST_NESTED} deep")
+        async with self._turns:
+            return await self._ask_for(name, tool_args)
+
+    async def _ask_for(self, name: str, tool_args: dict[str, Any]) -> Any:
+        if self._ctx.stopping:
+            raise ToolFailed(NOT_RUN)
+        asking = asyncio.ensure_future(self._ctx.ask("tool", {"name": name, "arguments": tool_args}))
+        try:
+            while not (await asyncio.wait([asking], timeout=HEARTBEAT_S))[0]:
+                self._ctx.write("")  # it has a clock of its own; the model is not silent meanwhile
+                if self._ctx.stopping:
+                    raise ToolFailed(STOPPED)
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait([asking], timeout=LEAVE_LIMIT_S)
+        try:
+            told = asking.result()
+        except Failure as failure:
+            raise ToolFailed(str(failure)) from None
+        if not told["ok"] and self._ctx.stopping:
+            raise ToolFailed(STOPPED)
+        if not told["ok"]:
+            raise ToolFailed(f"{told['error']}\n({_describe_left(told['remaining_ms'])})")
+        if told["remaining_ms"] is None:
+            return told["output"]
+        return {"result": told["output"], "remaining_ms": told["remaining_ms"]}
+
+
+def _describe_left(remaining_ms: int | None) -> str:
+    return "no time limit" if remaining_ms is None else f"{format_duration(remaining_ms)} of your time are left"

@@ -1,0 +1,469 @@
+"""The tools of an agent, as the process that runs the workflow has them: every call of one goes through here.
+
+The agent asks from its own process. A tool of the file runs as a `tool` step would; one of an MCP server over a
+connection that is kept for the whole of the agent's run. Each is a call of its own inside the deadline of the step, and
+whatever becomes of it is told to the model, with the time that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..core.clocks import ClockKind, Clocks, format_duration
+from ..core.envelope import Envelope, Problem, Warning_
+from ..core.errors import Ending, Failure, SideEffects
+from ..core.json_values import as_text
+from ..core.value_types import dataclass
+from ..process.clock import monotonic_ns
+from ..process.command_task import LOOKED_AT
+from ..process.context import CallListener, Scope
+from ..process.kill import VERIFY_LIMIT_MS
+from ..runtime import commands
+from ..runtime.call import Call, Outcome, Work, WorkView
+from ..runtime.command_runner import REPORT_MARGIN_MS, InteractiveProcess, run_shielded
+from ..runtime.loop_call import current_scope
+from ..runtime.outcomes import timeout_problem
+from ..runtime.runtime import Runtime
+from .provider import StepCall, duration_ms
+
+if TYPE_CHECKING:
+    import mcp_types
+
+    from .ai import AiPart, AiServer
+    from .mcp_client import ServerConversation
+
+# One call of a tool of a server, where the file does not say.
+TOOL_TIMEOUT_MS = 60_000
+# To take leave of a server. One that hangs is left without, and killed if it was started here.
+LEAVE_LIMIT_S = 0.5
+# Characters of what a tool said that a model is given. More would be paid for again with every request.
+RESULT_LIMIT = 200_000
+# What is kept of the text of a model, at its beginning and at its end.
+HEAD_KEPT = TAIL_KEPT = 512 * 1024
+# What every provider of models takes as the name of a tool.
+NAME_LIMIT = 64
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A tool under the name that the model knows it by."""
+
+    name: str
+    own_name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    server: _Server | None = None
+    """None where it is one of the file's own."""
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    """An MCP server that the agent's tools are on, from its start to its end."""
+
+    name: str
+    written: AiServer
+    conversation: ServerConversation | None = None
+    process: InteractiveProcess | None = None
+    opened: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What is to be left when the agent is done."""
+
+
+class AgentTools:
+    """The tools of one agent. Entered, its servers are connected; left, they are gone with all that they started."""
+
+    def __init__(self, step: StepCall, ai: AiPart, call: Call, runtime: Runtime) -> None:
+        self._step, self._ai, self._call, self._runtime = step, ai, call, runtime
+        scope = current_scope.get()
+        depth = 0 if scope is None else scope.depth + 1
+        self._inside = Scope(call.bound.bell, depth, call.name, call, call=call)
+        self._tools: dict[str, _Tool] = {}
+        self._servers = [_Server(name, written) for name, written in ai.mcp_servers.items()]
+        self._running: set[asyncio.Task[Any]] = set()
+        self.warnings: tuple[Warning_, ...] = ()
+        self.survivors: list[dict[str, object]] = []
+        self.has_left_doubt = False
+        """A call did not end well, and may have done something."""
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """Return the tools as the agent process is told of them."""
+        return [
+            {"name": each.name, "description": each.description, "input_schema": dict(each.input_schema)}
+            for each in self._tools.values()
+        ]
+
+    async def __aenter__(self) -> Self:
+        """Connect the servers, all at once, and learn their tools. Raises Failure where one cannot be used."""
+        found = [self._describe_own(name) for name in self._ai.tools]
+        try:
+            if self._servers:
+                await self._load_client()
+                async with asyncio.TaskGroup() as group:
+                    opening = [group.create_task(self._open(server)) for server in self._servers]
+                found += [tool for task in opening for tool in task.result()]
+            self._tools = _name_apart(found)
+        except BaseException as error:
+            await self._close()
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        """End the calls that are under way, and take leave of the servers, all at once and bounded. What was started
+        for them is gone then."""
+        await run_shielded(self._end_calls())
+        await run_shielded(self._leave_servers())
+        for server in self._servers:
+            process = server.process
+            if process is not None and process.report is not None:
+                judged = commands.judge(self._call, process.task, process.report)
+                self.survivors += judged.survivors
+                self.warnings += judged.warnings
+
+    async def _end_calls(self) -> None:
+        """Wait until the tools are gone that ran when the agent ended: nobody waits for their results any more."""
+        for task in self._running:
+            if not task.cancelling():
+                task.cancel()
+        if self._running:
+            limit_s = (self._call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            await asyncio.wait(self._running, timeout=limit_s)
+
+    async def _leave_servers(self) -> None:
+        await asyncio.gather(*(server.opened.aclose() for server in self._servers), return_exceptions=True)
+
+    # --- what there is ------------------------------------------------------------------------------------
+
+    def _describe_own(self, name: str) -> _Tool:
+        tools = self._step.tools
+        try:
+            if tools is None:
+                raise KeyError(name)
+            told = tools.describe(name)
+        except KeyError:
+            raise Failure("STEP_INVALID", f"there is no tool {name!r} in `tools`") from None
+        return _Tool(name, name, told.description, told.input_schema)
+
+    async def _load_client(self) -> None:
+        """Import the SDK beside the loop, inside the step's deadline: a cold disk takes a second for it."""
+        import importlib
+
+        loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, f"{__package__}.mcp_client"))
+        await asyncio.wait([loading], timeout=self._left_s())
+        if not loading.done():
+            raise self._timed_out("loading the MCP client")
+        loading.result()
+
+    async def _open(self, server: _Server) -> list[_Tool]:
+        """Connect a server and return its tools. Raises Failure."""
+        from .mcp_client import ServerConversation
+
+        written = server.written
+        server.conversation = talk = ServerConversation(self._call.trace)
+        if written.command is not None:
+            argv = [written.command, *written.args]
+            env = {name: as_text(value) for name, value in written.env.items() if value is not None}
+            opening = self._runtime.open(self._call, argv, env=env, base_env=self._step.env, cwd=self._step.folder)
+            server.process = await server.opened.enter_async_context(opening)
+            transport = talk.over_pipes(server.process)
+        else:
+            headers = {name: as_text(value) for name, value in written.headers.items() if value is not None}
+            transport = talk.over_http(str(written.url), {**self._call.trace.as_headers(), **headers})
+        talking = asyncio.ensure_future(talk.talk(transport))
+        server.opened.push_async_callback(_take_leave, talk, talking)
+        limit_s = self._left_s()
+        if written.connect_timeout is not None:
+            connect_s = duration_ms(written.connect_timeout, "ms") / 1000
+            limit_s = connect_s if limit_s is None else min(limit_s, connect_s)
+        waits: list[asyncio.Future[Any]] = [talk.listed, talking]
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if talk.listed.done() and not talk.listed.cancelled():
+            return list(_read_tools(server, talk.listed.result()))
+        if not talking.done():
+            raise self._timed_out(f"connecting the MCP server {server.name!r}")
+        if server.process is not None:
+            await server.process.close(politely=False)  # then it is known how it ended
+        problem = talk.settled.result() if talk.settled.done() else None
+        why = problem.message if isinstance(problem, Problem) else "it left"
+        raise Failure("CONNECT_FAILED", f"the MCP server {server.name!r} cannot be used: {why}{self._describe(server)}")
+
+    def _describe(self, server: _Server) -> str:
+        """Return what a server that was started here has said on its way out, if it has."""
+        report = None if server.process is None else server.process.report
+        if server.process is None or report is None:
+            return ""
+        judged = commands.judge(self._call, server.process.task, report)
+        if isinstance(judged.problem, Problem) and report.unstartable is not None:
+            return f": {judged.problem.message}"
+        stderr = str(judged.data.get("stderr", "")).strip() if isinstance(judged.data, dict) else ""
+        return f": {stderr.splitlines()[-1][:300]}" if stderr else ""
+
+    def _left_s(self) -> float | None:
+        bell = self._call.bound.bell
+        return None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+
+    def _timed_out(self, what: str) -> Failure:
+        return Failure("CONNECT_FAILED", f"{what} took too long")
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Call a tool, and return what the model is told of it. Never raises but for a cancellation."""
+        tool = self._tools.get(name)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        token = current_scope.set(self._inside)
+        is_clear = False
+        try:
+            if tool is None:
+                is_clear = True
+                return self._tell_failure(f"there is no tool {name!r}")
+            if tool.server is None:
+                assert self._step.tools is not None
+                envelope, output = await self._step.tools.call(tool.own_name, arguments)
+            else:
+                envelope, output = await self._call_on_server(tool, tool.server, arguments)
+            is_clear = envelope.ok or envelope.meta.get("side_effects") == SideEffects.NONE
+        except Failure as failure:
+            return self._tell_failure(str(failure))
+        except Exception as error:  # a bug of ours ends one call of a tool, and the model is told
+            return self._tell_failure(f"{type(error).__name__}: {error}")
+        finally:
+            current_scope.reset(token)
+            self._running.discard(task)
+            self.has_left_doubt = self.has_left_doubt or not is_clear
+        if envelope.ok:
+            return {"ok": True, "output": _shorten(output), "remaining_ms": self._remaining_ms()}
+        told = envelope.error or {}
+        said = as_text(output).strip() if output else ""
+        stderr = envelope.data.get("stderr") if isinstance(envelope.data, dict) else None
+        parts = [str(told.get("message", "it failed")), said, str(stderr or "").strip()]
+        return self._tell_failure("\n".join(part for part in parts if part))
+
+    def _tell_failure(self, message: str) -> dict[str, Any]:
+        return {"ok": False, "error": _shorten(message), "remaining_ms": self._remaining_ms()}
+
+    def _remaining_ms(self) -> int | None:
+        bell = self._call.bound.bell
+        return None if bell is None else bell.remaining_ms(monotonic_ns())
+
+    async def _call_on_server(self, tool: _Tool, server: _Server, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
+        written = server.written.timeout
+        clocks = Clocks(timeout_ms=TOOL_TIMEOUT_MS if written is None else duration_ms(written, "ms"))
+        call = self._runtime.begin(f"tool {tool.name}", {}, clocks, is_command=True)
+        outputs: list[Any] = []
+        envelope = await self._runtime.conclude(call, self._wait_for_server(call, tool, server, arguments, outputs))
+        return envelope, outputs[0] if outputs else None
+
+    async def _wait_for_server(
+        self, call: Call, tool: _Tool, server: _Server, arguments: Mapping[str, Any], outputs: list[Any]
+    ) -> Outcome:
+        from .mcp_client import output_of, text_of
+
+        assert server.conversation is not None
+        bell = call.bound.bell
+        remaining_ms = None if bell is None else bell.remaining_ms(monotonic_ns())
+        if remaining_ms == 0:
+            return Outcome(Ending.NOT_STARTED, timeout_problem(call, 0))
+        call.has_begun = True
+        asking = asyncio.ensure_future(server.conversation.call(tool.own_name, arguments, remaining_ms, call.trace))
+        try:
+            await asyncio.wait([asking], timeout=None if remaining_ms is None else remaining_ms / 1000)
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await run_shielded(asyncio.wait([asking], timeout=LEAVE_LIMIT_S))
+        if asking.cancelled() or not asking.done():
+            fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+            message = f"the tool did not answer within {format_duration(fired.limit_ms)}, and was given up"
+            return Outcome(Ending.CANCELLED, Problem("TIMEOUT", message, fired=fired))
+        result = asking.result()
+        outputs.append(output_of(result))
+        if result.is_error:
+            return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", text_of(result).strip() or "the tool failed"))
+        return Outcome(Ending.FINISHED)
+
+
+async def _take_leave(talk: ServerConversation, talking: asyncio.Future[None]) -> None:
+    talk.close()
+    await asyncio.wait([talking], timeout=LEAVE_LIMIT_S)
+    if not talking.done():
+        talking.cancel()
+        await asyncio.wait([talking], timeout=LEAVE_LIMIT_S)
+
+
+def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]:
+    """Yield the tools of a server that the agent may call. Raises Failure for one that is named and not there."""
+    allowed = server.written.tools
+    known = {tool.name for tool in tools}
+    if len(known) < len(tools):
+        twice = next(name for name in known if sum(tool.name == name for tool in tools) > 1)
+        if allowed is None or twice in allowed:
+            raise Failure("STEP_INVALID", f"the MCP server {server.name!r} has two tools called {twice!r}")
+    if allowed is not None and (missing := sorted(set(allowed) - known)):
+        raise Failure("STEP_INVALID", f"the MCP server {server.name!r} has no tool {missing[0]!r}")
+    for tool in tools:
+        if allowed is None or tool.name in allowed:
+            schema = dict(tool.input_schema or _NO_ARGUMENTS)
+            yield _Tool(tool.name, tool.name, tool.description or "", schema, server)
+
+
+def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
+    """Return the tools by the names that the model is told. Those that several servers have begin with the server's."""
+    from collections import Counter
+    from dataclasses import replace
+
+    counts = Counter(tool.own_name for tool in found)
+    named: dict[str, _Tool] = {}
+    for tool in found:
+        prefix = f"{tool.server.name}_" if tool.server is not None and counts[tool.own_name] > 1 else ""
+        name = _NOT_IN_NAMES.sub("_", f"{prefix}{tool.own_name}")[:NAME_LIMIT]
+        if name in named:
+            raise Failure("STEP_INVALID", f"two tools would be called {name!r}: name the servers apart")
+        named[name] = replace(tool, name=name)
+    return named
+
+
+def _shorten(output: Any) -> Any:
+    """Return what a model is given of an output: all of it, or its beginning and its end."""
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    if len(text) <= RESULT_LIMIT:
+        return output
+    half = RESULT_LIMIT // 2
+    return f"{text[:half]}\n[{len(text) - RESULT_LIMIT} characters left out]\n{text[-half:]}"
+
+
+# --- what the agent says ------------------------------------------------------------------------------------
+
+
+class KeptText:
+    """A text that grows, of which the beginning and the end are kept."""
+
+    def __init__(self) -> None:
+        self._head: list[str] = []
+        self._head_size = 0
+        self._tail = ""
+        self._left_out = 0
+
+    def add(self, text: str) -> None:
+        room = HEAD_KEPT - self._head_size
+        if room > 0:
+            self._head.append(text[:room])
+            self._head_size += len(self._head[-1])
+            text = text[room:]
+        if text:
+            self._tail += text
+            if len(self._tail) > 2 * TAIL_KEPT:  # not for every piece of it
+                self._left_out += len(self._tail) - TAIL_KEPT
+                self._tail = self._tail[-TAIL_KEPT:]
+
+    @property
+    def size(self) -> int:
+        return self._head_size + self._left_out + len(self._tail)
+
+    def cut(self, size: int) -> None:
+        """Take back what came after this size, as far as it is still known."""
+        text = "".join(self._head)
+        if size <= len(text):
+            self.__init__()  # type: ignore[misc]
+            self.add(text[:size])
+
+    def __str__(self) -> str:
+        tail, left_out = self._tail[-TAIL_KEPT:], self._left_out + max(0, len(self._tail) - TAIL_KEPT)
+        gap = f"\n[{left_out} characters left out]\n" if left_out else ""
+        return "".join(self._head) + gap + tail
+
+
+class AgentListener(CallListener):
+    """Listener to one agent: keeps what its model says, and answers its calls of tools."""
+
+    def __init__(self, tools: AgentTools) -> None:
+        self._tools = tools
+        self._kept = KeptText()
+        self._request_began = 0
+        self.tool_calls = 0
+        self.details: dict[str, Any] = {}
+        """What is known of the model and its usage so far."""
+
+    @property
+    def text(self) -> str:
+        return str(self._kept)
+
+    @property
+    def has_left_doubt(self) -> bool:
+        """Return whether a tool did not end well, and may have done something."""
+        return self._tools.has_left_doubt
+
+    def wrote(self, text: str) -> None:
+        self._kept.add(text)
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        match question, value:
+            case "tool", {"name": str(name), "arguments": dict(arguments)}:
+                self.tool_calls += 1
+                if (usage := self.details.get("usage")) is not None:
+                    usage["tool_calls"] = max(usage["tool_calls"], self.tool_calls)
+                return self._tools.call(name, arguments)
+            case "request", dict(told):
+                return self._note_request(told)
+        return super().ask(question, value)
+
+    async def _note_request(self, told: dict[str, Any]) -> None:
+        """Take note that the model is about to be asked, or asked again: then what it said of its answer is void."""
+        if told.pop("again", False):
+            self._kept.cut(self._request_began)
+        self._request_began = self._kept.size
+        self.details.update(told)
+
+
+class RequestListener(CallListener):
+    """Listener to a model that is asked one question, without tools: what it says of its requests is of no use."""
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        return self._take_note() if question == "request" else super().ask(question, value)
+
+    async def _take_note(self) -> None:
+        return
+
+
+class AgentWork(Work):
+    """The agent of a step, told what becomes of the step: `part` is its call in the process that runs it."""
+
+    def __init__(self, call: Call, part: Call, listener: AgentListener) -> None:
+        self._call, self._part, self._listener = call, part, listener
+
+    def wind_down(self, until_ns: int) -> None:
+        self._part.winding_down = self._call.winding_down
+        if self._part.work is not None:
+            self._part.work.wind_down(until_ns)
+
+    def stop_unwound(self) -> None:
+        if self._part.work is not None:
+            self._part.work.stop_unwound()
+
+    def move_bell(self) -> bool:
+        before, self._part.bound = self._part.bound, self._call.bound
+        if self._part.work is not None and self._part.work.move_bell():
+            return True
+        self._part.bound = before
+        return False
+
+    async def look(self) -> WorkView:
+        text = self._listener.text
+        return WorkView(stdout=text[-LOOKED_AT:], written=len(text))

@@ -1,0 +1,510 @@
+"""The control channel of a process: a socket by which others of the same user see its running calls, extend them and
+wind them down, and by which a command asks for overtime for its own call.
+
+One line of JSON is a request, one line is the answer; every read and write is bounded in size and time. The socket lies
+in a private directory beside the store, under a name that follows from the identity of its process, so whoever knows
+who holds a run or a job finds it. What a command is given to ask with lets it speak for that one call only.
+
+docs/design.md: R53.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.clocks import NS_PER_MS, ProcessIdentity, WallTime
+from ..core.errors import Failure
+from ..process import kernel
+from ..process.clock import monotonic_ns, wall_time
+from ..process.command_task import state_directory
+from ..process.kernel import this_process
+from .call import Call
+
+if TYPE_CHECKING:
+    import asyncio
+
+FOLDER = "control"
+# A request is a name and some numbers; whoever sends more is not one of ours.
+MOST_BYTES = 64 * 1024
+MOST_AT_ONCE = 64
+# Where there is no loop to time them: whoever comes after these takes the place of the first.
+MOST_SILENT = 8
+# An answer lists the running calls of a process.
+MOST_ANSWERED = 8 * 1024 * 1024
+MOST_LISTED = 1000
+# Whoever connects and says nothing, or takes no answer, runs these out.
+READ_LIMIT_S = 2.0
+WRITE_LIMIT_S = 2.0
+# What a caller waits for an answer that needs nobody else. A process that is stopped, or whose loop is blocked, runs
+# it out.
+ANSWER_LIMIT_S = 5.0
+# In addition to what an observer may take, where a command asks for overtime.
+OVERTIME_MARGIN_S = 5.0
+
+_numbers = itertools.count()
+
+runs: dict[str, Call] = {}
+"""The running calls that are whole runs or jobs, by the id that the store has for them."""
+
+
+class ControlChannel:
+    """The listening end. It lives on the loop that opens it; closing it removes the socket."""
+
+    def __init__(self, home: Path, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen in the directory of this store. Raises OSError and Failure where that cannot be."""
+        self._loop = loop
+        self._key = os.urandom(32)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._listener, self._path = listen(home)
+        loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stop listening. Requests that are being answered are cut off."""
+        if self._listener.fileno() < 0:
+            return
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        for task in self._serving:
+            task.cancel()
+
+    def overtime_address(self, call: Call) -> str:
+        """Return what a command of this call asks for overtime with: it speaks for this call, and for no other."""
+        return f"{call.request_id}:{self._sign(call.request_id)}:{self._path}"
+
+    def _sign(self, request_id: str) -> str:
+        import hashlib
+
+        return hashlib.blake2b(request_id.encode(), key=self._key, digest_size=16).hexdigest()
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        pid, uid = peer_of(connection)
+        if uid != os.geteuid() or len(self._serving) >= MOST_AT_ONCE:
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._serve(connection, pid))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, connection: socket.socket, pid: int) -> None:
+        import asyncio
+
+        with connection:
+            try:
+                async with asyncio.timeout(READ_LIMIT_S):
+                    request = await self._read(connection)
+                answer = await self._answer(request, pid)
+                async with asyncio.timeout(WRITE_LIMIT_S):
+                    await self._loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
+            except (OSError, TimeoutError):  # it has left, or said nothing
+                return
+
+    async def _read(self, connection: socket.socket) -> object:
+        read = b""
+        while b"\n" not in read:
+            chunk = await self._loop.sock_recv(connection, 4096)
+            if not chunk or len(read) > MOST_BYTES:
+                break
+            read += chunk
+        try:
+            return json.loads(read)
+        except ValueError:
+            return None
+
+    async def _answer(self, request: object, pid: int) -> dict[str, object]:
+        try:
+            if not isinstance(request, dict):
+                raise Failure("ARG_ERROR", "the request is not an object on one line of JSON")
+            return {"data": await self._perform(request, pid)}
+        except Failure as failure:
+            return {"code": failure.code, "message": str(failure)}
+        except (KeyError, TypeError, ValueError) as error:
+            return {"code": "ARG_ERROR", "message": f"the request cannot be understood: {error!r}"[:500]}
+
+    async def _perform(self, request: dict[str, Any], pid: int) -> dict[str, object]:
+        match request["do"]:
+            case "list":
+                return {"calls": list_calls()}
+            case "overtime":
+                return await self._ask_for_overtime(request)
+            case "extend":
+                if kernel.is_below(pid, os.getpid()):
+                    raise Failure("NOT_ALLOWED", "work cannot extend itself: ask with `shotclock overtime`")
+                return await extend(find_calls(request), int(request["by_ms"]), str(request["who"])[:100])
+            case "stop":
+                within_ms = request.get("within_ms")
+                reason = str(request.get("reason") or "")[:500]
+                who = str(request["who"])[:100]
+                return await wind_down(find_calls(request), who, reason, None if within_ms is None else int(within_ms))
+        raise Failure("ARG_ERROR", f"{request['do']!r:.40} cannot be done here")
+
+    async def _ask_for_overtime(self, request: dict[str, Any]) -> dict[str, object]:
+        import hmac
+
+        from . import control  # brings in asyncio, which `exec` does without
+
+        request_id, by_ms = str(request["request_id"]), int(request["by_ms"])
+        if not hmac.compare_digest(self._sign(request_id), str(request["token"])):
+            raise Failure("NOT_ALLOWED", "this is not the token of that call")
+        call = control.live_calls.get(request_id)
+        if call is None:
+            raise Failure("CALL_NOT_FOUND", "the call that this command was started for has ended")
+        before = 0 if call.overtime is None else len(call.overtime.requests)
+        granted_ms = await control.request_overtime(call, max(0, by_ms), str(request["reason"])[:2000])
+        made = [] if call.overtime is None else call.overtime.requests[before:]
+        told = next((each for each in reversed(made) if each.asked_by == "call"), None)
+        bell = call.bound.bell
+        return {
+            "granted_ms": granted_ms,
+            "reason": "it is winding down" if told is None else told.reason,
+            "verdict": "declined" if told is None else told.verdict.value,
+            "remaining_ms": None if bell is None else bell.remaining_ms(monotonic_ns()),
+        }
+
+
+def open_channel(home: Path | None) -> ControlChannel | None:
+    """Open the control channel of the loop that runs here, or return None where there can be none: no home, a disk that
+    is full. Nothing else depends on it."""
+    import asyncio
+
+    from ..store.home import state_home
+
+    try:
+        return ControlChannel(home or state_home(os.environ), asyncio.get_running_loop())
+    except (OSError, Failure):
+        return None
+
+
+# --- what is done with calls ----------------------------------------------------------------------------------
+
+
+def list_calls() -> list[dict[str, object]]:
+    """Describe the running calls of this process, in the order of their beginning."""
+    from . import control  # brings in asyncio, which `exec` does without
+
+    ids = {call.request_id: name for name, call in runs.items()}
+    return [describe_call(call, ids.get(call.request_id)) for call in list(control.live_calls.values())[:MOST_LISTED]]
+
+
+def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
+    """Return a running call as data: whose it is, and how its clocks stand."""
+    now_ns, bell, control = monotonic_ns(), call.bound.bell, call.control
+    elapsed_ms = (now_ns - call.started_ns) // NS_PER_MS
+    kind = "run" if call.name.startswith("run ") and call.operation is None else "command"
+    if call.operation is not None:
+        kind = "function"
+    elif call.name.startswith("step "):
+        kind = "step"
+    shown: dict[str, object] = {
+        "request_id": call.request_id,
+        "name": call.name,
+        "kind": kind,
+        "parent": None if call.inside_of is None else call.inside_of.request_id,
+        "started_at": WallTime(wall_time().ms - elapsed_ms).iso(),
+        "elapsed_ms": elapsed_ms,
+        "timeout_ms": call.bound.limit_ms,
+        "remaining_ms": None if bell is None else bell.remaining_ms(now_ns),
+        "soft_ms": None if control is None else control.soft_remaining_ms(now_ns),
+        "overtime": None if call.overtime is None else call.overtime.as_meta(),
+        "winding_down": None,
+        "progress": None if control is None or not control.progress else control.progress[-1],
+    }
+    if run_id is not None:
+        shown["run_id"] = run_id
+    if call.winding_down is not None:
+        asked = call.winding_down
+        left_ms = max(0, asked.until_ns - now_ns) // NS_PER_MS
+        shown["winding_down"] = {"by": asked.by, "reason": asked.reason, "remaining_ms": left_ms}
+    return shown
+
+
+def find_calls(request: dict[str, Any]) -> list[Call]:
+    """Return the calls that a request names: one by its id, a whole run or job, or what runs of one of its steps.
+    Raises Failure where they do not run here."""
+    from . import control  # brings in asyncio, which `exec` does without
+
+    if (request_id := request.get("request_id")) is not None:
+        call = control.live_calls.get(str(request_id))
+        if call is None:
+            raise Failure("CALL_NOT_FOUND", f"no call {str(request_id)[:80]!r} is running here")
+        return [call]
+    run_id, step = str(request["run"]), request.get("step")
+    if step is not None and "." in str(step):  # of a run inside this one
+        inner, _, last = str(step).rpartition(".")
+        if f"{run_id}.{inner}" in runs:
+            run_id, step = f"{run_id}.{inner}", last
+    run = runs.get(run_id)
+    if run is None:
+        raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
+    if step is None:
+        return [run]
+    tries = [call for call in control.calls_inside(run) if call.inside_of is run and call.name == f"step {step}"]
+    if not tries:
+        raise Failure("CALL_NOT_FOUND", f"step {str(step)[:80]!r} of {run_id[:80]!r} is not running now")
+    return tries
+
+
+async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:
+    """Give running calls more time on a person's word. Raises Failure where none of them can have any."""
+    from . import control  # brings in asyncio, which `exec` does without
+
+    extended, refused = [], None
+    for call in calls:
+        try:
+            request = await control.act_on(call, lambda control: control.extend(by_ms, who))
+            extended.append(describe_call(call) | {"granted_ms": request.granted_ms})
+        except Failure as failure:
+            refused = failure
+    if not extended and refused is not None:
+        raise refused
+    return {"extended": extended}
+
+
+async def wind_down(calls: list[Call], who: str, reason: str, within_ms: int | None = None) -> dict[str, object]:
+    """Ask running calls, and all that was made inside them, to end by themselves. Raises Failure where all of them
+    were asked before."""
+    from . import control  # brings in asyncio, which `exec` does without
+
+    told = [call for call in calls if call.winding_down is None]
+    if calls and not told:
+        raise Failure("NOT_EXTENDABLE", f"{calls[0].name} is winding down already")
+    why = reason or f"asked to stop by {who}"
+    for call in told:
+        await control.act_on(call, lambda control: control.wind_down(who, why, within_ms))
+    return {"stopping": [describe_call(call) for call in told]}
+
+
+# --- the other end --------------------------------------------------------------------------------------------
+
+
+def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
+    """Send a request to a process, and return what it answers. Blocks, bounded. Raises Failure: what it refuses,
+    CALL_NOT_FOUND where nobody listens there, TIMEOUT where it does not answer."""
+    until_ns = monotonic_ns() + int(within_s * 1e9)
+    try:
+        with short_path(Path(path)) as short, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(within_s)
+            connection.connect(short)
+            if peer_of(connection)[1] != os.geteuid():
+                raise Failure("NOT_ALLOWED", "the control socket belongs to another user")
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            read = b""
+            while b"\n" not in read and len(read) <= MOST_ANSWERED:
+                connection.settimeout(max(0.001, (until_ns - monotonic_ns()) / 1e9))
+                chunk = connection.recv(65536)
+                if not chunk:
+                    break
+                read += chunk
+        answer = json.loads(read)
+    except TimeoutError:
+        raise Failure("TIMEOUT", f"the process did not answer within {within_s:g} s") from None
+    except OSError as error:
+        raise Failure("CALL_NOT_FOUND", f"nothing is running there any more ({error.strerror})") from None
+    except ValueError:
+        raise Failure("CALL_NOT_FOUND", "the process ended before it answered") from None
+    if "code" in answer:
+        raise Failure(str(answer["code"]), str(answer["message"]))
+    data: dict[str, Any] = answer["data"]
+    return data
+
+
+def ask_holder(
+    home: Path, holder: ProcessIdentity, request: dict[str, object], within_s: float = ANSWER_LIMIT_S
+) -> dict[str, Any]:
+    """Send a request to the process that has a run or a job. Blocks, bounded. Raises Failure, in plain words where that
+    process cannot be reached from here."""
+    me = this_process()
+    if holder.boot_id != me.boot_id or holder.host != me.host:
+        raise Failure("CALL_NOT_FOUND", f"it runs on another machine ({holder.host}), or did before a restart of it")
+    if holder.namespace != me.namespace:
+        raise Failure("CALL_NOT_FOUND", "it runs in another container; do this there")
+    if not kernel.is_alive(holder):
+        raise Failure("CALL_NOT_FOUND", f"its process {holder.pid} is gone")
+    refused: Failure | None = None
+    for path in sorted((home / FOLDER).glob(f"{stem_of(holder)}-*")):
+        try:
+            return ask(path, request, within_s)
+        except Failure as failure:
+            if failure.code != "CALL_NOT_FOUND":
+                raise
+            refused = failure
+    raise refused or Failure("CALL_NOT_FOUND", f"its process {holder.pid} cannot be reached: it has no control socket")
+
+
+# --- sockets --------------------------------------------------------------------------------------------------
+
+
+def listen(home: Path) -> tuple[socket.socket, Path]:
+    """Return a socket of this process that listens in the directory of a store, and its path. Raises OSError and
+    Failure."""
+    folder = home / FOLDER
+    os.makedirs(home.parent, exist_ok=True)
+    for each in (home, folder):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(each, 0o700)
+    _remove_stale(folder)
+    path = folder / f"{stem_of(this_process())}-{next(_numbers):x}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        with short_path(path) as short:
+            listener.bind(short)
+        os.chmod(path, 0o600)
+        listener.listen(MOST_AT_ONCE)
+    except BaseException:
+        listener.close()
+        raise
+    return listener, path
+
+
+def stem_of(process: ProcessIdentity) -> str:
+    namespace = "".join(letter for letter in process.namespace if letter.isdecimal())
+    return f"{process.pid}-{process.started}-{namespace or 0}"
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Yield a name of this file that fits into the address of a socket: 107 bytes, and a home may be longer."""
+    if len(os.fsencode(path)) < 100 or not kernel.LINUX:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and user of whoever is at the other end; elsewhere than on Linux the modes of the files have to do."""
+    if not kernel.LINUX:
+        return 0, os.geteuid()
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the sockets of processes that were killed. Those of other pid namespaces cannot be judged from here."""
+    namespace = stem_of(this_process()).rpartition("-")[2]
+    for name in os.listdir(folder):
+        pid, _, rest = name.partition("-")
+        started, _, rest = rest.partition("-")
+        if rest.partition("-")[0] != namespace or not (pid.isdecimal() and started.isdecimal()):
+            continue
+        if kernel.start_of(int(pid)) != int(started):
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)
+
+
+# --- without a loop -------------------------------------------------------------------------------------------
+
+
+class AskedOvertime:
+    """A command that asks for overtime, and waits for the answer."""
+
+    def __init__(self, connection: socket.socket, by_ms: int, reason: str) -> None:
+        self._connection = connection
+        self.by_ms, self.reason = by_ms, reason
+
+    def answer(self, granted_ms: int, verdict: str, reason: str, remaining_ms: int | None) -> None:
+        """Answer it, without waiting for whoever has left or does not read."""
+        told = {"granted_ms": granted_ms, "verdict": verdict, "reason": reason, "remaining_ms": remaining_ms}
+        _send_and_close(self._connection, {"data": told})
+
+
+class PolledChannel:
+    """The listening end of a program that has no loop and runs one command, `exec`: it polls `fds`, and what comes is
+    requests of that command for overtime."""
+
+    def __init__(self, home: Path, request_id: str) -> None:
+        """Listen in the directory of this store. Raises OSError and Failure where that cannot be."""
+        self._listener, self._path = listen(home)
+        self._request_id, self._token = request_id, os.urandom(16).hex()
+        self._reading: dict[int, tuple[socket.socket, bytearray]] = {}
+
+    @classmethod
+    def open(cls, request_id: str) -> PolledChannel | None:
+        """Return a channel, or None where there can be none: nothing else depends on it."""
+        try:
+            return cls(Path(state_directory()), request_id)
+        except (OSError, Failure):
+            return None
+
+    @property
+    def address(self) -> str:
+        return f"{self._request_id}:{self._token}:{self._path}"
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return (self._listener.fileno(), *self._reading)
+
+    def take(self, fd: int) -> AskedOvertime | None:
+        """Take what came there, without waiting. Return what is asked for, once all of it is here."""
+        if fd == self._listener.fileno():
+            self._accept()
+            return None
+        connection, read = self._reading[fd]
+        try:
+            chunk = connection.recv(MOST_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            chunk = b""
+        read += chunk
+        if chunk and b"\n" not in read and len(read) <= MOST_BYTES:
+            return None
+        del self._reading[fd]
+        try:
+            request = json.loads(read)
+            if request["do"] != "overtime" or request["token"] != self._token:
+                raise Failure("NOT_ALLOWED", "this is not the token of that call")
+            return AskedOvertime(connection, max(0, int(request["by_ms"])), str(request["reason"])[:2000])
+        except Failure as failure:
+            _send_and_close(connection, {"code": failure.code, "message": str(failure)})
+        except (KeyError, TypeError, ValueError):
+            _send_and_close(connection, {"code": "ARG_ERROR", "message": "the request cannot be understood"})
+        return None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        if peer_of(connection)[1] != os.geteuid():
+            connection.close()
+            return
+        self._reading[connection.fileno()] = connection, bytearray()
+        if len(self._reading) > MOST_SILENT:  # whoever has said nothing for longest gives way
+            self._reading.pop(next(iter(self._reading)))[0].close()
+
+    def close(self) -> None:
+        """Stop listening, and remove the socket."""
+        for connection, _ in self._reading.values():
+            connection.close()
+        self._reading.clear()
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+def _send_and_close(connection: socket.socket, answer: dict[str, object]) -> None:
+    """Send what fits at once, which an answer does."""
+    with connection, contextlib.suppress(OSError):
+        connection.send(json.dumps(answer).encode() + b"\n")

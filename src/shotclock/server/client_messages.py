@@ -1,0 +1,221 @@
+"""Messages to a client while its call runs: questions to the person there (elicitation), and progress.
+
+A person is asked by the client itself, where the server allows it and its answer may count. A client of the 2026
+revision gets `input_required` and repeats the call with the answer; an older one is asked while the call waits. Either
+way it is one more way to decide the proposal: whoever is first, there or in the inbox, decides.
+
+Nothing proves that a person answered: the client that asks is the one that relays the answer. So it is off unless the
+App or `serve` says `elicitation`; nothing destructive is ever asked there, nor anything too long to be shown whole; and
+the trail names the client. Of those clients only two are asked: one that started this server as its own child (it runs
+as the same user, who may use the inbox anyway), and one that shows an operator's token.
+
+Progress, as the client sees it, is strictly increasing and not too frequent; the last report is not lost, and none
+comes after the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mcp.server.context import ServerRequestContext
+from mcp_types import ClientCapabilities, ElicitationCapability
+
+from ..core.errors import Failure
+from ..core.proposal import Decision, Kind, Proposal, ProposalStatus
+from ..core.visible_text import one_line, visible
+from ..inbox.access import Principal, Role
+from ..inbox.inbox import Inbox
+
+# What a client can be expected to show of what would be done: more is for the inbox. Of the reasons it is a beginning.
+SHOWN_LENGTH = 4_000
+WHY_LENGTH = 1_000
+NAME_LENGTH = 100
+# A client that is asked while a call waits may take as long as the call does; this is for one that never answers.
+LONGEST_ASK_S = 3_600.0
+_ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
+
+
+def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Principal | None:
+    """Return who decides if this client is asked; None where it cannot be, or where its answer would not count."""
+    if not ctx.session.check_client_capability(_ELICITS):
+        return None
+    client = ctx.session.client_params
+    name = "without a name" if client is None else one_line(client.client_info.name, NAME_LENGTH)
+    via = f"MCP client {name} (elicitation)"
+    if ctx.request is None:
+        return replace(Principal.local(), via=via)
+    return replace(caller, via=via) if caller.role is Role.OPERATOR else None
+
+
+def may_answer(proposal: Proposal, decider: Principal) -> bool:
+    """Return whether this is for the person at the client: theirs to decide, not destructive, and to be shown whole."""
+    policy = proposal.ask.policy
+    is_theirs = not policy.deciders or decider.name in policy.deciders
+    return is_theirs and not policy.destructive and len(_done(proposal)) <= SHOWN_LENGTH
+
+
+def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+    """Return what the client is to show, and what it is to ask for.
+
+    What would be done comes before the reasons, which could be long enough to push it out of sight.
+    """
+    ask = proposal.ask
+    said = [_done(proposal)]
+    if ask.justification:
+        said.append(_beginning(f"The agent says: {ask.justification}", WHY_LENGTH, proposal.id))
+    message = "\n\n".join(said)
+    properties: dict[str, Any] = {}
+    if ask.kind is Kind.QUESTION:
+        properties["answer"] = {"type": "string", "title": "Answer"}
+        if ask.choices:
+            properties["answer"]["enum"] = list(ask.choices)
+        required = ["answer"]
+    else:
+        properties["decision"] = {"type": "string", "title": "Decision", "enum": ["approve", "reject"]}
+        required = ["decision"]
+    properties["notes"] = {"type": "string", "title": "Notes"}
+    return message, {"type": "object", "properties": properties, "required": required}
+
+
+def _done(proposal: Proposal) -> str:
+    """Return all of what would be done, as it is shown everywhere; with a file, its whole new text."""
+    file = proposal.ask.file
+    return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
+
+
+def _beginning(text: str, limit: int, id: str) -> str:
+    """Return the beginning of somebody else's text, for a client that may be a terminal."""
+    if len(text) <= limit:
+        return visible(text)
+    return f"{visible(text[:limit])}\n… only the beginning is shown here; all of it: shotclock inbox show {id}"
+
+
+def input_required(proposal: Proposal) -> dict[str, Any]:
+    message, schema = form_for(proposal)
+    params = {"mode": "form", "message": message, "requestedSchema": schema}
+    return {
+        "resultType": "input_required",
+        "inputRequests": {proposal.id: {"method": "elicitation/create", "params": params}},
+    }
+
+
+async def take_answers(responses: object, inbox: Inbox, caller: Principal, decider: Principal) -> set[str]:
+    """Decide what the client was asked and has answered: the proposals it is not asked about again."""
+    answered: set[str] = set()
+    for proposal_id, response in responses.items() if isinstance(responses, Mapping) else ():
+        if not isinstance(proposal_id, str) or not isinstance(response, Mapping):
+            continue
+        answered.add(proposal_id)
+        proposal = await inbox.get(proposal_id)
+        if proposal is not None and proposal.asked_by == caller.name and may_answer(proposal, decider):
+            await _decide(proposal, response, inbox, decider)
+    return answered
+
+
+async def ask_while_waiting(
+    ctx: ServerRequestContext[Any, Any], proposal: Proposal, inbox: Inbox, decider: Principal
+) -> None:
+    """Ask an older client. What goes wrong with that leaves the question to the inbox."""
+    message, schema = form_for(proposal)
+    try:
+        async with asyncio.timeout(LONGEST_ASK_S):
+            result = await ctx.session.elicit_form(message, schema, ctx.request_id)
+        await _decide(proposal, {"action": result.action, "content": result.content}, inbox, decider)
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # no way back to the client, or it refused to ask
+        return
+
+
+async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox, decider: Principal) -> None:
+    content = response.get("content")
+    said: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
+    notes = str(said.get("notes") or "")
+    action = response.get("action")
+    if action == "decline" or (action == "accept" and said.get("decision") == "reject"):
+        decision = Decision(ProposalStatus.REJECTED, notes)
+    elif action == "accept" and proposal.ask.kind is Kind.QUESTION and "answer" in said:
+        decision = Decision(ProposalStatus.APPROVED, notes, answer=said["answer"])
+    elif action == "accept" and said.get("decision") == "approve":
+        decision = Decision(ProposalStatus.APPROVED, notes)
+    else:  # put off
+        return
+    try:
+        await inbox.decide(proposal.id, decision, decider, action_hash=proposal.action_hash)
+    except Failure:
+        # Somebody else was first, it has expired, or the store is busy. Whichever it was, the answer to the call says
+        # how the proposal stands.
+        return
+
+
+# Between two notifications of one call: nobody sees more, and a loop that reports each item must not become traffic.
+INTERVAL_S = 0.1
+# How long the answer waits for the last notification to be taken. Only a client that stopped reading runs this out, and
+# it takes no answer either.
+LAST_WORD_S = 1.0
+
+SendProgress = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+class ProgressReports:
+    """Progress of one call. The runtime calls `note`, on the loop."""
+
+    def __init__(self, report: SendProgress) -> None:
+        self._report = report
+        self._sent: float | None = None
+        self._latest: tuple[float, float | None, str | None] | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self._rests = False
+        self._closed = False
+
+    def note(self, done: float, total: float | None, message: str | None) -> None:
+        if self._closed or (self._latest is not None and done <= self._latest[0]):
+            return
+        self._latest = (done, total, message)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Send one notification per interval, as long as there is news."""
+        try:
+            while self._has_news and not self._closed:
+                await self._tell_latest()
+                self._rests = True
+                await asyncio.sleep(INTERVAL_S)
+                self._rests = False
+        finally:
+            self._telling = None
+
+    @property
+    def _has_news(self) -> bool:
+        return self._latest is not None and (self._sent is None or self._latest[0] > self._sent)
+
+    async def _tell_latest(self) -> None:
+        assert self._latest is not None
+        done, total, message = self._latest
+        self._sent = done
+        if message and isinstance(done, int) and (total is None or isinstance(total, int)):  # they count something
+            message = f"{done} {message}" if total is None else f"{done} of {total} {message}"
+        await self._report(done, total, message)
+
+    async def finish(self) -> None:
+        """Send what is not sent yet, before the answer; nothing is sent after it."""
+        self._closed = True
+        if (telling := self._telling) is not None:
+            if self._rests:
+                telling.cancel()
+            await asyncio.wait([telling], timeout=LAST_WORD_S)
+            telling.cancel()
+        if self._has_news:
+            last = asyncio.get_running_loop().create_task(self._tell_latest())
+            await asyncio.wait([last], timeout=LAST_WORD_S)
+            last.cancel()
+
+    def abandon(self) -> None:
+        """Stop: nobody listens any more."""
+        self._closed = True
+        if self._telling is not None:
+            self._telling.cancel()

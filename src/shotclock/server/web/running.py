@@ -1,0 +1,196 @@
+"""What runs now, for the operators' page: runs with their steps, jobs, and calls of this server; how they are extended
+and wound down.
+
+GET  /api/running            POST /api/running/extend    by_ms, and what: run (with step), job or request_id
+                             POST /api/running/stop      what, reason, within_ms
+
+What was begun is in the store, how its clocks stand is known to the process that has it and asked there. A process that
+cannot be asked costs a moment, and what it has is shown without clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...core.clocks import ProcessIdentity
+from ...core.errors import Failure
+from ...inbox.access import Principal
+from ...inbox.proposal_json import mistake, read_number
+from ...process.clock import wall_time
+from ...process.kernel import is_alive, this_process
+from ...runtime.control import live_calls
+from ...runtime.control_channel import ask_holder, extend, find_calls, list_calls, wind_down
+from ...store.jobs import Job
+from ...store.runs import Run
+from ...store.store import Store
+from .auth import principal_of
+from .responses import answer_request, read_body
+
+# Of each kind that is listed: nobody reads more at once.
+MOST_LISTED = 100
+MOST_STEPS = 500
+# What one process may take to say what it runs; one that is stopped runs it out, and the page waits no longer.
+LOOK_LIMIT_S = 1.0
+LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
+
+
+class RunningCalls:
+    """The routes of what runs now."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/running", self._list, methods=["GET"]),
+            Route("/api/running/{what:str}", self._change, methods=["POST"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            principal.must_be_operator("see what runs")
+            store = self._store()
+            runs, jobs = await asyncio.to_thread(_read_store, store)
+            holders = {run.holder for run in runs} | {job.runner for job in jobs if job.runner is not None}
+            calls = await _look_at(store, holders)
+            return {
+                "now": wall_time().iso(),
+                "runs": [
+                    _describe_run(run, await asyncio.to_thread(store.runs.steps, run.id), calls.get(run.holder))
+                    for run in runs
+                ],
+                "jobs": [_describe_job(job, calls.get(job.runner) if job.runner else None) for job in jobs],
+                "calls": _list_own_calls(),
+            }
+
+        return await answer_request("running", work())
+
+    async def _change(self, request: Request) -> Response:
+        principal = principal_of(request)
+
+        async def work() -> dict[str, Any]:
+            principal.must_be_operator("extend and stop what runs")
+            what = request.path_params["what"]
+            if what not in ("extend", "stop"):
+                raise Failure("UNKNOWN_OPERATION", f"{what[:40]!r} cannot be done with what runs; extend or stop it")
+            said = await read_body(request)
+            by_ms = read_number(said.get("by_ms"), "by_ms", 1, LONGEST_MS) if what == "extend" else None
+            return await self._tell(said, by_ms, principal)
+
+        return await answer_request(f"running {request.path_params['what'][:20]}", work(), mutates=True)
+
+    async def _tell(self, said: dict[str, Any], by_ms: int | None, by: Principal) -> dict[str, Any]:
+        """Extend what is named, or wind it down where no time is. Raises Failure where it cannot be reached."""
+        named = {key: said[key] for key in ("run", "job", "step", "request_id") if said.get(key) is not None}
+        if not all(isinstance(value, str) for value in named.values()) or not named.keys() & {
+            "run",
+            "job",
+            "request_id",
+        }:
+            raise mistake("run", "say which run, job or request_id, as text")
+        reason = str(said.get("reason") or "")
+        within_ms = said.get("within_ms")
+        if within_ms is not None:
+            within_ms = read_number(within_ms, "within_ms", 0, LONGEST_MS)
+        if "request_id" in named and named["request_id"] in live_calls:
+            calls = find_calls({"request_id": named["request_id"]})
+            return await (
+                wind_down(calls, by.name, reason, within_ms) if by_ms is None else extend(calls, by_ms, by.name)
+            )
+        store = self._store()
+        holder, run_id = await asyncio.to_thread(_find_holder, store, named)
+        request: dict[str, object] = {"run": run_id, "step": named.get("step"), "who": by.name}
+        if by_ms is None:
+            request |= {"do": "stop", "reason": reason, "within_ms": within_ms}
+        else:
+            request |= {"do": "extend", "by_ms": by_ms}
+        return await asyncio.to_thread(ask_holder, store.home, holder, request)
+
+
+def _read_store(store: Store) -> tuple[list[Run], list[Job]]:
+    runs = [run for run in store.runs.list_open(MOST_LISTED) if is_alive(run.holder)]
+    jobs = [job for job in store.jobs.list(None, True, MOST_LISTED) if job.runner is None or is_alive(job.runner)]
+    return runs, jobs
+
+
+def _find_holder(store: Store, named: dict[str, str]) -> tuple[ProcessIdentity, str]:
+    if "run" in named:
+        run = store.runs.get(named["run"])
+        if run is None or run.ended_at is not None or run.parked_at is not None:
+            raise Failure("CALL_NOT_FOUND", f"run {named['run'][:80]!r} does not run")
+        return run.holder, run.id
+    job = store.jobs.get(named["job"]) if "job" in named else None
+    if job is None or not job.is_active or job.runner is None:
+        raise Failure("CALL_NOT_FOUND", "it does not run any more")
+    return job.runner, job.id
+
+
+async def _look_at(store: Store, holders: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, list[dict[str, Any]]]:
+    """Ask the processes what they run, all at once. One that does not answer is left out."""
+    me = this_process()
+
+    async def look(holder: ProcessIdentity) -> tuple[ProcessIdentity, list[dict[str, Any]] | None]:
+        if holder == me:
+            return holder, list_calls()
+        try:
+            told = await asyncio.to_thread(ask_holder, store.home, holder, {"do": "list"}, LOOK_LIMIT_S)
+        except Failure:
+            return holder, None
+        return holder, told["calls"]
+
+    found = await asyncio.gather(*map(look, holders))
+    return {holder: calls for holder, calls in found if calls is not None}
+
+
+def _describe_run(run: Run, records: dict[str, Any], calls: list[dict[str, Any]] | None) -> dict[str, Any]:
+    own = next((call for call in calls or () if call.get("run_id") == run.id), None)
+    tries: dict[str, list[dict[str, Any]]] = {}
+    for call in calls or ():
+        if own is not None and call["parent"] == own["request_id"]:
+            tries.setdefault(str(call["name"]).removeprefix("step "), []).append(call)
+    written = run.workflow.get("steps") if isinstance(run.workflow, dict) else None
+    names = list(dict.fromkeys([*(written or {}), *records]))
+    steps = []
+    for name in names[:MOST_STEPS]:
+        known = records[name].record if name in records else {}
+        steps.append(
+            {
+                "id": name,
+                "status": known.get("status", "pending"),
+                "duration_ms": known.get("duration_ms"),
+                "overtime": known.get("overtime") or [],
+                "calls": tries.get(name, []),
+            }
+        )
+    return {
+        "id": run.id,
+        "name": run.name,
+        "started_at": run.created_at.iso(),
+        "deadline_at": None if run.deadline_at is None else run.deadline_at.iso(),
+        "call": own,
+        "steps": steps,
+    }
+
+
+def _describe_job(job: Job, calls: list[dict[str, Any]] | None) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "name": f"{job.app} {job.command}",
+        "started_at": job.created_at.iso(),
+        "owner": job.owner,
+        "call": next((call for call in calls or () if call.get("run_id") == job.id), None),
+    }
+
+
+def _list_own_calls() -> list[dict[str, Any]]:
+    """Return the calls that clients of this server have made; what they made inside is theirs."""
+    asked = {id for id, call in live_calls.items() if call.request is not None and call.inside_of is None}
+    return [call for call in list_calls() if call["request_id"] in asked]

@@ -1,0 +1,465 @@
+"""Checks of templates and conditions before anything runs: their syntax, the names in them, and the steps they name.
+
+They are parsed and not compiled: the compiler computes what is constant, and `'a' * 9999999999` is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import field, replace
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.value_types import dataclass
+from ..providers.provider import STEP_TYPES, StepPart
+from .loader import Finding, Path_, suggest
+from .plan import graph_of, is_per_item, needs, not_before
+from .schema import CONDITIONS, WorkflowFile, is_template
+from .templates import condition_expression, environment_for, is_simple, names_in, with_subscripts
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+# Of one template: past this many a list of problems helps nobody.
+MOST_FLAWS = 10
+
+
+class Flaw(NamedTuple):
+    rule: str
+    message: str
+    suggestion: str | None = None
+    is_error: bool = True
+
+
+@dataclass(frozen=True)
+class VisibleNames:
+    """The names that a template can use where it stands."""
+
+    names: Collection[str]
+    inputs: Collection[str]
+    steps: Collection[str]
+    texts: Collection[str] = ()
+    """Steps whose output is text, or an object or a list; never a number."""
+    hints: dict[str, str] = field(default_factory=dict)
+    """For names that are there elsewhere: where."""
+
+
+class Checked(NamedTuple):
+    flaws: list[Flaw]
+    mentions: list[tuple[str, str]]
+    """`outputs` or `steps`, and the name of the step."""
+
+
+def check_template(text: str, visible: VisibleNames) -> Checked:
+    if is_simple(text):
+        return _check_names(text, visible)
+    return _check_parsed(text, visible, _parse_template)
+
+
+def check_condition(text: str, visible: VisibleNames) -> Checked:
+    return _check_parsed(text, visible, _parse_condition)
+
+
+def _check_names(text: str, visible: VisibleNames) -> Checked:
+    """Check a template of plain names without Jinja, which takes longer to load than most files to check."""
+    flaws: list[Flaw] = []
+    mentions: list[tuple[str, str]] = []
+    for head, first in names_in(text):
+        if head not in visible.names:
+            flaws.append(_unknown_name(head, visible))
+        elif first is not None:
+            flaws += _check_member(head, first, visible, mentions)
+    return Checked(list(dict.fromkeys(flaws))[:MOST_FLAWS], list(dict.fromkeys(mentions)))
+
+
+def _check_parsed(text: str, visible: VisibleNames, parse: Any) -> Checked:
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        tree = parse(text)
+    except TemplateSyntaxError as error:
+        line = f" in line {error.lineno} of it" if error.lineno > 1 else ""
+        message = f"{_quote(text)} cannot be read{line}: {str(error.message).rstrip('.')}"
+        return Checked([Flaw("template/syntax", message, _foreign(text))], [])
+    except RecursionError:
+        return Checked([Flaw("template/syntax", f"{_quote(text)} is nested too deep")], [])
+    walk = _Walk(visible)
+    walk.through(tree)
+    return Checked(list(dict.fromkeys(walk.flaws))[:MOST_FLAWS], list(dict.fromkeys(walk.mentions)))
+
+
+def _parse_template(text: str) -> nodes.Node:
+    tree: nodes.Node = environment_for(False).parse(with_subscripts(text))
+    return tree
+
+
+def _parse_condition(text: str) -> nodes.Node:
+    from jinja2.parser import Parser
+
+    expression = condition_expression(text)
+    if expression is None:
+        return _parse_template(text)
+    parser = Parser(environment_for(False), with_subscripts(expression), state="variable")
+    tree = parser.parse_expression()
+    if not parser.stream.eos:
+        parser.fail(f"there is more after its end: {parser.stream.current.value!r}", parser.stream.current.lineno)
+    return tree
+
+
+def _quote(text: str) -> str:
+    flat = " ".join(text.split())
+    return f"`{flat if len(flat) <= 60 else flat[:59] + '…'}`"
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def _unknown_name(name: str, visible: VisibleNames) -> Flaw:
+    hint = (
+        visible.hints.get(name)
+        or _FOREIGN_NAMES.get(name)
+        or suggest(name, sorted(visible.names), otherwise="there are ")
+    )
+    return Flaw("template/unknown-name", f"there is no {name!r} here", hint)
+
+
+def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tuple[str, str]]) -> Iterator[Flaw]:
+    if head == "inputs" and name not in visible.inputs:
+        hint = suggest(name, visible.inputs, otherwise="there are ")
+        yield Flaw("template/unknown-input", f"`inputs.{name}`: `inputs` has no {name!r}", hint)
+    elif head in ("outputs", "steps"):
+        mentions.append((head, name))
+
+
+class _Walk:
+    def __init__(self, visible: VisibleNames) -> None:
+        self._visible = visible
+        self.flaws: list[Flaw] = []
+        self.mentions: list[tuple[str, str]] = []
+
+    def through(self, tree: nodes.Node) -> None:
+        from jinja2 import nodes
+
+        environment, found = environment_for(False), [tree, *_all_inside(tree)]
+        bound = {node.name for node in found if isinstance(node, nodes.Name) and node.ctx != "load"}
+        bound |= {node.name for node in found if isinstance(node, nodes.Macro | nodes.NSRef)}
+        called = {id(node.node) for node in found if isinstance(node, nodes.Call)}
+        known = {*self._visible.names, *bound, *environment.globals, *_OF_JINJA}
+        for node in found:
+            match node:
+                case nodes.Name(ctx="load") if node.name not in known:
+                    self.flaws.append(_unknown_name(node.name, self._visible))
+                case nodes.Filter() if node.name not in environment.filters:
+                    self.flaws.append(_unknown_filter("template/unknown-filter", node.name, environment.filters))
+                case nodes.Test() if node.name not in environment.tests:
+                    self.flaws.append(_unknown_filter("template/unknown-test", node.name, environment.tests))
+                case nodes.Include() | nodes.Import() | nodes.FromImport() | nodes.Extends():
+                    self.flaws.append(Flaw("template/syntax", "a template cannot take in other files"))
+                case nodes.Getattr() | nodes.Getitem():
+                    self._check_access(node, bound, is_called=id(node) in called)
+                case nodes.Compare():
+                    for operand in node.ops:
+                        self._check_number(node.expr, operand.expr)
+                        self._check_number(operand.expr, node.expr)
+                case nodes.Add() | nodes.Sub() | nodes.Div() | nodes.FloorDiv() | nodes.Pow():
+                    self._check_number(node.left, node.right)
+                    self._check_number(node.right, node.left)
+                case nodes.Not():
+                    self._check_truth(node.node)
+
+    def _check_access(self, node: Any, bound: set[str], *, is_called: bool) -> None:
+        from jinja2 import nodes
+
+        name = _member(node)
+        if name is None:
+            return
+        is_method = isinstance(node, nodes.Getattr)
+        if is_called and is_method and name not in _methods():
+            hint = _FOREIGN_METHODS.get(name) or suggest(name, _methods())
+            self.flaws.append(Flaw("template/unknown-method", f"nothing here has a `.{name}()`", hint))
+        elif not is_called and is_method and name == "length":
+            hint = "write `| length`"
+            message = "`.length` is what JavaScript calls it; here it is a key of an object"
+            self.flaws.append(Flaw("template/foreign", message, hint, is_error=False))
+        head = node.node
+        if not isinstance(head, nodes.Name) or head.name in bound or head.name not in self._visible.names:
+            return
+        if is_called and is_method and name in dir(dict) and name not in self._visible.steps:
+            return
+        self.flaws += _check_member(head.name, name, self._visible, self.mentions)
+
+    def _text_of(self, node: Any) -> str | None:
+        """Return how an expression is written, where its value is text whatever is printed."""
+        from jinja2 import nodes
+
+        if isinstance(node, nodes.Name) and node.name == "output" and "output" in self._visible.texts:
+            return "output"
+        if isinstance(node, nodes.Getattr | nodes.Getitem) and isinstance(node.node, nodes.Name):
+            name = _member(node)
+            if node.node.name == "outputs" and name in self._visible.texts:
+                return f"outputs.{name}"
+        return None
+
+    def _check_number(self, node: Any, other: Any) -> None:
+        from jinja2 import nodes
+
+        written = self._text_of(node)
+        value = other.value if isinstance(other, nodes.Const) else ""
+        if written is None or not isinstance(value, bool | int | float):
+            return
+        kind = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int"
+        hint = f"write `{written} | {kind}`, or say `output_format: json` at its step"
+        shown = str(value).lower() if isinstance(value, bool) else value
+        self.flaws.append(Flaw("template/text-compared", f"`{written}` is text, and {shown} is not", hint))
+
+    def _check_truth(self, node: Any) -> None:
+        if (written := self._text_of(node)) is not None:
+            message = f"`not {written}` only asks whether the text is empty; `false` is text as well"
+            hint = f"write `not {written} | bool`"
+            self.flaws.append(Flaw("template/text-compared", message, hint, is_error=False))
+
+
+def _all_inside(tree: nodes.Node) -> Iterator[nodes.Node]:
+    left = [tree]
+    while left:
+        for node in left.pop().iter_child_nodes():
+            yield node
+            left.append(node)
+
+
+def _member(node: Any) -> str | None:
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Getattr):
+        return str(node.attr)
+    is_text = isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str)
+    return str(node.arg.value) if is_text else None
+
+
+def _unknown_filter(rule: str, name: str, known: Collection[str]) -> Flaw:
+    hint = _FOREIGN_FILTERS.get(name) or suggest(name, known)
+    return Flaw(rule, f"there is no {rule.rpartition('-')[2]} {name!r}", hint)
+
+
+@cache
+def _methods() -> frozenset[str]:
+    """Return the names of what can be called on a value, or on what Jinja itself gives."""
+    kinds: tuple[type, ...] = (str, list, dict, int, float, tuple, range)
+    of_values = {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
+    return frozenset(of_values | {"cycle", "changed", "next", "reset", "super"})
+
+
+# --- templates --------------------------------------------------------------------------------------------
+# An output is there once its step has succeeded. A template that speaks of a step nobody waits for works or fails by
+# chance, so that is said before anything runs.
+
+_EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
+# About the step as a whole, or about its output: no try of it is under way then.
+_AROUND = frozenset({"if", "for_each", "transform", "fail_if"})
+_NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
+_BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
+# What is no template, whatever it looks like.
+_PLAIN = {"description", "tags", "depends_on", "on_fail", "on_success", "output_schema", "approval", "type"}
+
+
+class Written(NamedTuple):
+    """A template or a condition, and the names that it can use."""
+
+    path: Path_
+    text: str
+    visible: VisibleNames
+    is_condition: bool = False
+
+
+def check_templates(
+    workflow: WorkflowFile, *, skip: Collection[str] = (), prompts: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Finding]:
+    """Yield what is wrong with the templates of a workflow without circles. `skip` are rules that cannot be checked,
+    since part of the file is not known; `prompts` are by step the texts of files that it names."""
+    checked = [
+        (
+            each.path,
+            check_condition(each.text, each.visible) if each.is_condition else check_template(each.text, each.visible),
+        )
+        for each in _find_templates(workflow, prompts)
+    ]
+    outputs = {
+        (name, str(path[1]))
+        for path, (_, mentions) in checked
+        for _, name in mentions
+        if path[0] == "steps" and name in workflow.steps
+    }
+    not_waited_for = not_before(_before(workflow), outputs)
+    for path, (flaws, mentions) in checked:
+        for flaw in flaws:
+            if flaw.rule not in skip:
+                yield Finding(flaw.rule, flaw.message, path, suggestion=flaw.suggestion, is_error=flaw.is_error)
+        for kind, name in mentions:
+            if name not in workflow.steps:
+                yield _unknown_step(path, kind, name, workflow)
+            elif path[0] == "steps" and name != path[1] and (name, path[1]) in not_waited_for:
+                what = "may not be there yet" if kind == "outputs" else "may not be final yet"
+                message = f"`{kind}.{name}` {what}: nothing makes it wait for {name}"
+                hint = f"add {name} to its `depends_on`"
+                yield Finding("template/not-waited-for", message, path, suggestion=hint, is_error=False)
+
+
+def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Iterator[Written]:
+    """Yield every template and every condition of the file."""
+    texts = {name for name, step in workflow.steps.items() if _outputs_text(workflow, step)}
+    base = VisibleNames(_EVERYWHERE, workflow.inputs, workflow.steps, texts)
+    once = replace(base, hints={"item": _NO_ITEMS, "index": _NO_ITEMS})
+    per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
+    for step_id, step in workflow.steps.items():
+        before = replace(base, hints=dict.fromkeys(("item", "index"), _BEFORE_ITEMS)) if step_id in per_item else once
+        each = replace(base, names={*_EVERYWHERE, "item", "index"}) if step_id in per_item else once
+        in_file = [(("prompt_file",), prompts[step_id])] if is_template(prompts.get(step_id, "")) else []
+        for path, text in (*_texts(step), *in_file):
+            visible = before if path[0] in ("if", "for_each", "transform") else each
+            if path[0] not in _AROUND:
+                visible = replace(visible, names={*visible.names, "deadline"})
+            if path[0] in ("fail_if", "transform"):
+                texts_here = {*texts, "output"} if path[0] == "fail_if" and _is_printed(step) else texts
+                visible = replace(visible, names={*visible.names, "output"}, texts=texts_here)
+            yield Written(("steps", step_id, *path), text, visible, path[0] in CONDITIONS)
+    anywhere = replace(base, names={*_EVERYWHERE, "item", "index"}) if per_item else once
+    yield from _plain_texts(("env",), workflow.env, anywhere)
+    yield from _plain_texts(("defaults", "env"), workflow.defaults.env, anywhere)
+    yield from _plain_texts(("defaults", "cwd"), workflow.defaults.cwd, anywhere)
+    for name, tool in workflow.tools.items():
+        inside = replace(anywhere, names={*anywhere.names, "args", "arguments"})
+        for key, visible in (("exec", inside), ("stdin", inside), ("env", anywhere), ("cwd", anywhere)):
+            yield from _plain_texts(("tools", name, key), getattr(tool, key), visible)
+    for name, text in workflow.outputs.items():
+        yield from _plain_texts(("outputs", name), text, once)
+
+
+def _plain_texts(path: Path_, value: Any, visible: VisibleNames) -> Iterator[Written]:
+    for where, text in _templates_in(path, value):
+        yield Written(where, text, visible)
+
+
+def _is_printed(step: StepPart) -> bool:
+    """Return whether the output of a step is text that is not read as JSON."""
+    return STEP_TYPES[step.type].prints_text and getattr(step, "output_format", "auto") != "json"
+
+
+def _outputs_text(workflow: WorkflowFile, step: StepPart) -> bool:
+    return (
+        _is_printed(step) and step.transform is None and step.for_each is not True and not is_per_item(workflow, step)
+    )
+
+
+def _unknown_step(path: Path_, kind: str, name: str, workflow: WorkflowFile) -> Finding:
+    message = f"`{kind}.{name}`: there is no step {name!r}"
+    dotted = [step_id for step_id in workflow.steps if step_id.startswith(f"{name}.")]
+    hint = f"write {kind}['{dotted[0]}']" if dotted else suggest(name, workflow.steps, otherwise="there are ")
+    return Finding("template/unknown-step", message, path, suggestion=hint)
+
+
+def _texts(step: StepPart) -> Iterator[tuple[Path_, str]]:
+    written = step.model_dump(exclude_unset=True)
+    for key, value in written.items():
+        if key in CONDITIONS and isinstance(value, str):
+            yield (key,), value
+        elif key not in _PLAIN:
+            yield from _templates_in((key,), value)
+
+
+def _templates_in(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
+    if isinstance(value, str):
+        if is_template(value):
+            yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _templates_in((*path, key), item)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _templates_in((*path, number), item)
+
+
+def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
+    """Return, by step, those that have ended when it starts: what it waits for, and those that call for it or go back
+    to it."""
+    before = {name: needs(groups) for name, groups in graph_of(workflow).items()}
+    for name, step in workflow.steps.items():
+        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
+            if reaction is not None:
+                for called in (*reaction.run, *((reaction.goto,) if reaction.goto else ())):
+                    before.setdefault(called, set()).add(name)
+    return before
+
+
+# --- what other languages write ---------------------------------------------------------------------------
+
+_OF_JINJA = {"loop", "self", "super", "caller", "varargs", "kwargs"}
+_FOREIGN_WRITING = [
+    (re.compile(r"&&"), "`&&` is written `and` here"),
+    (re.compile(r"\|\|"), "`||` is written `or` here"),
+    (re.compile(r"==="), "`===` is written `==` here"),
+    (re.compile(r"!=="), "`!==` is written `!=` here"),
+    (re.compile(r"=>"), "there are no functions here: use filters such as `map`, `select` and `selectattr`"),
+    (re.compile(r"\?[^'\"]*:"), "`a ? b : c` is written `b if a else c` here"),
+    (re.compile(r"(?<![=<>])!(?!=)"), "`!` is written `not` here"),
+    (re.compile(r"\{%-?\s*assign\b"), "`{% assign … %}` is written `{% set … %}` here"),
+    (re.compile(r"\{%-?\s*elsif\b"), "`{% elsif … %}` is written `{% elif … %}` here"),
+    (re.compile(r"\{%-?\s*unless\b"), "`{% unless … %}` is written `{% if not … %}` here"),
+    (re.compile(r"\|\s*\w+\s*:"), "arguments of a filter stand in parentheses here: `| default('x')`"),
+]
+_FOREIGN_NAMES = {
+    "null": "write `none`",
+    "undefined": "write `x is not defined`",
+    "JSON": "write `| tojson` or `| fromjson`",
+    "Math": "use filters: `round`, `abs`, `max`, `min`",
+    "process": "the environment is `env`",
+    "secrets": "the environment is `env`; a step asks for a secret by its own `env`",
+    "always": "to run a step after one that failed, set `continue_on_failure` on the one that may fail",
+    "args": "`args` is there in the `exec` and `stdin` of a tool",
+    "arguments": "`arguments` is there in the `exec` and `stdin` of a tool",
+    "output": "`output` is there in `fail_if` and `transform`; the output of another step is `outputs.NAME`",
+}
+_FOREIGN_METHODS = {
+    "includes": "write `'x' in y`",
+    "contains": "write `'x' in y`",
+    "indexOf": "write `'x' in y`, or `.find('x')`",
+    "toUpperCase": "write `| upper`",
+    "toLowerCase": "write `| lower`",
+    "toString": "write `| string`",
+    "trim": "write `| trim`",
+    "startsWith": "write `.startswith('x')`",
+    "endsWith": "write `.endswith('x')`",
+    "map": "write `| map(attribute='x')`",
+    "filter": "write `| selectattr('x')`",
+    "some": "write `| selectattr('x') | list | length > 0`",
+    "every": "write `| rejectattr('x') | list | length == 0`",
+    "parse": "write `| fromjson`",
+    "stringify": "write `| tojson`",
+    "match": "compare with `in`, `.startswith('x')` or `.endswith('x')`",
+    "slice": "write `x[1:3]`",
+}
+_FOREIGN_FILTERS = {
+    "json": "write `| tojson`",
+    "to_json": "write `| tojson`",
+    "from_json": "write `| fromjson`",
+    "parse_json": "write `| fromjson`",
+    "size": "write `| length`",
+    "upcase": "write `| upper`",
+    "downcase": "write `| lower`",
+    "strip": "write `| trim`",
+    "append": "write `x ~ 'y'`",
+    "prepend": "write `'y' ~ x`",
+    "split": "write `x.split(',')`",
+    "plus": "write `x + 1`",
+    "minus": "write `x - 1`",
+    "number": "write `| int` or `| float`",
+    "to_number": "write `| int` or `| float`",
+    "boolean": "write `| bool`",
+}
+
+
+def _foreign(text: str) -> str | None:
+    """Return what may have been meant by what is written as in JavaScript or Liquid."""
+    outside = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
+    return next((hint for pattern, hint in _FOREIGN_WRITING if pattern.search(outside)), None)

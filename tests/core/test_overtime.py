@@ -1,0 +1,173 @@
+"""The arithmetic of overtime: never past the budget, the ceiling or the parent, and it only ever grows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shotclock.core.clocks import NS_PER_MS, Bound, Deadline, latest_bell, move_bell
+from shotclock.core.overtime import (
+    Decision,
+    ObserverKind,
+    Overtime,
+    OvertimeError,
+    OvertimePolicy,
+    Verdict,
+    read_decision,
+)
+
+ms = st.integers(0, 10**9)
+some_ms = st.integers(1, 10**9)
+policies = st.builds(
+    OvertimePolicy,
+    st.sampled_from(ObserverKind),
+    some_ms,
+    st.integers(0, 20),
+    ms,
+    some_ms,
+    st.booleans(),
+)
+decisions = st.builds(Decision, st.integers(-(10**6), 10**10), st.just(""), st.booleans())
+asked = st.lists(st.tuples(decisions, st.integers(0, 10**6), st.none() | ms), max_size=30)
+
+
+@given(policies, asked)
+def test_however_often_it_is_asked_no_more_is_granted_than_the_budget_and_the_requests_allow(policy, requests):
+    overtime = Overtime(policy)
+    for decision, took_ms, ceiling_ms in requests:
+        overtime.settle(decision, at_ms=0, took_ms=took_ms, ceiling_ms=ceiling_ms)
+    assert overtime.granted_ms <= overtime.used_ms <= policy.budget_ms
+    assert sum(request.verdict is Verdict.GRANTED for request in overtime.requests) <= policy.max_requests
+
+
+@given(policies, asked)
+def test_no_grant_is_more_than_was_said_than_one_request_may_have_or_than_the_ceiling(policy, requests):
+    overtime = Overtime(policy)
+    for decision, took_ms, ceiling_ms in requests:
+        request = overtime.settle(decision, at_ms=0, took_ms=took_ms, ceiling_ms=ceiling_ms)
+        assert 0 <= request.granted_ms <= max(0, decision.extend_ms)
+        assert ceiling_ms is None or request.granted_ms <= ceiling_ms
+        assert not policy.max_per_request_ms or request.granted_ms <= policy.max_per_request_ms
+        assert (request.verdict is Verdict.GRANTED) == (request.granted_ms > 0 and not decision.failed)
+
+
+@given(policies, asked)
+def test_what_is_used_only_grows_and_what_an_observer_takes_is_charged(policy, requests):
+    overtime = Overtime(policy)
+    for decision, took_ms, ceiling_ms in requests:
+        before = overtime.used_ms
+        request = overtime.settle(decision, at_ms=0, took_ms=took_ms, ceiling_ms=ceiling_ms)
+        assert overtime.used_ms == min(policy.budget_ms, before + took_ms + request.granted_ms)
+
+
+@given(policies, asked)
+def test_an_observer_that_failed_grants_nothing(policy, requests):
+    overtime = Overtime(policy)
+    for decision, took_ms, ceiling_ms in requests:
+        request = overtime.settle(decision, at_ms=0, took_ms=took_ms, ceiling_ms=ceiling_ms)
+        if decision.failed:
+            assert (request.verdict, request.granted_ms) == (Verdict.FAILED, 0)
+
+
+@given(st.integers(0, 2**40), st.integers(1, 2**40), ms, some_ms, st.none() | st.integers(0, 2**41), st.none() | ms)
+def test_a_bell_that_is_moved_is_never_past_what_the_parent_leaves(now_ns, lead_ns, grace_ms, by_ms, left_ns, reserve):
+    bell = Deadline(now_ns + lead_ns)
+    parent = None if left_ns is None else Deadline(now_ns + left_ns)
+    latest = latest_bell(parent, now_ns, reserve)
+    moved = move_bell(Bound(bell, grace_ms, lead_ns // NS_PER_MS, "own", bell), by_ms, latest, parent)
+    if moved is None:
+        assert latest is not None and latest.at_ns < bell.at_ns + NS_PER_MS
+        return
+    assert moved.bell is not None and moved.kill_ns is not None
+    assert bell.at_ns < moved.bell.at_ns <= bell.at_ns + by_ms * NS_PER_MS
+    assert latest is None or moved.bell.at_ns <= latest.at_ns
+    assert parent is None or moved.kill_ns <= max(parent.at_ns, moved.bell.at_ns)
+
+
+@given(policies)
+def test_grants_of_half_a_second_are_real(policy):
+    overtime = Overtime(OvertimePolicy(ObserverKind.PROGRESS, 60_000, 3, 500))
+    request = overtime.settle(Decision(500), at_ms=0, took_ms=0, ceiling_ms=None)
+    assert (request.granted_ms, overtime.used_ms) == (500, 500)
+
+
+# --- as it is written ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "written, expected",
+    [
+        (True, OvertimePolicy(ObserverKind.PROGRESS, 60_000)),
+        ("progress", OvertimePolicy(ObserverKind.PROGRESS, 60_000)),
+        ("2m", OvertimePolicy(ObserverKind.PROGRESS, 120_000)),
+        ({"budget": "2m", "max_requests": 5}, OvertimePolicy(ObserverKind.PROGRESS, 120_000, 5)),
+        ("command=./judge.sh,budget=90s", OvertimePolicy(ObserverKind.COMMAND, 90_000, target="./judge.sh")),
+        ({"command": "./judge.sh"}, OvertimePolicy(ObserverKind.COMMAND, 60_000, target="./judge.sh")),
+        ({"observer": "none"}, OvertimePolicy(ObserverKind.NONE, 60_000)),
+        ("none,hard-extends=true", OvertimePolicy(ObserverKind.NONE, 60_000, hard_extends=True)),
+    ],
+)
+def test_a_policy_is_read_as_people_write_it(written, expected):
+    assert OvertimePolicy.of(written, 60_000) == expected
+
+
+def test_a_person_may_take_as_long_as_the_budget():
+    policy = OvertimePolicy.of({"observer": "person", "budget": "10m"}, 60_000)
+    assert policy is not None and policy.observer_timeout_ms == 600_000
+
+
+@pytest.mark.parametrize("written", [None, False])
+def test_without_overtime_there_is_no_policy(written):
+    assert OvertimePolicy.of(written, 60_000) is None
+
+
+@pytest.mark.parametrize(
+    "written, message",
+    [
+        ("soon", "neither an observer"),
+        ({"obsever": "progress"}, "obsever: not a key"),
+        ({"observer": "boss"}, "observer: one of"),
+        ({"observer": "command"}, "command: say which"),
+        ({"budget": -1}, "budget"),
+        ({"budget": "0s"}, "budget: should be more than 0"),
+        ({"max_requests": 1.5}, "max_requests"),
+        ({"max_requests": True}, "max_requests"),
+        ({"hard_extends": "yes"}, "hard_extends"),
+        ({"deciders": [1]}, "deciders"),
+        ([], "write true"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_by_the_key_at_fault(written, message):
+    with pytest.raises(OvertimeError, match=message):
+        OvertimePolicy.of(written, 60_000)
+
+
+def test_where_there_is_no_timeout_a_budget_has_to_be_named():
+    with pytest.raises(OvertimeError, match="no timeout"):
+        OvertimePolicy.of(True, 0)
+
+
+# --- what an observer says -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answered, extend_ms",
+    [({"extend": "30s"}, 30_000), ({"extend_ms": 500}, 500), ({"decline": True}, 0), ({"extend": False}, 0)],
+)
+def test_an_answer_extends_or_declines(answered, extend_ms):
+    assert read_decision({**answered, "reason": "why"}) == Decision(extend_ms, "why")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_whatever_an_observer_answers_is_a_decision_and_nonsense_grants_nothing(answered):
+    decision = read_decision(answered)
+    assert decision.extend_ms == 0 and (decision.failed or isinstance(answered, dict))
+
+
+@pytest.mark.parametrize("said", ["inf", float("nan"), "-5s", "soon", 10**30, [], {}])
+def test_a_duration_that_is_none_grants_nothing(said):
+    assert read_decision({"extend": said}).failed

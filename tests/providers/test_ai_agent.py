@@ -1,0 +1,343 @@
+"""The agent loop by itself, in this process, with models that are functions: what it says, asks and does again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+
+from shotclock.core.clocks import Deadline
+from shotclock.core.errors import Failure
+from shotclock.core.trace import TraceContext
+from shotclock.process.clock import monotonic_ns
+from shotclock.process.context import Context
+from shotclock.providers.ai_agent import MOST_TOOLS_AT_ONCE, AgentRun
+from shotclock.providers.ai_schema import find_schema_flaw
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 30.0
+RETRY = {"max": 2, "backoff": {"mode": "fixed", "delay_ms": 1, "max_delay_ms": None, "jitter": False}}
+LOOK = {"name": "look", "description": "looks", "input_schema": {"type": "object", "properties": {}}}
+Answer = Callable[[list[ModelMessage], AgentInfo], AsyncIterator[Any]]
+
+
+class Caller:
+    """What the process that runs the workflow is to an agent."""
+
+    def __init__(self, *, stopping: bool = False, answer: dict[str, Any] | None = None) -> None:
+        self.stopping = stopping
+        self.text = ""
+        self.asked: list[tuple[str, Any]] = []
+        self.answer = answer or {"ok": True, "output": "seen", "remaining_ms": 1234}
+
+    async def _answer(self, question: str, value: Any) -> Any:
+        self.asked.append((question, value))
+        return self.answer if question == "tool" else None
+
+    @property
+    def calls(self) -> list[Any]:
+        return [value for question, value in self.asked if question == "tool"]
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def run(self, *models: Answer, **task: Any) -> dict[str, Any]:
+        class Span:
+            trace = TraceContext("f" * 32)
+
+        context = Context(
+            name="it",
+            request_id="1",
+            deadline=Deadline.after_ms(monotonic_ns(), 20_000),
+            depth=0,
+            on_progress=lambda *_: None,
+            on_call=lambda *_: None,
+            is_stopping=lambda: self.stopping,
+            on_step=lambda _: None,
+            on_ask=self._answer,
+            on_write=self.write,
+            on_partial=lambda partial: None,
+            trace=Span(),
+        )
+        told = {"prompt": "what?", "system_prompt": None, "tools": [], "limits": {}, "retry": RETRY, **task}
+        agent = AgentRun(context, told, [FunctionModel(stream_function=model) for model in models], tells_end=False)
+        return asyncio.run(asyncio.wait_for(agent.answer(), LIMIT_S))
+
+
+def returned(messages: list[ModelMessage]) -> list[ToolReturnPart]:
+    parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
+    return [part for part in parts if isinstance(part, ToolReturnPart)]
+
+
+def prompts(messages: list[ModelMessage]) -> list[str]:
+    parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
+    return [str(part.content) for part in parts if isinstance(part, UserPromptPart)]
+
+
+async def say_it(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+    yield "one "
+    yield "two"
+
+
+async def look_first(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+    if returned(messages):
+        yield f"it said {returned(messages)[-1].content}"
+    else:
+        yield {0: DeltaToolCall("look", "{}")}
+
+
+def test_text_is_handed_on_as_it_comes_and_is_the_answer() -> None:
+    caller = Caller()
+    answer = caller.run(say_it)
+    assert (answer["output"], answer["partial"], caller.text) == ("one two", False, "one two")
+    assert answer["usage"]["requests"] == 1
+
+
+def test_a_tool_is_asked_for_and_its_result_comes_with_the_time_that_is_left() -> None:
+    caller = Caller()
+    answer = caller.run(look_first, tools=[LOOK])
+    assert caller.calls == [{"name": "look", "arguments": {}}]
+    assert answer["output"] == "it said {'result': 'seen', 'remaining_ms': 1234}"
+
+
+def test_a_tool_that_failed_is_told_to_the_model() -> None:
+    caller = Caller(answer={"ok": False, "error": "no such thing", "remaining_ms": 1500})
+    assert "no such thing\n(1.5s of your time are left)" in caller.run(look_first, tools=[LOOK])["output"]
+
+
+def test_a_request_that_fails_after_a_tool_has_run_is_sent_again_without_running_it_again() -> None:
+    failed = 0
+
+    async def fail_twice(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        nonlocal failed
+        if not returned(messages):
+            yield {0: DeltaToolCall("look", "{}")}
+            return
+        if failed < 2:
+            failed += 1
+            if failed == 2:
+                yield "half of an ans"
+            raise ModelHTTPError(503, "m", "busy")
+        yield "done"
+
+    caller = Caller()
+    answer = caller.run(fail_twice, tools=[LOOK])
+    assert (answer["output"], answer["retries"], failed) == ("done", 2, 2)
+    assert len(caller.calls) == 1
+    assert [value.get("again") for question, value in caller.asked if question == "request"].count(True) == 2
+
+
+def test_the_next_model_goes_on_with_what_the_first_has_learned() -> None:
+    async def give_up(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        if returned(messages):
+            raise ModelHTTPError(401, "m", "no")
+        yield {0: DeltaToolCall("look", "{}")}
+
+    caller = Caller()
+    answer = caller.run(give_up, look_first, tools=[LOOK])
+    assert answer["output"].startswith("it said")
+    assert len(caller.calls) == 1
+
+
+def test_the_last_failure_is_the_answer_with_what_was_used() -> None:
+    async def refuse(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        raise ModelHTTPError(429, "m", "slow down", headers={"Retry-After": "3600"})
+        yield ""
+
+    with pytest.raises(Failure) as raised:
+        Caller().run(refuse)
+    assert raised.value.code == "MODEL_RATE_LIMITED"
+    assert raised.value.retry_after_ms == 3_600_000
+    assert isinstance(raised.value.data, dict)
+    assert raised.value.data["usage"]["requests"] == 1
+
+
+def test_an_agent_that_is_told_to_stop_calls_no_tool_and_its_answer_is_partial() -> None:
+    seen: list[list[str]] = []
+
+    async def insist(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        seen.append(prompts(messages))
+        if returned(messages):
+            yield f"told: {returned(messages)[-1].content}"
+        else:
+            yield {0: DeltaToolCall("look", "{}")}
+
+    caller = Caller(stopping=True)
+    answer = caller.run(insist, tools=[LOOK])
+    assert caller.calls == []
+    assert answer["partial"] is True
+    assert "not run: time is nearly up" in answer["output"]
+    assert "Answer now" in seen[0][-1]
+    assert sum("Answer now" in text for text in seen[-1]) == 1
+
+
+# --- what a model may not do ----------------------------------------------------------------------------------
+
+
+async def look_forever(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+    yield {0: DeltaToolCall("look", "{}")}
+
+
+def test_calls_of_tools_that_fail_count_against_their_limit() -> None:
+    caller = Caller(answer={"ok": False, "error": "no such thing", "remaining_ms": 1500})
+    with pytest.raises(Failure) as raised:
+        caller.run(look_forever, tools=[LOOK], limits={"tool_calls": 2, "requests": 20})
+    assert (raised.value.code, raised.value.context["limit"]) == ("LIMIT_REACHED", "tool_calls")
+    assert len(caller.calls) == 2
+    assert isinstance(raised.value.data, dict)
+    assert raised.value.data["usage"]["tool_calls"] == 2
+
+
+def test_of_an_answer_with_more_calls_than_are_allowed_none_runs() -> None:
+    async def ask_for_three(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        yield {number: DeltaToolCall("look", "{}", tool_call_id=f"call{number}") for number in range(3)}
+
+    caller = Caller()
+    with pytest.raises(Failure) as raised:
+        caller.run(ask_for_three, tools=[LOOK], limits={"tool_calls": 2})
+    assert raised.value.code == "LIMIT_REACHED"
+    assert caller.calls == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"another": 1}', "[" * 200_000, '{"result": ' + "[" * 200_000 + "]" * 200_000 + "}", '{"result": ' + "[" * 150],
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_an_invalid_answer(arguments: str) -> None:
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        yield {0: DeltaToolCall(info.output_tools[0].name, arguments)}
+
+    with pytest.raises(Failure) as raised:
+        Caller().run(answer, output_schema={"type": "array"})
+    assert raised.value.code == "MODEL_ANSWER_INVALID"
+
+
+def test_an_answer_nested_deeper_than_readers_go_is_an_invalid_answer() -> None:
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        yield {0: DeltaToolCall(info.output_tools[0].name, '{"result": ' + "[" * 150 + "]" * 150 + "}")}
+
+    with pytest.raises(Failure) as raised:
+        Caller().run(answer, output_schema={"type": "array"})
+    assert raised.value.code == "MODEL_ANSWER_INVALID"
+
+
+def test_arguments_nested_deeper_than_readers_go_are_refused_and_the_tool_does_not_run() -> None:
+    async def nest(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        if returned(messages):
+            yield f"told: {returned(messages)[-1].content}"
+        else:
+            yield {0: DeltaToolCall("look", '{"deep": ' + "[" * 150 + "]" * 150 + "}")}
+
+    caller = Caller()
+    assert "nested" in caller.run(nest, tools=[LOOK])["output"]
+    assert caller.calls == []
+
+
+def test_of_many_calls_in_one_answer_only_some_run_at_a_time() -> None:
+    running = most = 0
+
+    class Busy(Caller):
+        async def _answer(self, question: str, value: Any) -> Any:
+            nonlocal running, most
+            if question == "tool":
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0.01)
+                running -= 1
+            return await super()._answer(question, value)
+
+    async def ask_for_many(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        if returned(messages):
+            yield "done"
+        else:
+            yield {number: DeltaToolCall("look", "{}", tool_call_id=f"call{number}") for number in range(50)}
+
+    caller = Busy()
+    answer = caller.run(ask_for_many, tools=[LOOK])
+    assert (most, len(caller.calls), answer["usage"]["tool_calls"]) == (MOST_TOOLS_AT_ONCE, 50, 50)
+
+
+def test_requests_that_fail_count_against_their_limit() -> None:
+    sent = 0
+
+    async def fail(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        nonlocal sent
+        sent += 1
+        raise ModelHTTPError(503, "m", "busy")
+        yield ""
+
+    with pytest.raises(Failure) as raised:
+        Caller().run(fail, fail, limits={"requests": 2}, retry={**RETRY, "max": 9})
+    assert (raised.value.code, sent) == ("MODEL_UNAVAILABLE", 2)
+    assert isinstance(raised.value.data, dict)
+    assert raised.value.data["usage"]["requests"] == 2
+
+
+def test_the_caller_knows_of_a_request_before_it_is_answered() -> None:
+    caller = Caller()
+    caller.run(look_first, tools=[LOOK])
+    told = [value["usage"] for question, value in caller.asked if question == "request"]
+    assert [(usage["requests"], usage["tool_calls"]) for usage in told] == [(1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("kind", ["text", "arguments", "calls"])
+def test_an_answer_that_does_not_end_is_given_up_at_a_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shotclock.providers.ai_agent.ANSWER_LIMIT", 10_000)
+    pieces = 0
+
+    async def go_on(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        nonlocal pieces
+        while pieces < 100_000:
+            pieces += 1
+            match kind:
+                case "text":
+                    yield "x" * 10
+                case "arguments":
+                    yield {0: DeltaToolCall("look" if pieces == 1 else None, '{"x": "' if pieces == 1 else "x" * 10)}
+                case "calls":
+                    yield {pieces: DeltaToolCall("look", "{}", tool_call_id=f"call{pieces}")}
+
+    caller = Caller()
+    with pytest.raises(Failure, match="longer than") as raised:
+        caller.run(go_on, tools=[LOOK])
+    assert raised.value.code == "MODEL_ANSWER_INVALID"
+    assert pieces <= 1_100
+    assert caller.calls == []
+
+
+def test_a_tool_may_be_called_as_the_way_to_answer_is() -> None:
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        name = "final_result" if not returned(messages) else info.output_tools[0].name
+        yield {0: DeltaToolCall(name, '{"n": 3}')}
+
+    caller = Caller()
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    told = caller.run(answer, tools=[{**LOOK, "name": "final_result"}], output_schema=schema)
+    assert (told["output"], len(caller.calls)) == ({"n": 3}, 1)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"n": {"$ref": "#/definitions/n"}}, "definitions": {"n": {"type": "integer"}}},
+        {"type": "object", "properties": {"n": {"type": "integer"}, "m": {"$ref": "#/properties/n"}}},
+        {"type": "object", "properties": {"n": {"type": "integer"}, "more": {"$ref": "#"}}},
+        {"$ref": "#/$defs/it", "$defs": {"it": {"type": "object", "properties": {"n": {"type": "integer"}}}}},
+        {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": {"items": {"$ref": "#/$defs/it"}}}},
+    ],
+)
+def test_a_schema_may_refer_to_its_own_parts(schema: dict[str, Any]) -> None:
+    told: dict[str, Any] = {}
+
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        told.update(info.output_tools[0].parameters_json_schema)
+        is_wrapped = "result" in told["properties"]
+        yield {0: DeltaToolCall(info.output_tools[0].name, '{"result": []}' if is_wrapped else '{"n": 3}')}
+
+    assert Caller().run(answer, output_schema=schema)["output"] in ({"n": 3}, [])
+    assert told["type"] == "object"
+    assert find_schema_flaw(told) is None

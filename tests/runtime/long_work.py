@@ -1,0 +1,114 @@
+"""Work that takes long, in every place where it may run, and observers of it. Imported by workers."""
+
+import asyncio
+import os
+import threading
+import time
+
+
+def counts(ctx, to: int = 30) -> object:
+    """Count in tenths of a second, and stop when asked to."""
+    for number in range(to):
+        ctx.keep({"counted": number})
+        ctx.progress(number, to)
+        time.sleep(0.1)
+        if ctx.stopping:
+            return {"counted": number, "stopped": True}
+    return {"counted": to}
+
+
+async def counts_on_a_loop(ctx, to: int = 30) -> object:
+    for number in range(to):
+        ctx.keep({"counted": number})
+        ctx.progress(number, to)
+        await asyncio.sleep(0.1)
+        if ctx.stopping:
+            return {"counted": number, "stopped": True}
+    return {"counted": to}
+
+
+def is_deaf(ctx) -> None:
+    ctx.keep({"kept": True})
+    time.sleep(60)
+
+
+async def is_deaf_on_a_loop(ctx) -> None:
+    ctx.keep({"kept": True})
+    await asyncio.sleep(60)
+
+
+def is_silent(ctx) -> None:
+    while not ctx.stopping:
+        time.sleep(0.02)
+
+
+def asks(ctx, by: str = "2s") -> object:
+    granted_ms = ctx.request_overtime("nearly there", by=by)
+    time.sleep(1)
+    return {"granted_ms": granted_ms, "left_ms": ctx.remaining_ms()}
+
+
+async def asks_on_a_loop(ctx, by: str = "2s") -> object:
+    granted_ms = await ctx.request_overtime("nearly there", by=by)
+    await asyncio.sleep(1)
+    return {"granted_ms": granted_ms, "left_ms": ctx.remaining_ms()}
+
+
+def calls_another(ctx) -> object:
+    return ctx.call("counts-inside", {"to": 100}).to_dict()
+
+
+def extends(summary: dict) -> dict:
+    return {"extend": "600ms", "reason": f"seen {summary['call']}"}
+
+
+def declines(summary: dict) -> dict:
+    return {"decline": True, "reason": "long enough"}
+
+
+def talks_nonsense(summary: dict) -> str:
+    return "perhaps"
+
+
+def hangs(summary: dict) -> dict:
+    time.sleep(60)
+    return {"extend": "1h"}
+
+
+def breaks(summary: dict) -> dict:
+    raise RuntimeError("no idea")
+
+
+def cleans_up(ctx) -> object:
+    while not ctx.stopping:
+        time.sleep(0.02)
+    return ctx.call("counts-inside", {"to": 2}).to_dict()
+
+
+async def calls_on_a_loop(ctx) -> object:
+    return (await ctx.call("inside", {"to": 100})).to_dict()
+
+
+def asks_in_threads(ctx, count: int) -> object:
+    """Ask from so many threads at once; all get an answer, or it does not come back."""
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(ctx.request_overtime("more", by="10ms"))) for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return {"answers": len(answers), "pid": os.getpid()}
+
+
+def leaves_a_thread_asking(ctx) -> object:
+    """Come back while a thread still waits for what it has asked."""
+    thread = threading.Thread(target=lambda: ctx.call("counts-inside", {"to": 20}), daemon=True)
+    thread.start()
+    thread.join(0.3)
+    return {"pid": os.getpid(), "is_waiting": thread.is_alive()}
+
+
+def names_itself() -> object:
+    return {"pid": os.getpid()}

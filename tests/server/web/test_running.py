@@ -1,0 +1,129 @@
+"""What runs now on the operators' page: seen live, extended and wound down from there, by operators alone."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.inbox.access import Role
+from tests.server.web.conftest import shoot
+from tests.server.web.serving import Served, serving
+
+expect = pytest.importorskip("playwright.sync_api").expect
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+WITHIN_S = 60.0
+FLOW = """
+name: nightly
+timeout: 10m
+steps:
+  fetch: {exec: echo fetched}
+  build:
+    exec: 'trap "echo part; exit 0" TERM; touch up; sleep 120 & wait'
+    timeout: 200
+    soft: 150
+    overtime: {observer: none, budget: 60s}
+    depends_on: [fetch]
+  ship: {exec: echo shipped, depends_on: [build]}
+"""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def nightly(tmp_path: Path, served: Served) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in a process of its own, in the middle of its second step."""
+    (tmp_path / "flow.yaml").write_text(textwrap.dedent(FLOW))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--run-id", "nightly-1"],
+        cwd=tmp_path,
+        env={**os.environ, "SHOTCLOCK_HOME": str(served.home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for((tmp_path / "up").exists)
+        yield process
+    finally:
+        process.kill()
+        process.wait(WITHIN_S)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def test_the_api_lists_extends_and_stops_for_operators_only(served: Served, nightly: Any) -> None:
+    agent, operator = served.token("ann", Role.AGENT), served.token("eve", Role.OPERATOR)
+    for method, path in (("GET", ""), ("POST", "/extend"), ("POST", "/stop")):
+        refused = served.ask(method, f"/api/running{path}", None if method == "GET" else {}, token=agent)
+        assert (refused.status, refused.code) == (403, "NOT_ALLOWED")
+    [run] = served.ask("GET", "/api/running", token=operator).data["runs"]
+    assert (run["id"], run["name"]) == ("nightly-1", "nightly")
+    assert [(step["id"], step["status"]) for step in run["steps"]] == [
+        ("fetch", "succeeded"), ("build", "running"), ("ship", "pending"),
+    ]  # fmt: skip
+    [call] = run["steps"][1]["calls"]
+    assert call["timeout_ms"] == 200_000 and 0 < call["remaining_ms"] <= 200_000 and call["soft_ms"] > 0
+    step = {"run": "nightly-1", "step": "build"}
+    told = served.ask("POST", "/api/running/extend", {**step, "by_ms": 30_000}, token=operator).data
+    assert told["extended"][0]["timeout_ms"] == 230_000
+    for path, body, code in (
+        ("extend", step, "ARG_ERROR"),
+        ("extend", {"by_ms": 1}, "ARG_ERROR"),
+        ("extend", {"run": "nosuch", "by_ms": 1}, "CALL_NOT_FOUND"),
+        ("stop", {"run": "nightly-1", "step": "ship"}, "CALL_NOT_FOUND"),
+        ("stop", {"request_id": "nosuch"}, "CALL_NOT_FOUND"),
+        ("dance", {}, "UNKNOWN_OPERATION"),
+    ):
+        assert served.ask("POST", f"/api/running/{path}", body, token=operator).code == code, (path, body)
+    assert served.ask("POST", "/api/running/stop", {"run": "nightly-1"}, token=operator).data["stopping"]
+    out, _ = nightly.communicate(timeout=WITHIN_S)
+    envelope = json.loads(out)
+    assert envelope["data"]["steps"]["build"]["output"] == "part"
+    events = [
+        (told["event"], told.get("asked_by") or told["by"]) for told in envelope["data"]["steps"]["build"]["overtime"]
+    ]
+    assert events == [("overtime", "eve"), ("wind_down", "eve")]
+    assert served.ask("GET", "/api/running", token=operator).data["runs"] == []
+
+
+def test_an_operator_extends_and_winds_down_a_step_on_the_page(served: Served, nightly: Any, opened: Any) -> None:
+    page = opened(served)
+    page.get_by_role("tab", name="Running").click()
+    row = page.locator("li.row", has_text="nightly")
+    expect(row).to_contain_text("build")
+    row.click()
+    build = page.locator("li.step", has_text="build").first
+    expect(build).to_contain_text("running")
+    expect(build.locator(".left-text")).to_contain_text("left")
+    before = build.locator(".left-text").text_content()
+    expect(build.locator(".left-text")).not_to_have_text(str(before))  # it runs down
+    build.get_by_role("button", name="+5 m").click()
+    expect(build).to_contain_text("5 m 00 s more by")
+    expect(build.locator(".left-text")).to_contain_text("m")
+    shoot(page, "running")
+    build.get_by_role("button", name="Wind down").click()
+    build.get_by_role("button", name="press again").click()
+    expect(page.locator("#detail")).to_contain_text("It does not run any more")
+    page.get_by_role("tab", name="Waiting").click()
+    expect(page.locator("#detail")).to_contain_text("Nothing waits for you")
+    out, _ = nightly.communicate(timeout=WITHIN_S)
+    steps = json.loads(out)["data"]["steps"]
+    assert steps["build"]["output"] == "part" and steps["ship"]["status"] == "succeeded"

@@ -1,0 +1,67 @@
+"""Rows and values: what goes in comes back, and a type that no column can hold is refused when the mapper is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shotclock.core.clocks import LATEST_MS, ProcessIdentity, WallTime
+from shotclock.core.value_types import dataclass
+from shotclock.store.rows import RowMapper, encode
+from shotclock.store.store import Store
+
+texts = st.text(st.characters(), max_size=30)  # lone surrogates too: a path may hold any bytes
+times = st.integers(0, LATEST_MS).map(WallTime)
+processes = st.builds(ProcessIdentity, texts, texts, st.integers(1, 2**22), st.integers(0, 2**62), texts)
+values = st.recursive(st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=3))
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    text: str
+    maybe_text: str | None
+    number: int
+    at: WallTime
+    maybe_at: WallTime | None
+    process: ProcessIdentity
+    plain: Any
+    maybe_plain: dict[str, Any] | None
+
+
+@given(
+    st.builds(
+        Everything,
+        texts,
+        st.none() | texts,
+        st.integers(0, 2**62),
+        times,
+        st.none() | times,
+        processes,
+        values,
+        st.none() | st.dictionaries(texts, values, max_size=3),
+    )
+)
+def test_what_is_written_is_read_back(value: Everything) -> None:
+    mapper = RowMapper(Everything, "everything", columns={"at": "happened_at"})
+    columns = mapper.write(value)
+    assert ", ".join(columns) == mapper.columns and "happened_at" in columns
+    assert all(isinstance(column, str | int | bytes | None) for column in columns.values())
+    assert mapper.read([encode(column) for column in columns.values()]) == value
+
+
+def test_a_type_that_no_column_can_hold_is_refused_when_the_mapper_is_made() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Odd:
+        ratio: float
+
+    with pytest.raises(KeyError, match="float"):
+        RowMapper(Odd, "odd")
+
+
+@pytest.mark.parametrize("value", [1.5, ["a"], {"a": 1}, object()])
+def test_a_value_that_no_column_can_hold_is_refused_before_it_is_written(store: Store, value: object) -> None:
+    with pytest.raises(TypeError, match="a column cannot hold"), store._database.write() as transaction:
+        transaction.execute("SELECT ?", (value,))

@@ -1,0 +1,334 @@
+"""Overtime of steps, and the graceful stop of runs with everything inside them."""
+
+import asyncio
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+from shotclock.runtime.control import control_of, live_calls
+from shotclock.store.store import Store
+from tests.runtime.bounds import ROOT
+from tests.workflow.conftest import statuses, step
+
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+
+Run = Callable[..., Envelope]
+# What a busy machine may take to start the Apps and servers of a run, beside the clocks that are measured.
+START_S = 20.0
+
+APP = """
+import time
+from shotclock import App, Context
+
+app = App("tool", default_timeout="60s")
+
+@app.command
+def count(ctx: Context) -> dict[str, object]:
+    for number in range(1000):
+        ctx.keep({"counted": number})
+        time.sleep(0.05)
+        if ctx.stopping:
+            return {"counted": number, "saved": True}
+    return {"counted": 1000}
+
+@app.command
+def is_deaf(ctx: Context) -> None:
+    ctx.keep({"kept": True})
+    time.sleep(60)
+
+@app.command
+def extend(summary: dict[str, object]) -> dict[str, object]:
+    return {"extend": "20s"}
+"""
+SAVES = "trap 'echo saved; exit 0' TERM; echo begun; sleep 60 & wait"
+
+
+def output(envelope: Envelope, name: str) -> Any:
+    return step(envelope, name)["output"]
+
+
+def test_a_step_goes_on_while_its_output_grows(run: Run):
+    envelope = run(
+        """
+        steps:
+          a:
+            exec: for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done
+            timeout: 60
+            soft: 500ms
+            overtime: {budget: 30s, max_per_request: 400ms, max_requests: 100}
+        """
+    )
+    assert envelope.ok and output(envelope, "a").split()[-1] == "10"
+
+
+def test_one_that_is_declined_winds_down_and_what_it_said_is_its_output(run: Run):
+    envelope = run(
+        """
+        steps:
+          a:
+            exec: echo begun; sleep 60
+            soft: 500ms
+            overtime: {command: "echo '{\\"decline\\": true, \\"reason\\": \\"no\\"}'", budget: 30s}
+          b: {exec: echo x, depends_on: a}
+        """
+    )
+    assert statuses(envelope) == {"a": "timed_out", "b": "skipped"}
+    assert output(envelope, "a") == "begun"
+    assert step(envelope, "a")["error"]["context"]["clock"]["kind"] == "soft"
+
+
+def test_defaults_hold_for_every_step(run: Run):
+    envelope = run(
+        """
+        defaults: {soft: 300ms, wind_down: 2s, overtime: {observer: none, budget: 5s}}
+        steps:
+          a: {exec: sleep 60}
+          b: {exec: "trap 'echo saved; exit 0' TERM; sleep 60 & wait"}
+        """
+    )
+    assert statuses(envelope) == {"a": "timed_out", "b": "succeeded"} and output(envelope, "b") == "saved"
+
+
+def test_the_timeout_of_a_step_moves_along_but_never_past_the_run(run: Run):
+    began = time.monotonic()
+    envelope = run(
+        """
+        timeout: 3s
+        steps:
+          a:
+            exec: sleep 60
+            timeout: 1
+            soft: 500ms
+            grace: 200ms
+            overtime: {command: "echo '{\\"extend\\": \\"1h\\"}'", budget: 2h, hard_extends: true}
+        """
+    )
+    assert not envelope.ok and 1.5 < time.monotonic() - began < START_S
+
+
+def test_a_step_that_needs_more_time_than_the_run_has_left_is_not_started(run: Run, tmp_path: Path):
+    envelope = run(
+        f"""
+        timeout: 5s
+        steps:
+          a: {{exec: "touch {tmp_path}/ran", min_time: 10s}}
+        """
+    )
+    error = step(envelope, "a")["error"]
+    assert error["code"] == "NO_TIME_LEFT" and "at least 10s" in error["message"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> str:
+    """Three files inside each other, with a command, a function and an MCP server in the innermost."""
+    (tmp_path / "tool.py").write_text(APP)
+    (tmp_path / "inner.yaml").write_text(
+        textwrap.dedent(
+            f"""
+            steps:
+              command: {{exec: "{SAVES}", timeout: 60}}
+              function: {{type: function, target: tool.py:app, command: count, timeout: 60}}
+              server:
+                type: mcp
+                command: {sys.executable}
+                args: [-m, tests.providers.mcp_servers, good]
+                method: slow
+                env: {{PYTHONPATH: "{ROOT}"}}
+                timeout: 60
+              later: {{exec: touch later, depends_on: command}}
+            """
+        )
+    )
+    (tmp_path / "middle.yaml").write_text("steps: {inner: {type: workflow, workflow: inner.yaml, timeout: 60}}")
+    return "middle: {type: workflow, workflow: middle.yaml, timeout: 60, soft: 4s, wind_down: 4s}"
+
+
+def inner_steps(envelope: Envelope) -> Any:
+    return output(envelope, "middle")["inner"]
+
+
+def test_a_nested_stop_returns_partial_results_from_every_level_in_time_and_nothing_survives(
+    run: Run, nested: str, store: Store
+):
+    began = time.monotonic()
+    envelope = run(f"steps: {{{nested}, after: {{exec: echo no, depends_on: middle}}}}")
+    took_s = time.monotonic() - began
+    assert statuses(envelope) == {"middle": "timed_out", "after": "skipped"}
+    innermost = inner_steps(envelope)
+    assert innermost["command"] == "begun\nsaved"
+    assert innermost["function"]["saved"] is True
+    assert innermost["later"] is None
+    nested_runs = {run.id: store.runs.get(run.id) for run in store.runs.list(20)}
+    (record,) = [run.envelope["data"]["steps"]["server"] for run in nested_runs.values() if "inner" in run.id]
+    assert record["error"]["context"].get("clock", {}).get("kind") == "soft", record
+    assert step(envelope, "middle")["error"]["context"]["clock"]["kind"] == "soft"
+    assert took_s < 4 + 4 + 1 + START_S
+
+
+def test_winding_down_a_run_lets_its_clean_up_run_and_starts_nothing_else(run: Run, tmp_path: Path):
+    text = f"""
+        steps:
+          a: {{exec: "touch {tmp_path}/begun; sleep 60", timeout: 60, on_fail: {{run: tidy}}}}
+          b: {{exec: touch {tmp_path}/b, depends_on: a, timeout: 60}}
+          tidy: {{exec: touch {tmp_path}/tidy}}
+        """
+
+    def wind_down_once_begun(state: Any) -> None:
+        if state.id == "a" and state.status == "running":
+            asyncio.get_running_loop().call_later(0.5, wind_down)
+
+    def wind_down() -> None:
+        (outermost,) = [each for each in live_calls.values() if each.name.startswith("run ")]
+        control_of(outermost).wind_down("alice", "enough for today")
+
+    envelope = run(text, on_change=wind_down_once_begun)
+    assert envelope.code == "CANCELLED" and "enough for today" in str(envelope.error)
+    assert (tmp_path / "tidy").exists() and not (tmp_path / "b").exists()
+    data: Any = envelope.data
+    assert data["partial"] is True and envelope.meta["partial"] is True
+
+
+def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
+    from shotclock.workflow.engine import RunRequest, start
+    from shotclock.workflow.loader import load_text
+
+    def request(name: str, soft: str) -> RunRequest:
+        text = f"name: {name}\nsteps: {{a: {{exec: \"trap 'exit 0' TERM; sleep 2 & wait; echo whole\", soft: {soft}}}}}"
+        loaded = load_text(text.encode(), f"{name}.yaml")
+        assert loaded.workflow is not None
+        return RunRequest(loaded.workflow, str(tmp_path / f"{name}.yaml"), tmp_path)
+
+    async def both() -> list[Envelope]:
+        return await asyncio.gather(start(request("one", "500ms"), store), start(request("other", "50s"), store))
+
+    one, other = asyncio.run(asyncio.wait_for(both(), 60))
+    assert output(one, "a") == "" and output(other, "a") == "whole"
+
+
+def test_a_function_beside_the_workflow_decides(run: Run, tmp_path: Path):
+    (tmp_path / "judges.py").write_text(
+        "def judge(summary):\n    return {'extend': '20s'} if 'begun' in summary['stdout'] else {'decline': True}\n"
+    )
+    envelope = run(
+        """
+        steps:
+          a: &a
+            exec: echo begun; sleep 1; echo done
+            timeout: 60
+            soft: 600ms
+            overtime: {function: "judges.py:judge", budget: 30s}
+          b: {<<: *a, exec: echo nothing; sleep 60}
+        """
+    )
+    assert statuses(envelope) == {"a": "succeeded", "b": "timed_out"}
+
+
+def test_a_step_that_needs_more_time_than_there_is_costs_no_other(run: Run):
+    envelope = run(
+        """
+        timeout: 50s
+        steps:
+          long: {exec: echo hi, min_time: 1m, continue_on_failure: true}
+          other: {exec: echo other}
+        """
+    )
+    assert envelope.ok and statuses(envelope) == {"long": "timed_out", "other": "succeeded"}
+
+
+def test_a_function_that_begins_after_the_bell_knows_at_once_that_it_is_to_stop(run: Run, tmp_path: Path):
+    (tmp_path / "tool.py").write_text("import time\ntime.sleep(0.5)\n" + APP)
+    envelope = run(
+        """
+        steps:
+          a: {type: function, target: "tool.py:app", command: count, timeout: 60, soft: 50ms, wind_down: 15s}
+        """
+    )
+    assert output(envelope, "a") == {"counted": 0, "saved": True}
+
+
+def test_no_item_starts_once_the_run_around_it_winds_down(run: Run, tmp_path: Path):
+    (tmp_path / "inner.yaml").write_text(
+        textwrap.dedent(
+            f"""
+            max_parallelism: 2
+            steps:
+              each:
+                for_each: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+                exec: trap '' TERM; touch {tmp_path}/begun-$ITEM; sleep 0.5
+                env: {{ITEM: "{{{{ item }}}}"}}
+                timeout: 60
+                on_fail: {{run: tidy}}
+              tidy: {{for_each: [1, 2, 3], exec: "touch {tmp_path}/tidy-$ITEM", env: {{ITEM: "{{{{ item }}}}"}}}}
+            """
+        )
+    )
+    envelope = run("steps: {inner: {type: workflow, workflow: inner.yaml, timeout: 60, soft: 1200ms, wind_down: 30s}}")
+    assert statuses(envelope) == {"inner": "timed_out"}
+    begun = len(list(tmp_path.glob("begun-*")))
+    assert 0 < begun <= 8, "two at a time, for half a second each, until the bell"
+    assert len(list(tmp_path.glob("tidy-*"))) == 3, "all of its clean-up is done"
+
+
+SPEAKS = """
+import time
+from shotclock import App, Context
+
+app = App("tool", default_timeout="60s")
+
+@app.command
+def speak(ctx: Context) -> dict[str, object]:
+    for number in range(80):
+        ctx.progress(number)
+        time.sleep(0.05)
+    return {"done": True}
+
+@app.command
+def is_silent(ctx: Context) -> dict[str, object]:
+    while not ctx.stopping:
+        time.sleep(0.05)
+    return {"done": False}
+"""
+SPEAKING_SERVER = (
+    f"type: mcp, command: '{sys.executable}', args: [-m, tests.providers.mcp_servers, chatters-long], method: echo, "
+    f"env: {{PYTHONPATH: '{Path(__file__).parents[2]}'}}"
+)
+INNER = """
+steps:
+  one: {exec: for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done}
+  two: {exec: sleep 1.2, depends_on: one}
+  three: {exec: for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done, depends_on: two}
+"""
+
+
+@pytest.mark.parametrize(
+    "work, soft",
+    [
+        pytest.param("type: function, target: 'tool.py:app', command: speak", "2s", id="function"),
+        pytest.param(SPEAKING_SERVER, "7s", id="mcp"),
+        pytest.param("type: workflow, workflow: inner.yaml", "800ms", id="workflow"),
+    ],
+)
+def test_what_is_called_inside_a_step_shows_that_it_goes_on(run: Run, tmp_path: Path, work: str, soft: str):
+    (tmp_path / "tool.py").write_text(SPEAKS)
+    (tmp_path / "inner.yaml").write_text(INNER)
+    overtime = "{budget: 40s, max_per_request: 1500ms, max_requests: 50}"
+    envelope = run(f"steps: {{a: {{{work}, timeout: 60, soft: {soft}, overtime: {overtime}}}}}")
+    told = step(envelope, "a")["overtime"]
+    assert statuses(envelope) == {"a": "succeeded"} and told, step(envelope, "a")["error"]
+    assert all(each["event"] == "overtime" and each["granted_ms"] for each in told), told
+
+
+def test_a_function_that_says_nothing_gets_no_more_than_its_import_has_earned(run: Run, tmp_path: Path):
+    (tmp_path / "tool.py").write_text(SPEAKS)
+    work = "type: function, target: 'tool.py:app', command: is_silent"
+    overtime = "{budget: 40s, max_per_request: 500ms, max_requests: 50}"
+    envelope = run(f"steps: {{a: {{{work}, timeout: 60, soft: 2s, overtime: {overtime}}}}}")
+    *granted, last = [each for each in step(envelope, "a")["overtime"] if each["event"] == "overtime"]
+    assert len(granted) <= 5 and last["granted_ms"] == 0

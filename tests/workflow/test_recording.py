@@ -1,0 +1,137 @@
+"""What a run does when the store is in use by others, or gone."""
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.clocks import WallTime
+from shotclock.core.envelope import Envelope
+from shotclock.store.home import StoreBusy
+from shotclock.store.runs import StepRecord
+from shotclock.store.store import Store
+from shotclock.workflow.engine import resume
+from shotclock.workflow.report import report_of
+
+from .conftest import statuses, step
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+Run = Callable[..., Envelope]
+
+_NOW = WallTime(1)
+HELD_S = 1.2
+STARTED_WITHIN_S = 20.0  # the first step, on a loaded machine
+
+
+@pytest.mark.slow
+def test_a_store_that_others_use_delays_a_run_and_not_its_loop(run: Run, store: Store, tmp_path: Path) -> None:
+    """Another process writes for a while: simulated by a connection of its own, which is all that a process has."""
+    (database,) = (tmp_path / "home").glob("*.db")
+
+    def hold() -> None:
+        give_up = time.monotonic() + STARTED_WITHIN_S
+        while not (tmp_path / "a").exists() and time.monotonic() < give_up:
+            time.sleep(0.005)
+        other = sqlite3.connect(database, isolation_level=None, timeout=5)
+        other.execute("BEGIN IMMEDIATE")
+        (tmp_path / "held").touch()
+        time.sleep(HELD_S)
+        other.execute("COMMIT")
+        other.close()
+
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - before)
+
+    beating: list[asyncio.Task[None]] = []
+
+    def watch(state: object) -> None:
+        if not beating:
+            beating.append(asyncio.get_running_loop().create_task(beat()))
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    try:
+        envelope = run(
+            "steps: {a: {exec: 'touch a; while [ ! -e held ]; do sleep 0.01; done'}, b: {exec: 'true', depends_on: a}}",
+            on_change=watch,
+        )
+    finally:
+        holding.join(STARTED_WITHIN_S + 5)
+    assert envelope.ok and step(envelope, "b")["started_ms"] is not None
+    assert envelope.meta["duration_ms"] >= HELD_S * 1000
+    assert max(gaps) < HELD_S / 2, "the loop went on meanwhile"
+
+
+def test_writing_that_must_not_wait_says_so_at_once(store: Store, tmp_path: Path, run: Run) -> None:
+    run("steps: {a: {exec: 'true'}}", run_id="r")
+    (database,) = (tmp_path / "home").glob("*.db")
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    with pytest.raises(StoreBusy):
+        store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
+    assert time.monotonic() - began < 3
+    other.execute("COMMIT")
+    other.close()
+    store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
+
+
+def test_a_run_whose_store_is_taken_away_stops_and_says_so(run: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    def take_away(state: object) -> None:
+        shutil.rmtree(home, ignore_errors=True)
+
+    began = time.monotonic()
+    envelope = run(
+        """
+        steps:
+          a: {exec: sleep 0.3}
+          long: {exec: sleep 600, grace: 0s}
+          b: {exec: 'touch b', depends_on: a}
+        """,
+        on_change=take_away,
+    )
+    assert time.monotonic() - began < 30
+    assert envelope.code == "STORE_UNUSABLE" and not envelope.ok
+    assert envelope.meta["side_effects"] == "unknown" and envelope.error["retryable"] is False
+    assert statuses(envelope)["a"] == "succeeded" and statuses(envelope)["long"] == "cancelled"
+    assert statuses(envelope)["b"] == "skipped" and not (tmp_path / "b").exists(), "not written down, so not begun"
+    assert {notice["code"] for notice in envelope.warnings} == {"NOT_WRITTEN_DOWN"}
+
+
+def test_an_output_of_a_run_takes_its_size_once_in_the_store_and_is_there_for_whoever_asks_later(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    envelope = run(
+        """
+        steps: {a: {exec: 'head -c 200000 /dev/zero | tr "\\0" w; echo end', output_format: text}}
+        outputs: {o: "{{ outputs.a }}", n: "{{ outputs.a | length }}"}
+        """,
+        run_id="r",
+    )
+    data: Any = envelope.data
+    assert data["outputs"] == {"o": "w" * 200_000 + "end", "n": 200_003}
+    (database,) = (tmp_path / "home").glob("*.db")
+    with sqlite3.connect(database) as connection:
+        (kept,) = connection.execute("SELECT length(envelope) FROM runs").fetchone()
+        (steps,) = connection.execute("SELECT sum(length(record)) FROM steps").fetchone()
+    connection.close()
+    assert kept + steps < 210_000
+    answer: Any = asyncio.run(asyncio.wait_for(resume("r", store), STARTED_WITHIN_S)).data
+    assert answer == json.loads(json.dumps(data)), "a run that has ended answers as it did"
+    known = store.runs.get("r")
+    assert known is not None
+    assert report_of(known, store.runs.steps("r"), now=_NOW, is_alive=False).outputs == data["outputs"]

@@ -1,0 +1,259 @@
+"""Runs that are cut off by SIGKILL go on where they were, with the deadline they had."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.clocks import WallTime
+from shotclock.store.store import Store
+from shotclock.workflow.engine import resume
+
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
+
+RUN_LIMIT_S = 60  # a run of 200 short steps on a loaded machine
+GONE_LIMIT_S = 10
+STARTED_LIMIT_S = 20  # until its first step runs, on a loaded machine
+
+
+def command(home: Path, *words: str) -> tuple[list[str], dict[str, str]]:
+    return [sys.executable, "-m", "shotclock", "run", *words], {**os.environ, "SHOTCLOCK_HOME": str(home)}
+
+
+class Started:
+    """The command under way, to be killed."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        argv, env = command(home, *words)
+        self._process = subprocess.Popen(
+            argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended by then."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + STARTED_LIMIT_S
+        while not holds() and not self.wait(0.005):
+            assert time.monotonic() < give_up
+
+    def kill(self) -> bool:
+        """Whether it was killed before it ended by itself."""
+        self._process.kill()
+        self._process.wait(GONE_LIMIT_S)
+        return self._process.returncode == -signal.SIGKILL
+
+
+def finished(home: Path, *words: str) -> dict[str, Any]:
+    argv, env = command(home, *words)
+    out = home.parent / "out.json"
+    with open(out, "wb") as file:
+        subprocess.run(argv, env=env, stdout=file, stderr=subprocess.DEVNULL, timeout=RUN_LIMIT_S)
+    return json.loads(out.read_bytes())
+
+
+def wide(steps: int) -> str:
+    """Each leaves a mark when it begins and when it ends."""
+    lines = ["timeout: 10m", "max_parallelism: 4", "steps:"]
+    for number in range(steps):
+        lines.append(f"  s{number}:")
+        marked = f"echo +{number} >> marks; sleep 0.04; echo -{number} >> marks"
+        lines.append(f"    exec: {marked}; echo $(( {number} * {number} ))")
+        if number >= 5:
+            lines.append(f"    depends_on: s{number - 5}")
+        lines.append("    idempotent: true" if number % 2 else "    on_fail: {retry: {max: 1}}")
+    return "\n".join(lines)
+
+
+STEPS, KILLS = 200, 20
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_comes_to_the_same_result(tmp_path: Path) -> None:
+    seed = int(os.environ.get("SHOTCLOCK_TEST_SEED") or random.randrange(2**32))
+    print(f"SHOTCLOCK_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    home, flow, marks = tmp_path / "home", tmp_path / "flow.yaml", tmp_path / "marks"
+    flow.write_text(wide(STEPS))
+    marks.touch()
+    finished_by: dict[str, int] = {}
+    """What was written down as finished, and how many marks there were then."""
+    done: set[str] = set()
+    words, kills = [str(flow), "--run-id", "r"], 0
+    while kills < KILLS:
+        before, started = marks.stat().st_size, Started(home, *words)
+        if chance.random() < 0.75:  # in the middle of its steps, else wherever it is
+            started.wait_until(lambda before=before: marks.stat().st_size > before)  # type: ignore[misc]
+            started.wait(chance.uniform(0, 0.12))
+        else:
+            started.wait(chance.uniform(0, 0.3))
+        if not started.kill():
+            break
+        kills += 1
+        with Store.open(home) as store:
+            if store.runs.get("r") is None:  # killed before it had begun
+                continue
+            words = ["--resume", "r"]
+            known, done = done, {name for name, each in store.runs.steps("r").items() if each.status == "succeeded"}
+        assert known <= done, "what had finished stays finished"
+        count = len(marks.read_text().split())
+        for name in done - known:
+            finished_by[name] = count
+    assert kills == KILLS, "it ended before it could be killed that often: give its steps more to do"
+    envelope = finished(home, *words)
+    assert envelope["ok"], json.dumps([envelope["data"]["steps"][name] for name in envelope["data"]["failed"]])
+    outputs = {name: each["output"] for name, each in envelope["data"]["steps"].items()}
+    assert outputs == {f"s{number}": str(number * number) for number in range(STEPS)}
+    left = marks.read_text().split()
+    assert {mark for mark in left if mark[0] == "-"} == {f"-{number}" for number in range(STEPS)}
+    for name, count in finished_by.items():
+        assert f"+{name[1:]}" not in left[count:], f"{name} had finished and ran a second time"
+
+
+def test_a_step_that_was_cut_off_is_interrupted_unless_it_may_run_twice(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text(
+        "steps:\n"
+        "  once: {exec: 'echo x >> once; sleep 600'}\n"
+        "  again: {exec: 'echo x >> again; test $(wc -l < again) -gt 1 || sleep 600', idempotent: true}\n"
+        "  behind: {exec: 'echo b', depends_on: once}\n"
+    )
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until(lambda: (tmp_path / "once").exists() and (tmp_path / "again").exists())
+    assert started.kill()
+    envelope = finished(home, "--resume", "r")
+    steps = envelope["data"]["steps"]
+    assert {name: step["status"] for name, step in steps.items()} == {
+        "once": "interrupted",
+        "again": "succeeded",
+        "behind": "skipped",
+    }
+    assert steps["once"]["error"]["code"] == "INTERRUPTED" and steps["behind"]["cause"] == "once"
+    assert steps["once"]["attempts"] == 1, "it was begun once"
+    assert (tmp_path / "once").read_text() == "x\n"
+    assert finished(home, "--resume", "r") == envelope, "a run that has ended answers as it did"
+
+
+@pytest.mark.slow
+def test_the_deadline_is_the_one_it_had(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text("timeout: 5m\nsteps: {a: {exec: touch begun; sleep 600, idempotent: true, grace: 0s}}\n")
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until((tmp_path / "begun").exists)
+    assert started.kill()
+    with Store.open(home) as store:
+        run = store.runs.get("r")
+        assert run is not None and run.deadline_at is not None
+        # As if five minutes less two seconds had passed since.
+        with store._database.write() as connection:
+            connection.execute("UPDATE runs SET deadline_at = ?", (WallTime(time.time_ns() // 1_000_000).ms + 2000,))
+        run = store.runs.get("r")
+        assert run is not None and run.deadline_at is not None
+    began = time.monotonic()
+    envelope = finished(home, "--resume", "r")
+    assert envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["exit_code"] == 10
+    assert time.monotonic() - began < 15
+    clock = envelope["error"]["context"]["clock"]
+    assert clock["limit_ms"] == run.deadline_at.since_ms(run.created_at) <= clock["elapsed_ms"] + 600, "of all of it"
+
+
+def test_a_step_that_runs_again_after_its_process_died_counts_the_first_start_and_keeps_all_its_tries(
+    tmp_path: Path,
+) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text(
+        "steps:\n"
+        "  once: {exec: 'echo x >> once; test $(wc -l < once) -gt 1 || sleep 600', idempotent: true}\n"
+        "  tries:\n"
+        "    exec: 'echo x >> tries; test $(wc -l < tries) -gt 1 || sleep 600; exit 1'\n"
+        "    on_fail: {retry: {max: 1, backoff: {delay_ms: 1}}}\n"
+    )
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until(lambda: (tmp_path / "once").exists() and (tmp_path / "tries").exists())
+    assert started.kill()
+    steps = finished(home, "--resume", "r")["data"]["steps"]
+    starts = {name: len((tmp_path / name).read_text().split()) for name in steps}
+    assert starts == {"once": 2, "tries": 3}, "a start that was cut off is none of the tries that the file allows"
+    assert {name: step["attempts"] for name, step in steps.items()} == starts
+
+
+def test_a_run_of_another_version_is_refused_with_an_envelope(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text("steps: {a: {exec: touch begun; sleep 600, idempotent: true, grace: 0s}}\n")
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until((tmp_path / "begun").exists)
+    assert started.kill()
+    for change in (
+        "UPDATE steps SET record = json_set(record, '$.status', 'unheard-of')",
+        "UPDATE steps SET record = json_set(record, '$.status', 'running')",
+        'UPDATE runs SET workflow = \'{"steps": {"a": {"type": "unheard-of"}}}\'',
+    ):
+        with Store.open(home) as store, store._database.write() as connection:
+            connection.execute(change)
+        if "running" not in change:
+            refused = finished(home, "--resume", "r")
+            assert refused["error"]["code"] == "STORE_UNUSABLE" and "another version" in refused["error"]["message"]
+
+
+def test_nobody_takes_up_a_run_that_somebody_else_has(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text("steps: {a: {exec: sleep 600}}\n")
+    argv, env = command(home, str(flow), "--run-id", "r")
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up = time.monotonic() + 20
+        with Store.open(home) as store:
+            while store.runs.get("r") is None:
+                assert time.monotonic() < give_up
+                time.sleep(0.05)
+        for words in (["--resume", "r"], [str(flow), "--run-id", "r"]):
+            refused = finished(home, *words)
+            assert refused["error"]["code"] == "RUN_TAKEN" and refused["meta"]["exit_code"] == 6
+    finally:
+        process.terminate()
+        process.wait(GONE_LIMIT_S)
+    assert finished(home, "--resume", "nobody")["error"]["code"] == "RUN_NOT_FOUND"
+
+
+def test_a_run_that_is_cut_off_while_it_goes_round_comes_back_to_where_it_was(tmp_path: Path) -> None:
+    """The step that sent it back is to be judged anew, and what was called for is still called for."""
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text(
+        "steps:\n"
+        "  fix:\n"
+        "    exec: 'echo x >> fixes; test $(wc -l < fixes) != 2 || { touch second; sleep 600; }'\n"
+        "    idempotent: true\n"
+        "  test: {exec: 'test $(wc -l < fixes) -ge 3', depends_on: fix, on_fail: {goto: fix, run: note}}\n"
+        "  note: {exec: 'echo n >> notes', idempotent: true}\n"
+        "  after: {exec: echo done, depends_on: test}\n"
+    )
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until((tmp_path / "second").exists)
+    assert started.kill()
+    envelope = finished(home, "--resume", "r")
+    assert envelope["ok"], envelope["error"]
+    steps = envelope["data"]["steps"]
+    assert {name: each["status"] for name, each in steps.items()} == dict.fromkeys(steps, "succeeded")
+    assert steps["test"]["loops"] == 1, "that it was sent back before is not forgotten"
+
+
+def test_a_resumed_run_in_this_process(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "home") as store:
+        from shotclock.core.errors import Failure
+
+        with pytest.raises(Failure):
+            asyncio.run(resume("none", store))

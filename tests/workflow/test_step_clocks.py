@@ -1,0 +1,188 @@
+"""The table of DESIGN §6: which key bounds a kind of step, what a bare number means there, what holds otherwise."""
+
+from typing import Any
+
+import pytest
+
+from shotclock.core.clocks import MAX_MS
+from shotclock.providers.provider import STEP_TYPES
+from shotclock.workflow.plan import grace_ms, plan_of, run_timeout_ms, step_timeout_ms
+from shotclock.workflow.schema import WorkflowFile
+
+# What a step of each kind needs at least.
+LEAST: dict[str, dict[str, Any]] = {
+    "command": {"exec": "true"},
+    "http_client": {"url": "http://127.0.0.1/"},
+    "mcp": {"url": "http://127.0.0.1/mcp", "method": "ask"},
+    "tool": {"tool": "count"},
+    "git-checkout": {"repository": "https://example.org/a.git"},
+    "human-input": {"prompt": "Go on?"},
+    "function": {"target": "app.py:app", "command": "go"},
+    "workflow": {"workflow": "other.yaml"},
+    "ai": {"prompt": "Is it good?"},
+}
+# kind, key, what 1500 means there in milliseconds, default in milliseconds (0: none, None: the run's).
+TABLE = [
+    ("command", "timeout", 1_500_000, 60_000),
+    ("http_client", "timeout", 1_500, 30_000),
+    ("mcp", "timeout", 1_500_000, 60_000),
+    ("human-input", "timeout", 1_500_000, 0),
+    ("tool", "timeout", 1_500, 30_000),
+    ("git-checkout", "clone_timeout_ms", 1_500, 300_000),
+    ("workflow", "timeout", 1_500_000, None),
+    ("function", "timeout", 1_500_000, 30_000),
+    ("ai", "ai.timeout", 1_500, 600_000),
+]
+by_row = pytest.mark.parametrize(("kind", "key", "meant_ms", "default_ms"), TABLE, ids=[row[0] for row in TABLE])
+
+
+def workflow(kind: str, top: dict[str, Any] | None = None, **said: Any) -> WorkflowFile:
+    for key in [key for key in said if "." in key]:  # inside of one of its parts
+        part, _, name = key.partition(".")
+        said[part] = {name: said.pop(key)}
+    return WorkflowFile.model_validate({**(top or {}), "steps": {"it": {"type": kind, **LEAST[kind], **said}}})
+
+
+def timeout_ms(flow: WorkflowFile) -> int | None:
+    return step_timeout_ms(flow, flow.steps["it"])
+
+
+def test_the_table_has_every_kind() -> None:
+    assert {row[0] for row in TABLE} == set(STEP_TYPES) == LEAST.keys()
+
+
+@by_row
+def test_the_key_that_bounds_a_step(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
+    assert STEP_TYPES[kind].timeout_key == key
+    assert key.partition(".")[0] in STEP_TYPES[kind].schema.model_fields
+
+
+@by_row
+def test_a_bare_number_has_the_unit_of_its_kind(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
+    assert timeout_ms(workflow(kind, **{key: 1500})) == meant_ms
+    if key == "timeout":
+        assert timeout_ms(workflow(kind, timeout="1500")) == meant_ms
+        assert timeout_ms(workflow(kind, timeout=1500.0)) == meant_ms
+
+
+@by_row
+def test_what_holds_when_nothing_is_said(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
+    assert timeout_ms(workflow(kind)) == default_ms
+
+
+@by_row
+def test_text_with_a_unit_means_the_same_everywhere(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
+    for written, ms in {"500ms": 500, "30s": 30_000, "5m": 300_000, "1h30m": 5_400_000, "PT30S": 30_000}.items():
+        assert timeout_ms(workflow(kind, timeout=written)) == ms
+
+
+@by_row
+def test_zero_is_none(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
+    for written in (0, "0", "0s", "PT0S") if key == "timeout" else (0,):
+        assert timeout_ms(workflow(kind, **{key: written})) == 0
+        assert plan_of(workflow(kind, **{key: written})).steps[0].ends_ms is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind, *_ in TABLE if kind != "workflow"])
+def test_a_default_of_the_file_holds_for_every_kind_that_has_one(kind: str) -> None:
+    top = {"defaults": {"timeout": "7s"}}
+    assert timeout_ms(workflow(kind, top)) == 7_000
+    assert timeout_ms(workflow(kind, top, timeout="9s")) == 9_000
+
+
+def test_a_workflow_in_a_workflow_has_the_time_of_its_parent_whatever_the_defaults_say() -> None:
+    assert timeout_ms(workflow("workflow", {"defaults": {"timeout": "7s"}})) is None
+
+
+def test_of_two_timeouts_of_a_checkout_its_own_key_counts() -> None:
+    assert timeout_ms(workflow("git-checkout", timeout="9s", clone_timeout_ms=4_000)) == 4_000
+
+
+def test_the_timeout_of_a_run_is_in_seconds() -> None:
+    assert run_timeout_ms(workflow("command", {"timeout": 90})) == 90_000
+    assert run_timeout_ms(workflow("command", {"timeout": "90"})) == 90_000
+    assert run_timeout_ms(workflow("command", {"timeout": "90ms"})) == 90
+    assert run_timeout_ms(workflow("command", {"timeout": 0})) is None
+    assert run_timeout_ms(workflow("command")) is None
+
+
+@pytest.mark.parametrize(("kind", "ms"), [("command", 2_000), ("http_client", 2), ("tool", 2), ("mcp", 2_000)])
+def test_grace_has_the_unit_of_its_kind_too(kind: str, ms: int) -> None:
+    flow = workflow(kind, grace=2)
+    assert grace_ms(flow, flow.steps["it"]) == ms
+
+
+def test_no_grace_is_not_the_default_grace() -> None:
+    for top, said, ms in [({}, {"grace": 0}, 0), ({"defaults": {"grace": "0s"}}, {}, 0), ({}, {}, 5_000)]:
+        flow = workflow("command", top, **said)
+        assert grace_ms(flow, flow.steps["it"]) == plan_of(flow).steps[0].grace_ms == ms
+
+
+# --- what is no duration ----------------------------------------------------------------------------------
+
+REFUSED = [
+    -1,
+    -0.5,
+    "-5s",
+    "soon",
+    "",
+    " ",
+    "5 s",
+    "s",
+    "1m1h",
+    "5x",
+    "1_000",
+    "1:30",
+    "٣٠",
+    ".5",
+    "5.",
+    "1e3",
+    True,
+    [],
+]
+REFUSED += [{}, "P", "PT", 10**30, "9" * 70, 1e300, "4000d", 1e-9, "0.1ms", "0x10", "30S", float("inf"), float("nan")]
+
+
+@pytest.mark.parametrize("key", ["timeout", "soft", "idle", "grace"])
+@pytest.mark.parametrize("written", REFUSED, ids=repr)
+def test_what_is_no_duration_is_refused_for_every_clock(key: str, written: Any) -> None:
+    for kind in STEP_TYPES:
+        with pytest.raises(ValueError, match=rf"{key}\n"):
+            workflow(kind, **{key: written})
+    for top in ({"timeout": written}, {"defaults": {key: written}}):
+        if "timeout" in top or key in top["defaults"]:
+            with pytest.raises(ValueError, match=r"timeout|defaults"):
+                workflow("command", top)
+
+
+def test_a_fraction_is_looked_at_in_the_unit_of_its_kind() -> None:
+    assert timeout_ms(workflow("command", timeout=1.5)) == 1_500
+    with pytest.raises(ValueError, match="whole milliseconds"):
+        workflow("http_client", timeout=1.5)
+
+
+def test_the_longest_clock_is_the_same_in_every_unit() -> None:
+    assert timeout_ms(workflow("http_client", timeout=MAX_MS)) == MAX_MS
+    assert timeout_ms(workflow("command", timeout=MAX_MS // 1000)) == MAX_MS
+    assert timeout_ms(workflow("git-checkout", clone_timeout_ms=MAX_MS)) == MAX_MS
+    for kind, key, written in [
+        ("http_client", "timeout", MAX_MS + 1),
+        ("command", "timeout", MAX_MS // 1000 + 1),
+        ("git-checkout", "clone_timeout_ms", MAX_MS + 1),
+    ]:
+        with pytest.raises(ValueError):
+            workflow(kind, **{key: written})
+
+
+def test_a_default_needs_its_unit_because_the_kinds_differ_in_theirs() -> None:
+    with pytest.raises(ValueError, match="ambiguous"):
+        workflow("command", {"defaults": {"timeout": 60}})
+
+
+@pytest.mark.parametrize("written", ["5s", 1.0, True, -1, "500"])
+def test_what_ends_in_ms_is_a_whole_number(written: Any) -> None:
+    with pytest.raises(ValueError):
+        workflow("git-checkout", clone_timeout_ms=written)
+    for key in ("delay_ms", "max_delay_ms"):
+        with pytest.raises(ValueError):
+            workflow("command", on_fail={"retry": {"max": 1, "backoff": {key: written}}})
