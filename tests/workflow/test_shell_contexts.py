@@ -5,14 +5,17 @@ import os
 import random
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shotclock.core.envelope import Envelope
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import load_text
 from shotclock.workflow.shell_quoting import Unsafe, find_refusals, mark, with_references
 from shotclock.workflow.templates import with_marks
+from tests.workflow.conftest import step
 
 # What bash makes a file of where it computes with it, and what any shell does where it reads it as a script.
 INDEX, SCRIPT, LIST = "a[$(touch pwned)]", "$(touch pwned)", "($(touch pwned))"
@@ -63,6 +66,26 @@ COMPUTED = [
     "n=i; declare -i $n; read i <<< {{ x }}",
     "read RANDOM <<< {{ x }}",
 ]
+RUN_VARIABLES = [
+    "BASH_ENV={{ x }} bash -c :",
+    "ENV={{ x }} sh -i -c : < /dev/null",
+    "export BASH_ENV={{ x }}; bash -c :",
+    "export BASH_ENV; BASH_ENV={{ x }}; bash -c :",
+    "env BASH_ENV={{ x }} bash -c :",
+    "declare -x BASH_ENV={{ x }}; bash -c :",
+    'export BASH_ENV="$(echo {{ x }})"; bash -c :',
+    "export BASH_ENV; read BASH_ENV <<< {{ x }}; bash -c :",
+    "export BASH_ENV; printf -v BASH_ENV %s {{ x }}; bash -c :",
+    'export BASH_ENV; : "${BASH_ENV:="{{ x }}"}"; bash -c :',
+]
+# The value that the program behind such a variable makes the file of.
+CODE_IN_VARIABLES = {
+    "GIT_SSH_COMMAND={{ x }} git ls-remote ssh://nowhere.invalid/a": "touch pwned;",
+    "PERL5OPT={{ x }} perl -e 1": "-Mstrict;open(F,q(>pwned));",
+    "PYTHONSTARTUP={{ x }} python3 -i < /dev/null": "evil.py",
+    "MAKEFLAGS={{ x }} make": r"--eval=x:=$$(shell\ touch\ pwned)",
+    "TAR_OPTIONS={{ x }} tar -cf a.tar evil.py": "--checkpoint=1 --checkpoint-action=exec='touch pwned'",
+}
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
 SCRIPTS = [
     "eval {{ x }}",
@@ -235,7 +258,30 @@ NEVER_REPLACED = [
     "echo \\{{ x }}",
     "cat <<E\n\\{{ x }}\nE",
 ]
-REFUSED = COMPUTED + COMPUTED_LISTS + SCRIPTS + OTHER_PROGRAMS + NEVER_REPLACED
+OTHER_VARIABLES = [
+    "GIT_PAGER={{ x }} git --paginate log",
+    "GIT_EDITOR={{ x }} git commit",
+    "env EDITOR={{ x }} git commit",
+    "LD_PRELOAD={{ x }} ls",
+    "NODE_OPTIONS={{ x }} node a.js",
+    "RUBYOPT={{ x }} ruby a.rb",
+    "JAVA_TOOL_OPTIONS={{ x }} java -jar a.jar",
+    "sudo LD_PRELOAD={{ x }} ls",
+    "docker run -e BASH_ENV={{ x }} image",
+    "docker run --env=BASH_ENV={{ x }} image",
+    "PS1={{ x }} bash -i",
+    "PROMPT_COMMAND={{ x }} bash -i",
+]
+REFUSED = (
+    COMPUTED
+    + RUN_VARIABLES
+    + [*CODE_IN_VARIABLES]
+    + OTHER_VARIABLES
+    + COMPUTED_LISTS
+    + SCRIPTS
+    + OTHER_PROGRAMS
+    + NEVER_REPLACED
+)
 
 ALLOWED = [
     "[ {{ x }} -gt 3 ]",
@@ -337,6 +383,13 @@ ALLOWED = [
     "make all",
     "awk -f program.awk <<E\n{{ x }}\nE",
     "sed -f script.sed <<E\n{{ x }}\nE",
+    "ENV={{ x }} ./deploy.sh",
+    "export ENV={{ x }}; sh deploy.sh -i",
+    "docker run -e ENV={{ x }} image",
+    "PYTHONPATH={{ x }} python3 a.py",
+    "BROWSER={{ x }} npm test",
+    "echo EDITOR={{ x }}",
+    "curl -d PAGER={{ x }} host",
 ]  # fmt: skip
 
 
@@ -381,6 +434,46 @@ def test_check_points_at_a_value_that_another_program_may_take_for_commands_with
     assert not refusal.is_error
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "steps:\n  a: {exec: 'true', env: {BASH_ENV: '{{ inputs.x }}'}, shell: bash}",
+        "steps:\n  a: {exec: 'sh -i script', env: {ENV: '{{ inputs.x }}'}}",
+        "steps:\n  a: {exec: 'true', env: {GIT_SSH_COMMAND: 'ssh -i {{ inputs.x }}'}}",
+        "steps:\n  a: {exec: 'true', env: {'BASH_FUNC_ls%%': '() { {{ inputs.x }}; }'}}",
+        "env: {LD_PRELOAD: '{{ inputs.x }}'}\nsteps:\n  a: {exec: 'true'}",
+        "defaults: {env: {PERL5OPT: '{{ inputs.x }}'}}\nsteps:\n  a: {exec: 'true'}",
+        "tools: {t: {exec: 'true', env: {PAGER: '{{ inputs.x }}'}}}\nsteps:\n  a: {type: tool, tool: t}",
+        "steps:\n  a: {type: mcp, command: server, method: m, env: {NODE_OPTIONS: '{{ inputs.x }}'}}",
+    ],
+)
+def test_a_value_in_a_variable_that_would_be_run_is_refused_by_check_and_by_the_step(
+    written: str, run: Callable[..., Envelope], tmp_path: Path
+) -> None:
+    text = "inputs: {x: {type: string, default: $(touch pwned)}}\n" + written
+    loaded = load_text(text.encode())
+    assert loaded.workflow is not None, loaded.findings
+    (found,) = [found for found in lint(loaded) if found.is_error]
+    assert found.rule == "shell/value-in-script" and "would run" in found.message
+    envelope = run(text)
+    assert step(envelope, "a")["error"]["code"] == "STEP_INVALID", envelope
+    assert "would run" in step(envelope, "a")["error"]["message"] and step(envelope, "a")["attempts"] == 0
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "steps:\n  a: {exec: 'true', env: {ENV: '{{ inputs.x }}', NAME: '{{ inputs.x }}'}}",
+        "steps:\n  a: {exec: 'true', env: {BASH_ENV: /dev/null, PAGER: '${PAGER:-cat}'}}",
+    ],
+)
+def test_a_variable_that_is_only_data_or_that_the_file_itself_writes_is_not_refused(
+    written: str, run: Callable[..., Envelope]
+) -> None:
+    assert run("inputs: {x: {type: string, default: y}}\n" + written).ok
+
+
 def test_what_blocks_of_a_template_will_make_of_a_command_is_judged_when_it_is_known() -> None:
     command = "{% if env.x %}sh -c '{% else %}echo '{% endif %}{{ env.x }}'"
     assert check(command) == []
@@ -401,6 +494,8 @@ def test_commands_deep_inside_each_other_are_refused_and_not_an_error_of_ours() 
         *((command, INDEX) for command in COMPUTED),
         *((command, LIST if "declare" in command else SCRIPT) for command in COMPUTED_LISTS),
         *((command, SCRIPT) for command in SCRIPTS),
+        *((command, SCRIPT) for command in RUN_VARIABLES),
+        *CODE_IN_VARIABLES.items(),
     ],
 )
 def test_what_is_refused_would_really_have_been_run_by_bash(command: str, value: str, tmp_path: Path) -> None:
@@ -412,6 +507,9 @@ def test_what_is_refused_would_really_have_been_run_by_bash(command: str, value:
         command.replace("{{ x }}", "$V"),
         command.replace("{{ x }}", value),
     }
+    (tmp_path / "evil.py").write_text("open('pwned', 'w')")
+    if "git" in command:
+        subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=20)
     for text in texts:
         subprocess.run(
             ["bash", "-c", text], env={**os.environ, "V": value}, cwd=tmp_path, capture_output=True, timeout=20,
