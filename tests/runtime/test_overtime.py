@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -311,6 +313,23 @@ def test_an_operator_gives_a_running_call_more_time(handler, isolation):
     assert envelope.ok and envelope.data == {"counted": 15}
     (request,) = requests_of(envelope)
     assert (request["asked_by"], request["granted_ms"], envelope.meta["timeout_ms"]) == ("alice", 10_000, 11_000)
+
+
+@pytest.mark.parametrize("handler, isolation", SYNC_AND_ASYNC[:2])
+def test_more_time_that_is_given_before_the_worker_has_begun_counts(handler, isolation):
+    async def main() -> Envelope:
+        async with Runtime(workers=1, most_workers=1) as runtime:
+            named: Any = await runtime.call(Operation("name", long_work.names_itself, clocks=Clocks.of("20s")))
+            operation = Operation("work", handler, isolation=isolation, clocks=Clocks.of("500ms"))
+            os.kill(named.data["pid"], signal.SIGSTOP)  # it will arm the bell that the message says, later
+            calling = asyncio.ensure_future(runtime.call(operation, {"to": 8}))
+            control_of(await until_live("work")).extend(20_000, "alice")
+            os.kill(named.data["pid"], signal.SIGCONT)
+            return await calling
+
+    envelope = asyncio.run(asyncio.wait_for(main(), 60))
+    assert envelope.ok, envelope.error
+    assert envelope.data == {"counted": 8}
 
 
 def test_an_operator_gives_no_more_than_the_caller_has():

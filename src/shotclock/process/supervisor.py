@@ -107,6 +107,7 @@ class Supervisor:
     def _start_afresh(self) -> None:
         """Forget the work before: nothing is known of any yet."""
         self._bell_fd = -1
+        self._moved_bell_ns = 0
         self._stage = _Stage.RUNNING
         self._leader = -1
         self._group = -1
@@ -365,7 +366,7 @@ class Supervisor:
             elif fd in writers:
                 writers[fd].write()
             elif fd == self._bell_fd and _has_rung(fd):
-                self._fire(ClockKind.TIMEOUT)
+                self._hear_bell()
             elif fd == self._start_fd:
                 self._read_start()
 
@@ -604,9 +605,17 @@ class Supervisor:
         """Take a later bell. One that has rung stays rung."""
         if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
             if self._bell_fd >= 0:
+                self._moved_bell_ns = bell_ns
                 kernel.DeadlineTimer(self._bell_fd).arm(bell_ns)
             else:
                 self._bell_ns, self._latest_kill_ns = bell_ns, kill_ns
+
+    def _hear_bell(self) -> None:
+        """Stop the work, unless its bell was moved before the worker came to arm the one that it had been given."""
+        if monotonic_ns() < self._moved_bell_ns:
+            kernel.DeadlineTimer(self._bell_fd).arm(self._moved_bell_ns)
+        else:
+            self._fire(ClockKind.TIMEOUT)
 
     def _show_output(self) -> None:
         ends = [stream.end() for stream in self._streams]
