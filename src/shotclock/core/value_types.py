@@ -131,11 +131,11 @@ def _give_initialiser(cls: Any, spec: dict[str, Any], frozen: bool, *, has_more:
         if has_more:
             self.__post_init__()
 
-    _COMPILE[cls] = lambda: _compile_initialiser(spec, frozen, has_more)
+    _COMPILE[cls] = lambda: _compile_initialiser(cls, spec, frozen, has_more)
     cls.__init__ = __init__
 
 
-def _compile_initialiser(spec: dict[str, Any], frozen: bool, has_more: bool) -> Any:
+def _compile_initialiser(cls: Any, spec: dict[str, Any], frozen: bool, has_more: bool) -> Any:
     known: dict[str, Any] = {"_set": object.__setattr__, "_absent": _ABSENT}
     parameters, lines = [], []
     for name, (is_parameter, default, factory) in spec.items():
@@ -151,7 +151,13 @@ def _compile_initialiser(spec: dict[str, Any], frozen: bool, has_more: bool) -> 
         if is_parameter:
             written = "_absent" if factory is not None else f"_default_{name}" if f"_default_{name}" in known else ""
             parameters.append(f"{name}={written}" if written else name)
-        lines.append(f" _set(self, {name!r}, {source})" if frozen else f" self.{name} = {source}")
+        line = f" self.{name} = {source}"
+        if frozen:
+            line = f" _set(self, {name!r}, {source})"
+            if name in getattr(cls, "__slots__", ()):  # its descriptor takes less than half as long
+                known[f"_set_{name}"] = getattr(cls, name).__set__
+                line = f" _set_{name}(self, {source})"
+        lines.append(line)
     if has_more:
         lines.append(" self.__post_init__()")
     exec(f"def __init__(self, {', '.join(parameters)}):\n" + ("\n".join(lines) or " pass"), known)

@@ -250,24 +250,29 @@ def describe_briefly(error: BaseException) -> str:
 class _Call(RunningCall):
     """The one call of a worker. What a sync function asks, it waits for here."""
 
+    coroutine: _Coroutine | None = None
+    """What it runs, where the function is async."""
+    is_last = False
+    """Something of it is still there that would disturb the next call: the worker leaves after the answer."""
+    _is_async = False
+    _is_over = False
+
     def __init__(self, request: Run, sock: socket.socket, inbox: messages.Reader) -> None:
         super().__init__(request, {})
         self._sock = sock
         self._inbox = inbox
+        self.behind: list[ipc.Message] = []
+
+    def context(self, function: Callable[..., Any]) -> Context:
+        self._is_async = inspect.iscoroutinefunction(function)
         self._thread = threading.get_ident()
         self._answers: dict[int, bytes] = {}
-        self._is_async = False
         # The function may have threads. One of them reads at a time, and hands the others what they wait for.
         self._news = threading.Condition(threading.Lock())
         self._sending = threading.Lock()
         self._is_read = False
         self._asking = 0
-        self._is_over = False
-        self.behind: list[ipc.Message] = []
-        self.coroutine: _Coroutine | None = None
-        """What it runs, where the function is async."""
-        self.is_last = False
-        """Something of it is still there that would disturb the next call: the worker leaves after the answer."""
+        return super().context(function)
 
     def send(self, message: messages.FromWorker) -> None:
         with self._sending:
@@ -293,6 +298,8 @@ class _Call(RunningCall):
     def end(self) -> None:
         """Let no thread that the function has left behind send or read for it any more. One that is reading cannot be
         told: the worker leaves with it, and a call that it may have read is given to another, as its token is here."""
+        if self._context is None:  # it can neither send nor ask
+            return
         with self._sending, self._news:
             self._is_over = True
             self.is_last = self.is_last or self._asking > 0
@@ -301,10 +308,6 @@ class _Call(RunningCall):
     def _refuse_if_over(self) -> None:
         if self._is_over:
             raise RuntimeError(f"{self.request.name} has ended; a thread of it can ask for nothing any more")
-
-    def context(self, function: Callable[..., Any]) -> Context:
-        self._is_async = inspect.iscoroutinefunction(function)
-        return super().context(function)
 
     def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Any:
         if self._is_async:
@@ -372,7 +375,7 @@ class _Call(RunningCall):
     def _take(self, message: ipc.Message) -> None:
         match message:
             case Answer():
-                if not take_answer(message, self._waiting):
+                if not take_answer(message, self._waiting) and self._context is not None:
                     self._answers[message.question] = message.answer
             case WindDown():
                 self.stopping = self.stopping or message.request_id == self.request.request_id

@@ -155,7 +155,8 @@ class Call:
         bell = self.bound.bell
         if bell is None:
             return False
-        return bell.has_passed(self.started_ns) or bell.remaining_ms(self.started_ns) < self.min_time_ms
+        left_ns = bell.at_ns - self.started_ns
+        return left_ns <= 0 or left_ns < self.min_time_ms * NS_PER_MS
 
     def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
         """Record which clock fired, with its owner and limit."""

@@ -68,6 +68,8 @@ class Pool:
         self._vacant: list[Vacant] = []
         """Supervisors without a worker. Each forks its next one faster than the zygote would fork both."""
         self._waiting: deque[Task] = deque()
+        self._has_inner = False
+        """Calls made by calls may be among those that wait."""
         self._patience_ns: float = inf
         """Nobody who waits gives up before this."""
         self._growth: asyncio.TimerHandle | None = None
@@ -211,6 +213,7 @@ class Pool:
 
     def _submit(self, task: Task) -> None:
         if task.depth:
+            self._has_inner = True
             self._waiting.appendleft(task)
         else:
             self._waiting.append(task)
@@ -350,7 +353,11 @@ class Pool:
     def _make_way(self) -> None:
         """Start a worker for each call made by a call, which must not wait for a place its own caller holds. Not for
         all of them at once: more forks than cores only hold each other up."""
-        while self._count_coming() < min(self.warm, sum(task.depth > 0 for task in self._waiting)):
+        while self._has_inner and self._count_coming() < self.warm:
+            inner = sum(task.depth > 0 for task in self._waiting)
+            self._has_inner = inner > 0
+            if self._count_coming() >= inner:
+                return
             self._spawn()
 
     def _count_coming(self) -> int:

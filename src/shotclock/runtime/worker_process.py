@@ -482,12 +482,15 @@ class Worker(WorkerProcess):
     def room(self) -> int:
         """Return how many calls it may be given. One whose calls are quick may have some waiting, so that it need not
         sleep between them; they are refilled some at a time, because waking it for each costs more than the call."""
-        if self.stopping or self._skipping or self._is_last_call or (self.assigned and self._outbox):
+        assigned = len(self.assigned)
+        if assigned > MOST_AHEAD // 2:  # as it is most of the time where many wait
+            return 0
+        if self.stopping or self._skipping or self._is_last_call or (assigned and self._outbox):
             return 0
         if self._took_ns >= QUICK_NS:
-            return 0 if self.assigned else 1
+            return 0 if assigned else 1
         most = min(MOST_AHEAD, AHEAD_NS // max(1, self._took_ns))
-        return most - len(self.assigned) if len(self.assigned) <= most // 2 else 0
+        return most - assigned if assigned <= most // 2 else 0
 
     # --- a call -------------------------------------------------------------------------------------------
 
