@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -40,6 +39,7 @@ from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
+from .core.value_types import lazy_pattern
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -58,9 +58,9 @@ RESERVED = {
 DEFAULT_GRACE = "500ms"
 """Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_NAME = lazy_pattern(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # What the names of MCP tools are made of.
-_COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
+_COMMAND_NAME = lazy_pattern(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}
 """Every App of this process by its key. A worker that imported the same program finds the same ones here."""

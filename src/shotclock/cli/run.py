@@ -7,7 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.value_types import default_factory, value
+from ..core.value_types import default_factory, lazy_pattern, value
 from ..core.visible_text import one_line
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
@@ -49,7 +48,7 @@ from .report import ensure_writable, stored_report, text_of, write_file
 from .subcommand import answer_at_once, problem_of
 
 # It is a word of the commands that go on with a run, and a part of other names.
-RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
+RUN_ID = lazy_pattern(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 
 @value

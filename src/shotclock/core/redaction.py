@@ -10,17 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-_SECRET_VARIABLE = re.compile(
+from .value_types import lazy_pattern
+
+_SECRET_VARIABLE = lazy_pattern(
     r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|PWD_?HASH|KEY|APIKEY|CREDENTIALS?|AUTH|COOKIE|PRIVATE|DSN)(_|$)",
     re.IGNORECASE,
 )
 # The name of a setting. git refuses to work where it is gone and GIT_CONFIG_COUNT is not.
-_SETTING = re.compile(r"GIT_CONFIG_KEY_\d+")
-_SECRET_HEADER = re.compile(
+_SETTING = lazy_pattern(r"GIT_CONFIG_KEY_\d+")
+_SECRET_HEADER = lazy_pattern(
     r"authorization|cookie|token|secret|password|signature|api-?key|-key$|^key$|-auth", re.IGNORECASE
 )
-_USER_IN_URL = re.compile(r"(?<=://)[^/?#\s]*@")
-_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
+_USER_IN_URL = lazy_pattern(r"(?<=://)[^/?#\s]*@")
+_PASSWORD_IN_URL = lazy_pattern(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 HIDDEN = "***"
 # Shorter ones would be found in every other word.
 SHORTEST = 5

@@ -4,7 +4,8 @@
 Python itself. A `@record` reads the same to people and type checkers, has slots, and costs a tenth. Other modules
 use the `dataclass` of this one: to the functions of `dataclasses` its classes are dataclasses. Either way only
 `__init__` is compiled, and that once several objects of a class are made: to compile one takes as long as a hundred
-objects, and most programs make none, or one, of most classes.
+objects, and most programs make none, or one, of most classes. Regular expressions are compiled when they are first
+used, for the same reason.
 
 docs/design.md: R24.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import re
     from dataclasses import dataclass as dataclass
     from typing import Any, TypeVar, dataclass_transform
 
@@ -278,3 +280,20 @@ def _comparisons(values: Callable[[Any], tuple[object, ...]]) -> dict[str, Any]:
         )
 
     return {f"__{name}__": comparing(getattr(operator, name)) for name in ("lt", "le", "gt", "ge")}
+
+
+class _LazyPattern:
+    def __init__(self, text: str, flags: int) -> None:
+        self.pattern, self._flags = text, flags
+
+    def __getattr__(self, name: str) -> object:
+        import re
+
+        found: object = getattr(re.compile(self.pattern, self._flags), name)  # compiled once: `re` keeps it
+        self.__dict__[name] = found
+        return found
+
+
+def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return what has the methods of a compiled pattern. It is none to the functions of `re` itself."""
+    return _LazyPattern(text, flags)  # type: ignore[return-value]

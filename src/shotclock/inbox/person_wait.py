@@ -34,7 +34,7 @@ from ..core.clocks import (
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.proposal import InboxLimits, Proposal, ProposalRequest, ProposalStatus, Summary, result_of
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, lazy_pattern
 from ..process.clock import monotonic_ns
 from ..process.kernel import is_alive
 from ..runtime.call import Call, Outcome
@@ -49,8 +49,8 @@ VARIABLE = "SHOTCLOCK_RESPONSE_TIMEOUT"
 SECONDS_VARIABLE = "SUPERVISE_RESPONSE_TIMEOUT_SECONDS"
 EACH_VARIABLE = "SHOTCLOCK_INBOX_LIMIT_EACH"
 ALL_VARIABLE = "SHOTCLOCK_INBOX_LIMIT"
-_COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
-_SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
+_COUNT = lazy_pattern(r"[1-9][0-9]{0,8}", re.ASCII)
+_SECONDS = lazy_pattern(r"[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12}", re.ASCII)
 
 
 def read_response_budget_ms(environ: Mapping[str, str] | None = None) -> int:

@@ -8,8 +8,7 @@ of its users' (a server) unpickles only what is made of plain values and classes
 its JSON form, which travels beside.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: of those that are text a NamedTuple would compile each, at every start.
 import contextlib
 import io
 import os
@@ -186,7 +185,7 @@ def pack(message: Message) -> bytes:
 class Reader(ipc.MessageReader):
     """Reader of these messages."""
 
-    def receive(self) -> list[ipc.Message]:
+    def receive(self) -> "list[ipc.Message]":
         return [_make(_TYPES[received[0]], received[1:]) for received in super().receive()]
 
 

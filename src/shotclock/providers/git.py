@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, SideEffects
 from ..core.validation import field
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import dataclass, lazy_pattern, replace_fields
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome, wound_down_problem
@@ -90,8 +89,8 @@ ELSEWHERE = (
 )
 PROTOCOLS = ("file", "git", "http", "https", "ssh")
 
-_FULL_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
+_FULL_COMMIT = lazy_pattern(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHORT_COMMIT = lazy_pattern(r"[0-9a-f]{4,64}")
 
 
 class GitProvider(Provider):

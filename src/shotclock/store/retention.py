@@ -20,7 +20,7 @@ from typing import Any
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, lazy_pattern
 from .runs import belongs_to
 from .store import Store
 
@@ -35,7 +35,7 @@ BY_THE_WAY = 200
 PAGES_BY_THE_WAY = 2_000
 PAUSE_MS = DAY_MS
 PAUSE_WITH_MORE_MS = 3_600_000
-_SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
+_SIZE = lazy_pattern(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

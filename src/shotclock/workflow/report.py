@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, lazy_pattern
 from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
 from .plan import Groups, Plan, needs, plan_of
@@ -464,7 +464,7 @@ SYSTEM_OUT_SHOWN = 8_000
 
 # Compiled when a report is first written as XML: that alone is a twentieth of the start of a run.
 _NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
+_PUNCTUATION = lazy_pattern(r"[!-/:-@\[-`{-~]")
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------

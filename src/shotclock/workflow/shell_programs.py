@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ..core.value_types import lazy_pattern
 from .shell_syntax import Word
 
-ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
+ASSIGNED = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
 # They start the program that they are given; a script on their standard input is that program's.
 STARTING = {
     *("env", "sudo", "doas", "exec", "command", "nohup", "nice", "ionice", "time", "timeout", "stdbuf", "setsid"),
     *("chroot", "unshare", "nsenter", "docker", "podman", "kubectl", "ssh", "runuser", "busybox", "xargs", "find"),
 }
-SHELL = re.compile(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
-INTERPRETER = re.compile(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
+SHELL = lazy_pattern(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
+INTERPRETER = lazy_pattern(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
 # The options that take a script, by their letter.
 _CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs": "ep", "php": "rBRE", "lua": "e"}
 # The options whose value is the next word.
@@ -30,11 +31,11 @@ _VALUE_WORDS = {
 _RUNNING_MODULES, _READING_MODULES = {"timeit", "pdb"}, {"code", "asyncio", "pdb"}
 _CODE_WORDS = {"--eval", "--print", "--command", "--run"}
 _SSH_OPTIONS_WITH_VALUE = set("bcDEeFIiJLlmOopQRSWwBP")
-STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
+STANDARD_INPUT = lazy_pattern(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
 AWK = {"awk", "gawk", "mawk", "nawk"}
 # Variables whose value shells and other programs run: as script, as command, as options that take either, or as the
 # file whose code each of them loads. What only says where to look (PATH, PYTHONPATH, LD_LIBRARY_PATH) is none of them.
-RUN_VARIABLE = re.compile(
+RUN_VARIABLE = lazy_pattern(
     r"BASH_ENV|BASH_FUNC_.*|PS[0-4]|PROMPT_COMMAND"
     r"|(?:GIT_|GIT_SEQUENCE_|SUDO_|KUBE_|SYSTEMD_|HG)?EDITOR|VISUAL|FCEDIT|(?:GIT_|GH_|AWS_|SYSTEMD_|MAN)?PAGER"
     r"|LESSOPEN|LESSCLOSE|(?:GIT|SSH|SUDO)_ASKPASS|(?:RSYNC|CVS|BORG)_RSH|RSYNC_CONNECT_PROG"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..core.value_types import lazy_pattern
 from .shell_programs import (
     ASSIGNED,
     AWK,
@@ -42,9 +43,9 @@ VARIABLE = "SHOTCLOCK_VALUE_{}"
 # What Linux takes in one environment variable, less its name.
 VALUE_LIMIT = 128 * 1024 - 64
 
-_PLAIN_NUMBER = re.compile(r"-?\d{1,18}")
-_MARK_CHARACTERS = re.compile("[\ue000-\ue003]")
-_MARK_OR_ITS_PARTS = re.compile(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
+_PLAIN_NUMBER = lazy_pattern(r"-?\d{1,18}")
+_MARK_CHARACTERS = lazy_pattern("[\ue000-\ue003]")
+_MARK_OR_ITS_PARTS = lazy_pattern(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
 
 
 class Unsafe(ValueError):
@@ -187,10 +188,10 @@ _HINTS = {
     ValueContext.BACKTICK: "write $(…)",
     ValueContext.BACKSLASH: "leave the backslash out, a value needs none",
 }
-_SUBSCRIPT = re.compile("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=", re.DOTALL)
+_SUBSCRIPT = lazy_pattern("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=", re.DOTALL)
 # bash computes what is assigned to these.
 _COMPUTED_NAMES = {"RANDOM", "OPTIND", "HISTCMD"}
-_ENV_OPTION = re.compile(r"--env=|-e")
+_ENV_OPTION = lazy_pattern(r"--env=|-e")
 _COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
 # Programs that print what they are given.
@@ -202,13 +203,13 @@ _SPEAKING = {"echo", "printf", "grep", "egrep", "fgrep", "rg", "test", "[", "[["
 # They read nothing, so that what they are piped into does not read what was meant for them.
 _NEVER_READING = {"echo", "printf", "seq", "yes", "true", ":", "date", "curl", "wget", "git", "ls", "find"}
 # `$CC -c` compiles.
-_COMPILERS = re.compile(r"\$?(?:CC|CXX|GCC|CLANG)\b")
-_SHELL_C = re.compile(r"-[abefhiklmnoprstuvx]*c[abefhiklmnoprstuvx]*")
+_COMPILERS = lazy_pattern(r"\$?(?:CC|CXX|GCC|CLANG)\b")
+_SHELL_C = lazy_pattern(r"-[abefhiklmnoprstuvx]*c[abefhiklmnoprstuvx]*")
 _PREFIXES = {"env", "sudo", "doas", "exec", "nohup", "nice", "time", "timeout", "setsid", "stdbuf"}
-_EXPANDED = re.compile(r"\$?(?P<name>[A-Za-z_]\w*)(?::?[-=](?P<default>.*))?", re.DOTALL)
-_NAMED_DESCRIPTOR = re.compile(r"\{\w+\}")
+_EXPANDED = lazy_pattern(r"\$?(?P<name>[A-Za-z_]\w*)(?::?[-=](?P<default>.*))?", re.DOTALL)
+_NAMED_DESCRIPTOR = lazy_pattern(r"\{\w+\}")
 # Options of `make` whose value is the next word.
-_MAKE_VALUE = re.compile(r"^(?:-[a-zA-Z]*[CfIoW]|--directory|--file|--makefile|--include-dir)$")
+_MAKE_VALUE = lazy_pattern(r"^(?:-[a-zA-Z]*[CfIoW]|--directory|--file|--makefile|--include-dir)$")
 
 
 def _refusals(script: Script) -> Iterator[Refusal]:

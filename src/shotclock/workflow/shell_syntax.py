@@ -12,15 +12,15 @@ import re
 from dataclasses import field
 from enum import StrEnum
 
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, lazy_pattern
 
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50
 
-MARKED = re.compile("\ue000(\\d+):(\\d+)\ue001")
+MARKED = lazy_pattern("\ue000(\\d+):(\\d+)\ue001")
 # `${x:1}`, `${x[1]}` and `${!x}` are computed. What stands behind the others is text.
-_COMPUTED = re.compile(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
-_ASSIGNS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
+_COMPUTED = lazy_pattern(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
+_ASSIGNS = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
 _BLANK = " \t"
 _OPENING = {"{", "if", "while", "until", "for", "case", "select"}
 _CLOSING = {"}", "fi", "done", "esac"}

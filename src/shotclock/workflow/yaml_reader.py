@@ -26,7 +26,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, lazy_pattern
 
 # Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
 # the largest file there may be has half as many characters.
@@ -40,9 +40,9 @@ SHOWN_LIMIT = 60
 
 _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT = re.compile(r"[-+]?[0-9]+", re.ASCII)
-_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
-_FLOAT = re.compile(
+_INT = lazy_pattern(r"[-+]?[0-9]+", re.ASCII)
+_BASED = lazy_pattern(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
+_FLOAT = lazy_pattern(
     r"[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)", re.ASCII
 )
 _YAML_TAG = "tag:yaml.org,2002:"
