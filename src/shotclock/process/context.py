@@ -69,8 +69,6 @@ class Scope:
     depth: int
     name: str
     span: Traced
-    limit_ms: int = 0
-    """What was set, where the deadline is that of the call named here; 0 where it is somebody else's."""
     call: Any = None
     """The call itself, where it is one of this process."""
 

@@ -170,13 +170,16 @@ class McpProvider(Provider):
     async def _load(self, admission: Call) -> None:
         if self._is_loaded:
             return
-        bell = admission.bound.bell
-        limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
         loading = self._loading
         if loading is None:
             loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CLIENT))
             self._loading = loading
-        await asyncio.wait([loading], timeout=limit_s)
+        while not loading.done():
+            bell = admission.bound.bell
+            limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+            await asyncio.wait([loading], timeout=limit_s)
+            if bell is admission.bound.bell:  # it was not extended meanwhile
+                break
         if loading.done():
             loading.result()
             self._is_loaded = True
@@ -194,12 +197,8 @@ class _ToolCall(Work):
         from .mcp_client import Conversation
 
         self._step, self._admission, self._runtime = step, admission, runtime
-        bell = admission.bound.bell
         self._conversation = Conversation(
-            step.settings["method"],
-            step.settings["arguments"],
-            lambda: None if bell is None else bell.remaining_ms(monotonic_ns()),
-            admission.trace,
+            step.settings["method"], step.settings["arguments"], self._remaining_ms, admission.trace
         )
         self._conversation.on_progress = partial(note_progress, admission)
         written = step.settings.get("connect_timeout")
@@ -210,6 +209,10 @@ class _ToolCall(Work):
         self._server: InteractiveProcess | None = None
         self.proposal: ForeignProposal | None = None
         """What a person has to decide first, where the tool did not begin for that."""
+
+    def _remaining_ms(self) -> int | None:
+        bell = self._admission.bound.bell
+        return None if bell is None else bell.remaining_ms(monotonic_ns())
 
     # --- winding down and overtime --------------------------------------------------------------------------
 
@@ -292,9 +295,12 @@ class _ToolCall(Work):
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
         opening = self._runtime.open(self._admission, argv, env=step.own_env or {}, base_env=step.env, cwd=step.folder)
         server: InteractiveProcess | None = None
+        bound = self._admission.bound
         try:
             async with opening as server:
                 self._server = server
+                if self._admission.bound is not bound:  # extended while it was being started
+                    self.move_bell()
                 problem = await self._hold_conversation(self._conversation.over_pipes(server))
                 if problem is not None:
                     await server.close(politely=False)

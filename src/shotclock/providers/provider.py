@@ -211,7 +211,7 @@ class StepType:
     """Whether its output is text where nobody reads that as JSON."""
     can_repeat: bool = False
     """Whether one that was cut off can simply be tried again: it finds out by itself how far it was."""
-    can_extend: bool = False
+    can_extend: bool = True
     """Whether its timeout can be moved while it runs."""
     waits_when_approved: bool = False
     """Whether it can still wait for a person once it was approved. Whatever else has begun may not begin twice."""

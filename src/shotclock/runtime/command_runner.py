@@ -207,6 +207,8 @@ class CommandWork(Work):
     def __init__(self, supervisors: Supervisors, running: RunningCommand, task: CommandTask, call: Call) -> None:
         self._supervisors, self._running, self._task, self._call = supervisors, running, task, call
         self.alarms = supervisors.watch(running, task)
+        if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
+            self.move_bell()
         if call.winding_down is not None:
             self.wind_down(call.winding_down.until_ns)
 

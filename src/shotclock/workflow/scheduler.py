@@ -258,11 +258,11 @@ class Deadlines:
         is left. Clean-up may until the run's own bell."""
         return not any(rung is self._run or step_id not in self._clean_up for rung in self._rung)
 
-    def move(self, bell: Deadline) -> dict[Deadline, Deadline]:
-        """Take another bell of the run. Return what each deadline of before has become."""
+    def move(self, bell: Deadline) -> dict[int, Deadline]:
+        """Take another bell of the run. Return what each deadline of before has become, by the id of that object."""
         assert self._run is not None and self._work is not None
         later = Deadline(bell.at_ns - (self._run.at_ns - self._work.at_ns)) if self._work is not self._run else bell
-        became = {self._run: bell, self._work: later}
+        became = {id(self._run): bell, id(self._work): later}
         if self._clean_up_by is self._run:
             self._clean_up_by = bell
         self._run, self._work = bell, later

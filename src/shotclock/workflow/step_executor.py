@@ -45,7 +45,7 @@ from ..providers.provider import (
 )
 from ..providers.workflow import RunFile
 from ..runtime.call import Call, Outcome, Work, answer, new_span_id, no_time_left, wound_down_problem
-from ..runtime.control import enter, leave, start_control
+from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
@@ -518,8 +518,8 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
     if step.overtime is not None:
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
-    token, work = current_scope.set(replace(outer, call=call)), _TryWork()
-    call.work = work
+    token = current_scope.set(replace(outer, call=call))
+    work = call.work = _TryWork(call, provider.step_type.can_extend)
     enter(call)
     start_control(call, runtime.observe)
     try:
@@ -545,14 +545,30 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
 
 
 class _TryWork(Work):
-    """A try whose provider has no work of its own that could be told to wind down: it is cancelled once its time for
-    that is over."""
+    """A try whose provider has no work of its own: what it calls is told to wind down by itself, and the try is
+    cancelled once its time for that is over. A provider that has some puts it in this one's place."""
 
-    __slots__ = ("_is_stopped", "_task")
+    __slots__ = ("_call", "_can_extend", "_is_stopped", "_limit_ms", "_task")
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call, can_extend: bool) -> None:
+        self._call = call
+        self._can_extend = can_extend
+        self._limit_ms = call.clocks.timeout_ms or 0
         self._task = asyncio.current_task()
         self._is_stopped = False
+
+    def move_bell(self) -> bool:
+        """Let what is called for the step have what the step has now: it has what was left of the step's own limit,
+        inside the same deadline. Whoever else waits looks at the bell again when the old one rings."""
+        if not self._can_extend:
+            return False
+        call, before_ms = self._call, self._limit_ms
+        longer_ms = (call.clocks.timeout_ms or 0) - before_ms
+        made = [each for each in calls_made_by(call) if each.parent is call.parent and each.name != OBSERVER_NAME]
+        if longer_ms and not all(control_of(each).follow_caller(each.parent, longer_ms) for each in made):
+            return False
+        self._limit_ms = before_ms + longer_ms
+        return True
 
     def stop_unwound(self) -> None:
         if self._task is not None and not self._is_stopped:
