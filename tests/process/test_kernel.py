@@ -226,6 +226,17 @@ def test_a_disarmed_bell_is_silent_until_it_is_armed_again(bell: kernel.Deadline
     assert not rings_within(bell.fd, 0)
 
 
+def test_a_bell_that_was_moved_before_the_work_armed_it_keeps_the_later_time(bell: kernel.DeadlineTimer) -> None:
+    moved = kernel.DeadlineTimer(os.dup(bell.fd))  # as the supervisor has it
+    moved.arm(time.monotonic_ns() + 60_000_000_000)
+    bell.arm_first(time.monotonic_ns() - 1)
+    assert not rings_within(bell.fd, 50)
+    bell.disarm()
+    bell.arm_first(time.monotonic_ns() - 1)
+    assert rings_within(bell.fd, 1000), "of the next call"
+    moved.close()
+
+
 def test_a_bell_can_be_set_ten_years_ahead(bell: kernel.DeadlineTimer) -> None:
     bell.arm(time.monotonic_ns() + 10 * 365 * 24 * 3600 * 10**9)
     assert not rings_within(bell.fd, 50)

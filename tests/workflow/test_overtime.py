@@ -1,10 +1,15 @@
 """Overtime of steps, and the graceful stop of runs with everything inside them."""
 
 import asyncio
+import http.server
+import os
+import shutil
+import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +128,117 @@ def test_a_step_that_needs_more_time_than_the_run_has_left_is_not_started(run: R
     error = step(envelope, "a")["error"]
     assert error["code"] == "NO_TIME_LEFT" and "at least 10s" in error["message"]
     assert not (tmp_path / "ran").exists()
+
+
+SLOW_GIT = f"""#!/bin/sh
+case "$*" in *ls-remote*) sleep 4;; esac
+exec {shutil.which("git")} "$@"
+"""
+SLEEPS = """
+import time
+from shotclock import App
+
+app = App("tool", default_timeout="60s")
+
+@app.command
+def sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return "done"
+
+@app.command
+async def sleep_on_a_loop(seconds: float) -> str:
+    import asyncio
+
+    await asyncio.sleep(seconds)
+    return "done"
+"""
+# Each takes longer than the three seconds that its step has.
+LONG_WORK = """
+  command: {exec: sleep 4; echo done, TIMEOUT}
+  function: {type: function, target: "tool.py:app", command: sleep, args: {seconds: 4}, TIMEOUT}
+  async_function: {type: function, target: "tool.py:app", command: sleep_on_a_loop, args: {seconds: 4}, TIMEOUT}
+  checkout: {type: git-checkout, repository: origin, path: here, env: {PATH: "BIN:$PATH"}, CLONE_TIMEOUT}
+  workflow: {type: workflow, workflow: middle.yaml, TIMEOUT}
+  request: {type: http_client, url: "URL", TIMEOUT_MS}
+  server:
+    {type: mcp, command: INTERPRETER, args: [-m, tests.providers.mcp_servers, starts_slowly, "4"], method: echo,
+     env: {PYTHONPATH: "ROOT"}, TIMEOUT}
+"""
+
+
+@pytest.fixture
+def long_work(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """The steps of every kind whose timeout can be moved, with these words for their overtime, if any."""
+    (tmp_path / "tool.py").write_text(SLEEPS)
+    (tmp_path / "middle.yaml").write_text("steps: {inner: {type: workflow, workflow: inner.yaml}}")
+    (tmp_path / "inner.yaml").write_text("steps: {a: {exec: sleep 4; echo done, timeout: 60}}")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text(SLOW_GIT)
+    (tmp_path / "bin/git").chmod(0o755)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "init", "-q", "-b", "main", "origin"], check=True, timeout=60)
+    words = ["-C", "origin", "commit", "-q", "--allow-empty", "-m", "first"]
+    subprocess.run([*git, *words], check=True, timeout=60)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            threading.Event().wait(4)
+            self.send_response(200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"done")
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def steps(timeout_s: int, overtime: str = "") -> str:
+        text = "steps:" + LONG_WORK
+        for name, value in {
+            "CLONE_TIMEOUT": f"clone_timeout_ms: {timeout_s * 1000}{overtime}",
+            "TIMEOUT_MS": f"timeout: {timeout_s * 1000}{overtime}",
+            "TIMEOUT": f"timeout: {timeout_s}{overtime}",
+            "BIN": str(tmp_path / "bin"),
+            "$PATH": os.environ["PATH"],
+            "URL": f"http://127.0.0.1:{server.server_port}/",
+            "INTERPRETER": sys.executable,
+            "ROOT": str(ROOT),
+        }.items():
+            text = text.replace(name, value)
+        return text
+
+    yield steps
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_timeout_of_every_kind_of_step_moves_along_with_what_is_granted(run: Run, long_work: Any):
+    extends = """{command: "echo '{\\"extend\\": \\"30s\\"}'", budget: 40s, hard_extends: true}"""
+    envelope = run("max_parallelism: 8\n" + long_work(3, f", soft: 1500ms, overtime: {extends}"))
+    assert set(statuses(envelope).values()) == {"succeeded"}, {
+        name: each["error"] for name, each in envelope.data["steps"].items() if each["error"]
+    }
+    for name in statuses(envelope):
+        (told,) = step(envelope, name)["overtime"]
+        assert told["granted_ms"] == 30_000 and step(envelope, name)["timeout_ms"] > 30_000, name
+
+
+def test_a_run_that_is_extended_gives_all_that_is_inside_it_more_time(run: Run, long_work: Any):
+    def extend_once_begun(state: Any) -> None:
+        if state.id == "command" and state.status == "running":
+            (outermost,) = [each for each in live_calls.values() if each.name.startswith("run ")]
+            asyncio.get_running_loop().call_later(1, control_of(outermost).extend, 30_000, "alice")
+
+    envelope = run("timeout: 3s\nmax_parallelism: 8\n" + long_work(60), on_change=extend_once_begun)
+    assert set(statuses(envelope).values()) == {"succeeded"}, envelope.data
+    assert envelope.meta["timeout_ms"] == 33_000
+
+
+def test_a_question_is_not_extended_with_its_step(linted: Any):
+    (finding,) = linted("steps: {a: {type: human-input, prompt: x, timeout: 9, overtime: {hard_extends: true}}}")
+    assert finding.rule == "clock/overtime" and "inbox extend" in finding.message
 
 
 @pytest.fixture

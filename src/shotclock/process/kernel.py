@@ -342,7 +342,7 @@ class DeadlineTimer:
     The two are different processes. Once armed it rings on time, whatever the one that armed it does then.
     """
 
-    __slots__ = ("_reference", "_setting", "fd")
+    __slots__ = ("_before", "_before_reference", "_reference", "_setting", "fd")
 
     def __init__(self, fd: int | None = None) -> None:
         if _libc is None:  # no such timer: whoever waits for the work has to ring
@@ -353,13 +353,22 @@ class DeadlineTimer:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._setting = _Itimerspec()
         self._reference = ctypes.byref(self._setting)
+        self._before = _Itimerspec()
+        self._before_reference = ctypes.byref(self._before)
+
+    def arm_first(self, at_ns: int) -> None:
+        """Arm it where the work starts. Where whoever hears it was told of a later bell before that, it keeps that
+        one."""
+        self.arm(at_ns)
+        if _libc is not None and (self._before.value.seconds or self._before.value.nanoseconds):
+            _libc.timerfd_settime(self.fd, 0, self._before_reference, None)  # what was left of it
 
     def arm(self, at_ns: int) -> None:
         if _libc is None:
             return
         value = self._setting.value
         value.seconds, value.nanoseconds = divmod(max(1, at_ns), 1_000_000_000)
-        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)
+        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, self._before_reference)
 
     def disarm(self) -> None:
         if _libc is None:

@@ -500,7 +500,7 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
         call = _Call(message, sock, inbox)
         try:
             if bell_ns := message.bell_ns:
-                bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
+                bell.arm_first(bell_ns)  # before anything of the call runs; from here on the supervisor decides
             running, asked = True, False
             reply = _perform(call)
             running = False

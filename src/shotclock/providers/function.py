@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
+from ..core.clocks import ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.validation import field
@@ -28,6 +28,7 @@ from .provider import (
     cancelled_outcome,
     envelope_left_by,
     hand_over,
+    remaining_limit_ms,
 )
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ class FunctionProvider(Provider):
                 envelope = await _call_command(dispatcher, step, call)
             except CancelledError as cancelled:
                 left = envelope_left_by(cancelled)
-                killed = StepResult(cancelled_outcome(Ending.KILLED)) if left is None else _make_result(step, call, left)
-                hand_over(cancelled, killed)
+                killed = StepResult(cancelled_outcome(Ending.KILLED))
+                hand_over(cancelled, killed if left is None else _make_result(step, call, left))
                 raise
         finally:
             app.calls -= 1
@@ -283,11 +284,9 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
 
 def _remaining_clocks(call: Call) -> Clocks:
     """Return what is left of a step's own clocks for the call."""
-    clocks, spent_ms = call.clocks, (monotonic_ns() - call.started_ns) // NS_PER_MS
-    # No time at all would mean no limit.
     return replace_fields(
-        clocks,
-        timeout_ms=max(1, clocks.timeout_ms - spent_ms) if clocks.timeout_ms else clocks.timeout_ms,
+        call.clocks,
+        timeout_ms=remaining_limit_ms(call),
         soft_ms=0,  # the step's own to ring: the command is wound down with it
     )
 
