@@ -71,6 +71,8 @@ class Scope:
     span: Traced
     call: Any = None
     """The call itself, where it is one of this process."""
+    overtime_address: str = ""
+    """What a command that is started here asks for overtime with; empty where the call may have none."""
 
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
