@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.runtime import control_channel
 from shotclock.runtime.control import control_of, live_calls
 from shotclock.store.store import Store
 from tests.runtime.bounds import ROOT
@@ -390,6 +391,43 @@ def test_no_item_starts_once_the_run_around_it_winds_down(run: Run, tmp_path: Pa
     begun = len(list(tmp_path.glob("begun-*")))
     assert 0 < begun <= 8, "two at a time, for half a second each, until the bell"
     assert len(list(tmp_path.glob("tidy-*"))) == 3, "all of its clean-up is done"
+
+
+def test_no_further_item_or_try_of_a_step_begins_once_somebody_winds_it_down(run: Run, tmp_path: Path):
+    text = f"""
+        max_parallelism: 2
+        steps:
+          each:
+            for_each: [1, 2, 3, 4]
+            exec: trap 'exit 0' TERM; touch {tmp_path}/begun-$ITEM; sleep 60 & wait
+            env: {{ITEM: "{{{{ item }}}}"}}
+            timeout: 60
+            on_fail: {{run: tidy}}
+          again: {{exec: "echo x >> {tmp_path}/tries; exec sleep 60", on_fail: {{retry: {{max: 3}}}}, timeout: 60}}
+          tidy: {{exec: touch {tmp_path}/tidy}}
+        """
+
+    async def wind_down_once_begun() -> None:
+        async with asyncio.timeout(START_S):
+            while not (tmp_path / "begun-1").exists() or not (tmp_path / "tries").exists():
+                await asyncio.sleep(0.02)
+        (run_id,) = control_channel.runs
+        for name in ("each", "again"):
+            await control_channel.wind_down(control_channel.find_calls({"run": run_id, "step": name}), "alice", "")
+
+    tasks = []
+
+    def begin(state: Any) -> None:
+        if not tasks:
+            tasks.append(asyncio.ensure_future(wind_down_once_begun()))
+
+    envelope = run(text, on_change=begin)
+    tasks[0].result()
+    assert sorted(path.name for path in tmp_path.glob("begun-*")) == ["begun-1"]
+    assert statuses(envelope) == {"each": "cancelled", "again": "failed", "tidy": "succeeded"}
+    error = step(envelope, "each")["error"]
+    assert error["message"] == "3 of 4 items were not started: the step winds down"
+    assert (tmp_path / "tries").read_text() == "x\n" and step(envelope, "again")["error"]["code"] == "CANCELLED"
 
 
 SPEAKS = """

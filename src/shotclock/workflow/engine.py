@@ -588,6 +588,8 @@ class _NewsOfRun:
         told: dict[str, Any] = run.redaction.value(_describe_news(call, news))
         name = call.name.removeprefix("step ") if call is not run.call else ""
         state = self._scheduler.states.get(name)
+        if isinstance(news, WindDown) and news.fired is None:  # not by a clock of this one try
+            run.wound_down.add(name)
         try:
             if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
                 elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS

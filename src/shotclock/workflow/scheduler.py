@@ -323,6 +323,8 @@ class RunContext:
     on_change: OnChange | None
     on_news: OnNews | None
     call: Call
+    wound_down: set[str] = field(default_factory=set)
+    """The steps that somebody has asked to wind down: no further item or try of them begins."""
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
     """How many runs a step has begun for one of its items."""
 
@@ -658,8 +660,8 @@ class Scheduler:
         step = self._workflow.steps[name]
         if state.status is Status.SUCCEEDED:
             return step.on_success
-        is_cut = state.status is Status.CANCELLED and self._is_winding_down  # with items that never began
-        if is_cut or state.status in (Status.FAILED, Status.TIMED_OUT):
+        # One is cancelled here where items of it never began, because it was wound down.
+        if state.status in (Status.FAILED, Status.TIMED_OUT, Status.CANCELLED):
             return step.on_fail or self._workflow.defaults.on_fail
         return None
 

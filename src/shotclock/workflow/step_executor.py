@@ -123,6 +123,7 @@ class StepExecutor:
             await self._execute(name, step, state, scope)
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        self._run.wound_down.discard(name)  # it may run again
         try:
             visible = await self.renderer.with_variables(step, step.if_, scope)
             if step.if_ is not None and not await self.renderer.evaluate(step.if_, visible):
@@ -191,8 +192,8 @@ class StepExecutor:
             if source is not None:  # the one output that is meant is this item's
                 here["outputs"] = ChainMap({source: item}, scope["outputs"])
             async with slots.hold_one():
-                if self._run.call.winding_down is not None and not is_clean_up:
-                    part.status, part.reason = Status.SKIPPED, Reason.RUN_ENDED
+                if self._is_wound_down(work.name) and not is_clean_up:
+                    part.status = Status.SKIPPED
                     return
                 with self._person_wait.at_work():
                     try:
@@ -228,7 +229,7 @@ class StepExecutor:
         except ValueError as unfit:
             raise StepFailed("OUTPUT_INVALID", f"the outputs of all items together: {unfit}", "step/output") from None
         if not bad:
-            return self._judge_skipped(state, parts)
+            return self._judge_skipped(work.name, state, parts)
         first = parts[bad[0]]
         error = first.error or {}
         known = error.get("context")
@@ -240,13 +241,18 @@ class StepExecutor:
         state.is_cut_short = any(part.is_cut_short for part in parts)
         return first.status
 
-    def _judge_skipped(self, state: StepState, parts: list[StepState]) -> Status:
+    def _is_wound_down(self, name: str) -> bool:
+        """Return whether nothing more of a step is to begin: it, or its run, was asked to wind down."""
+        return self._run.call.winding_down is not None or name in self._run.wound_down
+
+    def _judge_skipped(self, name: str, state: StepState, parts: list[StepState]) -> Status:
         """Return the status of a step of which no item has failed: cancelled if there are some that never began."""
-        skipped = [number for number, part in enumerate(parts) if part.reason is Reason.RUN_ENDED]
+        skipped = [number for number, part in enumerate(parts) if part.status is Status.SKIPPED]
         if not skipped:
             return Status.SUCCEEDED
         state.cancel()
-        message = f"{len(skipped)} of {len(parts)} items were not started: the run winds down"
+        what = "step" if name in self._run.wound_down else "run"
+        message = f"{len(skipped)} of {len(parts)} items were not started: the {what} winds down"
         state.error = {**(state.error or {}), "message": message, "context": {"items_skipped": skipped[:MOST_WARNINGS]}}
         state.ending = Ending.CANCELLED.value
         return Status.CANCELLED
@@ -302,7 +308,7 @@ class StepExecutor:
             tries = state.attempts - state.cut_off
             if not verdict.is_bad or tries >= most or retry is None:
                 return verdict
-            if not may_start(work.name) or self._run.call.winding_down is not None:
+            if not may_start(work.name) or self._is_wound_down(work.name):
                 return verdict
             pause_ms = delay_ms(retry, tries)
             if retry.backoff.jitter:
