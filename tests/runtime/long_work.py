@@ -133,3 +133,15 @@ async def shows_what_it_would_ask_with(ctx) -> object:
     command = "import os; print(os.environ.get('SHOTCLOCK_OVERTIME', ''))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", command, stdout=subprocess.PIPE)
     return (await process.communicate())[0].decode().strip()
+
+
+def keeps_what_json_changes(ctx) -> None:
+    ctx.keep({"measured": float("nan")})
+    ctx.keep({"measured": float("inf"), "read": b"\xff"})
+    time.sleep(60)
+
+
+async def keeps_what_json_changes_on_a_loop(ctx) -> None:
+    ctx.keep({"measured": float("nan")})
+    ctx.keep({"measured": float("inf"), "read": b"\xff"})
+    await asyncio.sleep(60)

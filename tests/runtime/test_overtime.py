@@ -102,6 +102,24 @@ def test_work_that_takes_no_notice_is_stopped_when_its_wind_down_is_over_and_wha
     assert envelope.meta["partial"] is True and envelope.meta["survivors"] == []
 
 
+@pytest.mark.parametrize(
+    "handler, isolation",
+    [
+        pytest.param(long_work.keeps_what_json_changes, "process", id="worker"),
+        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "process", id="async worker"),
+        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "loop", id="loop"),
+    ],
+)
+def test_what_json_changes_of_a_partial_result_is_listed(handler, isolation):
+    envelope = call(handler, isolation, Clocks.of("30s", soft="500ms", wind_down="100ms", grace="200ms"))
+    (noted,) = [warning for warning in envelope.warnings if warning["code"] == "RESULT_CHANGED"]
+    data: Any = envelope.data
+    assert data["measured"] == "inf" and [change.partition(":")[0] for change in noted["changes"]] == [
+        "measured",
+        "read",
+    ]
+
+
 def test_a_command_is_asked_by_its_signal_and_by_a_file_that_appears(tmp_path: Path):
     script = """trap '' TERM
         while [ ! -e "$SHOTCLOCK_STOP_FILE" ]; do sleep 0.05; done

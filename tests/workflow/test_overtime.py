@@ -19,6 +19,7 @@ from shotclock.core.envelope import Envelope
 from shotclock.runtime import control_channel
 from shotclock.runtime.control import control_of, live_calls
 from shotclock.store.store import Store
+from shotclock.workflow.report import news_in_words
 from tests.runtime.bounds import ROOT
 from tests.workflow.conftest import statuses, step
 
@@ -391,6 +392,27 @@ def test_no_item_starts_once_the_run_around_it_winds_down(run: Run, tmp_path: Pa
     begun = len(list(tmp_path.glob("begun-*")))
     assert 0 < begun <= 8, "two at a time, for half a second each, until the bell"
     assert len(list(tmp_path.glob("tidy-*"))) == 3, "all of its clean-up is done"
+
+
+def test_a_request_that_nobody_had_answered_when_the_step_ended_is_in_its_record_and_report(
+    run: Run, tmp_path: Path, store: Store
+):
+    observer = f"touch {tmp_path}/asked; sleep 60"
+    envelope = run(
+        f"""
+        steps:
+          a:
+            exec: while [ ! -e {tmp_path}/asked ]; do sleep 0.05; done
+            timeout: 60
+            soft: 300ms
+            overtime: {{command: "{observer}", budget: 50s, observer_timeout: 45s}}
+        """
+    )
+    (told,) = step(envelope, "a")["overtime"]
+    assert (told["verdict"], told["asked_by"], told["granted_ms"]) == ("unanswered", "soft clock", 0)
+    (known,) = store.runs.list(1)
+    assert store.runs.steps(known.id)["a"].record["overtime"] == [told]
+    assert "ended before the answer" in news_in_words(told)
 
 
 def test_no_further_item_or_try_of_a_step_begins_once_somebody_winds_it_down(run: Run, tmp_path: Path):

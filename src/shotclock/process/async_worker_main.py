@@ -233,9 +233,7 @@ class _Call(RunningCall):
 
         self.trace.stand()
         _number.set(self.number)
-        scope = Scope(
-            self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address
-        )
+        scope = Scope(self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address)
         current_scope.set(scope)
         words[RUNNING] = self.number
         reply: Reply

@@ -190,8 +190,8 @@ def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
         names = tuple(os.fsencode(f"{name}=") for name in own)
         others = [entry for entry in environment if not entry.startswith(names)]
         return [*others, *(os.fsencode(f"{name}={value}") for name, value in own.items() if value)]
-    others = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
-    return {**others, **{name: value for name, value in own.items() if value}}
+    kept = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
+    return {**kept, **{name: value for name, value in own.items() if value}}
 
 
 def _find_marked(entry: bytes) -> list[int]:

@@ -142,7 +142,7 @@ class CallControl:
         if self._pending is not None and self.call.overtime is not None:
             (began_ns, asked_by), now_ns, self._pending = self._pending, monotonic_ns(), None
             at_ms, took_ms = (began_ns - self.call.started_ns) // NS_PER_MS, (now_ns - began_ns) // NS_PER_MS
-            self.call.overtime.note_unanswered(at_ms, asked_by, took_ms)
+            self._tell(self.call.overtime.note_unanswered(at_ms, asked_by, took_ms))
 
     def note_progress(self, done: float, total: float | None, message: str | None) -> None:
         self.signs += 1
@@ -208,10 +208,11 @@ class CallControl:
                 return None
             began_ns = monotonic_ns()
             self._pending = began_ns, asked_by
-            room_ms = overtime.room_ms(self._ceiling_ms(began_ns, asked_by))
+            ceiling_ms = self._ceiling_ms(began_ns, asked_by)
+            room_ms = overtime.room_ms(ceiling_ms)
             asked_ms = wanted_ms or overtime.policy.max_per_request_ms or overtime.policy.budget_ms
             if room_ms and self.observe is not None:
-                limit_ms = min(overtime.policy.observer_timeout_ms, self._patience_ms(overtime, began_ns))
+                limit_ms = overtime.patience_ms(ceiling_ms)
                 decision = await self._ask_observer(overtime, room_ms, asked_by, wanted_ms, why, limit_ms)
             else:
                 decision = Decision(asked_ms)
@@ -294,15 +295,9 @@ class CallControl:
             ],
             "granted_ms": overtime.granted_ms,
             "requests": [request.as_meta() for request in overtime.requests[-PROGRESS_KEPT:]],
-            "requests_left": max(0, overtime.policy.max_requests - overtime.asked),
+            "requests_left": overtime.requests_left,
             "most_ms": room_ms,
         }
-
-    def _patience_ms(self, overtime: Overtime, now_ns: int) -> int:
-        """Return how long an observer may take at the most: no longer than what it could grant would last."""
-        left = max(1, overtime.policy.budget_ms - overtime.used_ms)
-        ceiling = self._ceiling_ms(now_ns)
-        return left if ceiling is None else max(1, min(left, ceiling))
 
     def _ceiling_ms(self, now_ns: int, asked_by: str = "soft clock") -> int | None:
         """Return how far away the instant is that no grant may pass; None is for nowhere. What a call asks for by

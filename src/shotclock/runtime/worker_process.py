@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.catalogue import Handler
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Envelope, as_data
+from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..process import ipc, messages
 from ..process.call_processes import run_beside
@@ -198,7 +198,7 @@ class WorkerProcess:
             case Partial() if not inside.is_abandoned:
                 inside.sign_of_life()
                 with contextlib.suppress(Exception):  # of a class that is not imported here: what came before is kept
-                    inside.call.partial = as_data(messages.unpickle(message.value))
+                    inside.call.keep_partial(messages.unpickle(message.value), message.changes)
             case Wrote() if not inside.is_abandoned:
                 inside.sign_of_life()
                 if message.text:
