@@ -114,7 +114,7 @@ def test_what_json_changes_of_a_partial_result_is_listed(handler, isolation):
     envelope = call(handler, isolation, Clocks.of("30s", soft="500ms", wind_down="100ms", grace="200ms"))
     (noted,) = [warning for warning in envelope.warnings if warning["code"] == "RESULT_CHANGED"]
     data: Any = envelope.data
-    assert data["measured"] == "inf" and [change.partition(":")[0] for change in noted["changes"]] == [
+    assert data["measured"] == "inf" and [change.partition(":")[0] for change in noted["context"]["changes"]] == [
         "measured",
         "read",
     ]
