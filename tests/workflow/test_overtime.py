@@ -454,57 +454,83 @@ def test_no_further_item_or_try_of_a_step_begins_once_somebody_winds_it_down(run
 
 SPEAKS = """
 import time
+from pathlib import Path
 from shotclock import App, Context
 
 app = App("tool", default_timeout="60s")
 
 @app.command
-def speak(ctx: Context) -> dict[str, object]:
-    for number in range(80):
+def speak(ctx: Context, until: Path) -> str:
+    for number in range(800):
+        if until.exists():
+            break
         ctx.progress(number)
         time.sleep(0.05)
-    return {"done": True}
+    return "done"
 
 @app.command
-def is_silent(ctx: Context) -> dict[str, object]:
+def is_silent(ctx: Context) -> str:
     while not ctx.stopping:
         time.sleep(0.05)
-    return {"done": False}
+    return "stopped"
 """
-SPEAKING_SERVER = (
-    f"type: mcp, command: '{sys.executable}', args: [-m, tests.providers.mcp_servers, chatters-long], method: echo, "
-    f"env: {{PYTHONPATH: '{Path(__file__).parents[2]}'}}"
-)
-INNER = """
-steps:
-  one: {exec: for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done}
-  two: {exec: sleep 1.2, depends_on: one}
-  three: {exec: for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done, depends_on: two}
-"""
+# Whoever shows nothing for as long as one grant takes gets no other.
+WATCHED = "timeout: 60, soft: 500ms, wind_down: 300ms, grace: 200ms, overtime: {budget: 50s, max_requests: 40, GRANTS}"
 
 
-@pytest.mark.parametrize(
-    "work, soft",
-    [
-        pytest.param("type: function, target: 'tool.py:app', command: speak", "2s", id="function"),
-        pytest.param(SPEAKING_SERVER, "7s", id="mcp"),
-        pytest.param("type: workflow, workflow: inner.yaml", "800ms", id="workflow"),
-    ],
-)
-def test_what_is_called_inside_a_step_shows_that_it_goes_on(run: Run, tmp_path: Path, work: str, soft: str):
+def watched(grants: str, **works: str) -> str:
+    words = WATCHED.replace("GRANTS", f"max_per_request: {grants}")
+    return "\n".join(
+        ["max_parallelism: 8", "steps:", *(f"  {name}: {{{work}, {words}}}" for name, work in works.items())]
+    )
+
+
+def speaking_server(*words: str, method: str) -> str:
+    return f"type: mcp, command: '{sys.executable}', args: [-m, tests.providers.mcp_servers, {', '.join(words)}], " + (
+        f"method: {method}, env: {{PYTHONPATH: '{ROOT}'}}"
+    )
+
+
+def test_what_is_called_inside_a_step_shows_that_it_goes_on(run: Run, tmp_path: Path):
     (tmp_path / "tool.py").write_text(SPEAKS)
-    (tmp_path / "inner.yaml").write_text(INNER)
-    overtime = "{budget: 40s, max_per_request: 1500ms, max_requests: 50}"
-    envelope = run(f"steps: {{a: {{{work}, timeout: 60, soft: {soft}, overtime: {overtime}}}}}")
-    told = step(envelope, "a")["overtime"]
-    assert statuses(envelope) == {"a": "succeeded"} and told, step(envelope, "a")["error"]
-    assert all(each["event"] == "overtime" and each["granted_ms"] for each in told), told
+    speaks = f"while [ ! -e {tmp_path}/workflow ]; do echo on; sleep 0.05; done"
+    (tmp_path / "middle.yaml").write_text("steps: {inner: {type: workflow, workflow: inner.yaml}}")
+    (tmp_path / "inner.yaml").write_text(f"steps: {{first: {{exec: 'true'}}, a: {{exec: '{speaks}', timeout: 60}}}}")
+    granted: dict[str, int] = {}
+
+    def end_after_some_grants(name: str, news: dict[str, Any]) -> None:
+        granted[name] = granted.get(name, 0) + bool(news.get("granted_ms"))
+        if granted[name] == 3:  # the first may be for what has not begun
+            (tmp_path / name).touch()
+
+    envelope = run(
+        watched(
+            "2s",
+            function=f"type: function, target: 'tool.py:app', command: speak, args: {{until: {tmp_path}/function}}",
+            server=speaking_server("chatters_until", f"{tmp_path}/server", method="echo"),
+            workflow="type: workflow, workflow: middle.yaml",
+        ),
+        on_news=end_after_some_grants,
+    )
+    assert set(statuses(envelope).values()) == {"succeeded"}, envelope.data
+    for name in statuses(envelope):
+        told = step(envelope, name)["overtime"]
+        assert len(told) >= 3 and {each.get("verdict") for each in told} == {"granted"}, (name, told)
 
 
-def test_a_function_that_says_nothing_gets_no_more_than_its_import_has_earned(run: Run, tmp_path: Path):
+def test_what_shows_nothing_inside_a_step_gets_no_more_than_its_start_has_earned(run: Run, tmp_path: Path):
     (tmp_path / "tool.py").write_text(SPEAKS)
-    work = "type: function, target: 'tool.py:app', command: is_silent"
-    overtime = "{budget: 40s, max_per_request: 500ms, max_requests: 50}"
-    envelope = run(f"steps: {{a: {{{work}, timeout: 60, soft: 2s, overtime: {overtime}}}}}")
-    *granted, last = [each for each in step(envelope, "a")["overtime"] if each["event"] == "overtime"]
-    assert len(granted) <= 5 and last["granted_ms"] == 0
+    (tmp_path / "middle.yaml").write_text("steps: {inner: {type: workflow, workflow: inner.yaml}}")
+    (tmp_path / "inner.yaml").write_text("steps: {first: {exec: echo first}, a: {exec: sleep 60, timeout: 60}}")
+    envelope = run(
+        watched(
+            "500ms",
+            function="type: function, target: 'tool.py:app', command: is_silent",
+            server=speaking_server("good", method="slow"),
+            workflow="type: workflow, workflow: middle.yaml",
+        )
+    )
+    for name in statuses(envelope):
+        *granted, declined, wound_down = step(envelope, name)["overtime"]
+        assert (declined["verdict"], wound_down["event"]) == ("declined", "wind_down"), name
+        assert {each["verdict"] for each in granted} <= {"granted"}

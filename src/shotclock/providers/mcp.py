@@ -26,9 +26,9 @@ from ..inbox.inbox import Inbox
 from ..inbox.person_wait import undecided_outcome
 from ..process.clock import monotonic_ns
 from ..runtime import commands
-from ..runtime.call import Call, Outcome, Work, wound_down_problem
+from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import InteractiveProcess, run_shielded
-from ..runtime.control import note_progress
+from ..runtime.control import note_progress, note_sign_of_life
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import (
@@ -200,6 +200,7 @@ class _ToolCall(Work):
         self._conversation = Conversation(
             step.settings["method"], step.settings["arguments"], self._remaining_ms, admission.trace
         )
+        self._conversation.on_sign = partial(note_sign_of_life, admission)
         self._conversation.on_progress = partial(note_progress, admission)
         written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
@@ -233,6 +234,12 @@ class _ToolCall(Work):
         if self._server is not None and bound.bell is not None and bound.kill_ns is not None:
             self._server.move_bell(bound.bell.at_ns, bound.kill_ns)
         return True
+
+    async def look(self) -> WorkView:
+        from .mcp_client import Stage
+
+        # As for the clock of silence: starting may be silent for as long as it takes.
+        return WorkView(has_begun=self._conversation.stage not in (Stage.CONNECTING, Stage.LISTING))
 
     async def result(self) -> StepResult:
         self._admission.work = self

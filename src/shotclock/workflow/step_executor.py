@@ -44,7 +44,7 @@ from ..providers.provider import (
     result_left_by,
 )
 from ..providers.workflow import RunFile
-from ..runtime.call import Call, Outcome, Work, answer, new_span_id, no_time_left, wound_down_problem
+from ..runtime.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
 from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
@@ -575,6 +575,10 @@ class _TryWork(Work):
             return False
         self._limit_ms = before_ms + longer_ms
         return True
+
+    async def look(self) -> WorkView:
+        """Return nothing but whether it has begun: not while an App or a library is imported for it."""
+        return WorkView(has_begun=not self._can_extend or bool(calls_made_by(self._call)))
 
     def stop_unwound(self) -> None:
         if self._task is not None and not self._is_stopped:
