@@ -68,6 +68,8 @@ class CallControl:
 
     __slots__ = (
         "_asking",
+        "_former_bells",
+        "_former_parents",
         "_kept_ms",
         "_last_seen",
         "_lock",
@@ -99,6 +101,9 @@ class CallControl:
         self._last_seen: dict[str, tuple[int, int]] = {}
         """What it had written, and its signs of life, when an observer last looked at it; and those of the calls inside
         it, by request id."""
+        self._former_bells: list[Deadline] = []
+        self._former_parents: list[Deadline] = []
+        """Deadlines that were moved, which code inside the call may still have."""
         self.observe: Observe | None = None
         self.on_change: OnNews | None = None
         self.progress: deque[dict[str, object]] = deque(maxlen=PROGRESS_KEPT)
@@ -336,17 +341,27 @@ class CallControl:
         if call.work is not None and not call.work.move_bell():
             call.bound = before
             return False
+        if before.bell is not None:
+            self._former_bells.append(before.bell)
         for inner in calls_made_by(call):
             if inner.parent is not None and inner.parent is before.bell:
                 control = control_of(inner)
                 control.loop.call_soon_threadsafe(control.follow_caller, moved.bell)
         return True
 
+    def find_current(self, deadline: Deadline | None) -> Deadline | None:
+        """Return what has become of a deadline that the call was bounded by, or that it has bounded others by."""
+        if any(deadline is former for former in self._former_bells):
+            return self.call.bound.bell
+        return self.call.parent if any(deadline is former for former in self._former_parents) else deadline
+
     def follow_caller(self, parent: Deadline | None, longer_ms: int = 0) -> bool:
         """Take the deadline of whoever made the call, which is a later one now, and a limit of its own that is so much
         longer: the bell moves along, as far as both allow. Return False where the work cannot be given another bell."""
         call, bound = self.call, self.call.bound
         before = call.parent, call.clocks
+        if call.parent is not None and call.parent is not parent:
+            self._former_parents.append(call.parent)
         call.parent = parent
         own_ms = call.clocks.timeout_ms or 0
         if own_ms and longer_ms:

@@ -548,9 +548,8 @@ class Runtime:
 
 def _deadline_inside(outer: Call, deadline: Deadline | None) -> Deadline | None:
     """Return the deadline of what is begun now inside a call, which had this one for that when it began itself."""
-    bell = outer.bound.bell
-    if bell is not None and deadline is not None and bell.at_ns > deadline.at_ns:  # it was extended since
-        deadline = bell
+    if outer.control is not None:
+        deadline = outer.control.find_current(deadline)
     if outer.winding_down is not None:  # what is begun now is clean-up, and has no longer than that
         until = Deadline(outer.winding_down.until_ns)
         deadline = until if deadline is None or until.at_ns < deadline.at_ns else deadline

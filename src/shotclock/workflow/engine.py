@@ -378,6 +378,7 @@ class _Run:
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 call=self.call,
+                describe_limit=self._describe_fired_clock,
             )
 
     def _make_scheduler(self, context: RunContext, steps: StepExecutor) -> Scheduler:
@@ -512,10 +513,7 @@ class _Run:
         if self.call.winding_down is not None and (bad or was_cut):
             return Outcome(Ending.CANCELLED, wound_down_problem(self.call), {**data, "partial": True})
         if is_out_of_time or any(state.is_cut_short for state in states.values()):
-            fired = self._find_fired_clock()
-            owner = "its caller" if fired.owner == "caller" else fired.owner
-            whose = "" if fired.owner == self.call.name else f" that {owner} left it"
-            message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
+            message, fired = self._describe_fired_clock()
             return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
         if not bad:
             return Outcome(Ending.FINISHED, data=data)
@@ -524,6 +522,13 @@ class _Run:
 
     def _describe_steps(self, states: Mapping[str, StepState]) -> dict[str, object]:
         return {"run_id": self.request.run_id, "name": self.request.name, **_list_steps(states)}
+
+    def _describe_fired_clock(self) -> tuple[str, Fired]:
+        """Say which limit the run has reached."""
+        fired = self._find_fired_clock()
+        owner = "its caller" if fired.owner == "caller" else fired.owner
+        whose = "" if fired.owner == self.call.name else f" that {owner} left it"
+        return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}", fired
 
     def _find_fired_clock(self) -> Fired:
         """Return the clock that stopped the run, with the limit that was set: what a parent kept back of it is nobody's

@@ -323,6 +323,8 @@ class RunContext:
     on_change: OnChange | None
     on_news: OnNews | None
     call: Call
+    describe_limit: Callable[[], tuple[str, Fired]]
+    """Says which limit the run has reached, once it has."""
     wound_down: set[str] = field(default_factory=set)
     """The steps that somebody has asked to wind down: no further item or try of them begins."""
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)

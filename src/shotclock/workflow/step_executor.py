@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline
+from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline, Fired
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
@@ -148,7 +148,16 @@ class StepExecutor:
 
     def _note_failure(self, state: StepState, failed: StepFailed) -> None:
         state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
-        state.is_cut_short = self._run.deadlines.note_fired(failed.fired)
+        self._note_cut_short(state, failed.fired)
+
+    def _note_cut_short(self, state: StepState, fired: Fired | None) -> None:
+        """Note whether the run's own clock has stopped a step. Then its error names the limit of the run: what the step
+        had of that, which was less by a reserve, is nobody's limit."""
+        state.is_cut_short = self._run.deadlines.note_fired(fired)
+        if state.is_cut_short and state.error is not None:
+            message, clock = self._run.describe_limit()
+            context = {**(state.error.get("context") or {}), "clock": clock.as_context()}
+            state.error = {**state.error, "message": f"stopped: {message}", "context": context}
 
     # --- items --------------------------------------------------------------------------------------------
 
@@ -372,7 +381,7 @@ class StepExecutor:
         if context:
             error["context"] = context
         state.error = self._run.redaction.value(error)
-        state.is_cut_short = self._run.deadlines.note_fired(envelope.fired)
+        self._note_cut_short(state, envelope.fired)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
     def _check_size(self, output: Any) -> Any:
