@@ -632,6 +632,37 @@ def test_a_command_is_not_run_again_because_its_supervisor_was_killed_before_it_
     assert len((tmp_path / "pids").read_text().split()) == 1
 
 
+def test_a_call_that_is_extended_before_its_worker_has_read_it_keeps_the_later_bell(tmp_path: Path) -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            assert await runtime.warm_up() and (await runtime.call("noop", clocks=SOON)).ok
+            (idle,) = ours("shotclock-work")
+            idle.suspend()
+            clocks = Clocks.of("500ms", grace="100ms")
+            waits = asyncio.create_task(runtime.call("waits", {"path": str(tmp_path / "go")}, clocks))
+            (call,) = await soon(lambda: [each for each in live_calls.values() if each.work is not None])
+            control_of(call).extend(30_000, "alice")
+            await soon(lambda: is_timer_set(idle.parent().pid))
+            idle.resume()
+            old_bell_ns = call.started_ns + 500_000_000
+            await soon(lambda: time.monotonic_ns() > old_bell_ns + 200_000_000)
+            (tmp_path / "go").touch()
+            return await waits
+
+    envelope = run(scenario())
+    assert envelope.ok, envelope.error
+
+
+def is_timer_set(pid: int) -> bool:
+    """Return whether a process holds a timer that is armed."""
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                if line.startswith("it_value:") and line.split(":")[1].strip() != "(0, 0)":
+                    return True
+    return False
+
+
 @pytest.mark.parametrize("handler", [work.sleeps, guests.sleeps], ids=["worker", "host"])
 def test_work_that_was_being_stopped_already_when_closing_lost_its_supervisor_is_not_said_to_be_lost(
     tmp_path: Path, handler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

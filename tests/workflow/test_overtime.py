@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import json
 import os
 import shutil
 import subprocess
@@ -173,7 +174,11 @@ def long_work(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """The steps of every kind whose timeout can be moved, with these words for their overtime, if any."""
     (tmp_path / "tool.py").write_text(SLEEPS)
     (tmp_path / "middle.yaml").write_text("steps: {inner: {type: workflow, workflow: inner.yaml}}")
-    (tmp_path / "inner.yaml").write_text("steps: {a: {exec: sleep 4; echo done, timeout: 60}}")
+    server = (
+        f"{{type: mcp, command: {sys.executable}, args: [-m, tests.providers.mcp_servers, starts_slowly, '4'], "
+        + (f"method: echo, env: {{PYTHONPATH: '{ROOT}'}}, timeout: 60}}")
+    )
+    (tmp_path / "inner.yaml").write_text(f"steps: {{a: {{exec: sleep 4; echo done, timeout: 60}}, b: {server}}}")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/git").write_text(SLOW_GIT)
     (tmp_path / "bin/git").chmod(0o755)
@@ -317,17 +322,101 @@ def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
     from shotclock.workflow.engine import RunRequest, start
     from shotclock.workflow.loader import load_text
 
-    def request(name: str, soft: str) -> RunRequest:
-        text = f"name: {name}\nsteps: {{a: {{exec: \"trap 'exit 0' TERM; sleep 2 & wait; echo whole\", soft: {soft}}}}}"
+    def request(name: str, decision: str) -> RunRequest:
+        (tmp_path / f"{name}.json").write_text(decision)
+        overtime = f"{{command: cat {name}.json, budget: 50s}}"
+        work = f"trap 'echo stopped; exit 0' TERM; while [ ! -e {tmp_path}/{name} ]; do sleep 0.05; done; echo whole"
+        text = f'name: {name}\nsteps: {{a: {{exec: "{work}", timeout: 60, soft: 500ms, overtime: {overtime}}}}}'
         loaded = load_text(text.encode(), f"{name}.yaml")
-        assert loaded.workflow is not None
+        assert loaded.workflow is not None, loaded.findings
         return RunRequest(loaded.workflow, str(tmp_path / f"{name}.yaml"), tmp_path)
 
     async def both() -> list[Envelope]:
-        return await asyncio.gather(start(request("one", "500ms"), store), start(request("other", "50s"), store))
+        one = asyncio.ensure_future(start(request("one", '{"decline": true}'), store))
+        other = asyncio.ensure_future(start(request("other", '{"extend": "40s"}'), store))
+        await asyncio.wait([one])  # bounded around all of it
+        (tmp_path / "other").touch()
+        return [await one, await other]
 
     one, other = asyncio.run(asyncio.wait_for(both(), 60))
-    assert output(one, "a") == "" and output(other, "a") == "whole"
+    assert output(one, "a") == "stopped" and output(other, "a") == "whole"
+    assert [told.get("verdict") for told in step(one, "a")["overtime"]] == ["declined", None]
+    assert [told["verdict"] for told in step(other, "a")["overtime"]] == ["granted"]
+
+
+MATRIX = """
+max_parallelism: 16
+steps:
+  extend: {exec: "while [ ! -e told ]; do sleep 0.05; done", OWN, overtime: {command: cat 20s.json, budget: 50s}}
+  decline: {exec: SPEAKS, OWN, overtime: {command: cat no.json, budget: 50s}}
+  malformed: {exec: SPEAKS, OWN, overtime: {command: cat soon.json, budget: 50s}}
+  hanging: {exec: SPEAKS, OWN, overtime: {command: sleep 60, budget: 50s, observer_timeout: 500ms}}
+  budget: {exec: SPEAKS, OWN, overtime: {budget: 900ms, max_per_request: 400ms, max_requests: 9}}
+  sub_second: {exec: SPEAKS, OWN, overtime: {command: cat 500ms.json, budget: 50s, max_requests: 2}}
+  per_request:
+    {exec: SPEAKS, OWN, overtime: {command: cat 20s.json, budget: 50s, max_per_request: 700ms, max_requests: 1}}
+  max_requests: {exec: SPEAKS, OWN, overtime: {budget: 50s, max_per_request: 300ms, max_requests: 2}}
+  parent: {type: workflow, workflow: short.yaml, timeout: 60}
+"""
+SHORT = """
+timeout: 6s
+steps:
+  a:
+    exec: sleep 60
+    timeout: 2
+    grace: 0
+    soft: 1s
+    wind_down: 200ms
+    overtime: {command: cat 20s.json, budget: 50s, max_requests: 9, hard_extends: true}
+"""
+
+
+def requests_of(described: Any) -> list[Any]:
+    return [told for told in described.get("overtime", ()) if told["event"] == "overtime"]
+
+
+def test_the_matrix_of_what_may_be_decided_about_the_time_of_a_step(run: Run, tmp_path: Path, store: Store):
+    for text in ("20s", "500ms", "soon"):
+        (tmp_path / f"{text}.json").write_text(json.dumps({"extend": text}))
+    (tmp_path / "no.json").write_text('{"decline": true}')
+    (tmp_path / "short.yaml").write_text(SHORT)
+    speaks = "\"trap 'echo saved; exit 1' TERM; while :; do echo on; sleep 0.05; done\""
+
+    def end_what_was_extended(name: str, news: dict[str, Any]) -> None:
+        if name == "extend":
+            (tmp_path / "told").touch()
+
+    text = MATRIX.replace("SPEAKS", speaks).replace("OWN", "timeout: 60, soft: 500ms")
+    envelope = run(text, on_news=end_what_was_extended)
+    data: Any = envelope.data
+    found = {name: requests_of(each) for name, each in data["steps"].items()}
+    nested_runs = [store.runs.get(each.id) for each in store.runs.list(9)]
+    (inner,) = [each for each in nested_runs if each is not None and each.id.endswith(".parent")]
+    assert inner.envelope is not None
+    ceiling = requests_of(inner.envelope["data"]["steps"]["a"])
+    budget = found.pop("budget")
+    assert {name: [told["verdict"] for told in each] for name, each in found.items()} == {
+        "extend": ["granted"],
+        "decline": ["declined"],
+        "malformed": ["failed"],
+        "hanging": ["failed"],
+        "sub_second": ["granted", "granted", "exhausted"],
+        "per_request": ["granted", "exhausted"],
+        "max_requests": ["granted", "granted", "exhausted"],
+        "parent": [],
+    }
+    assert (budget[-1]["verdict"], {told["verdict"] for told in budget[:-1]}) == ("exhausted", {"granted"})
+    assert sum(told["granted_ms"] + told["took_ms"] for told in budget[:-1]) <= 900
+    assert found["extend"][0]["granted_ms"] == 20_000 and found["per_request"][0]["granted_ms"] == 700
+    assert [told["granted_ms"] for told in found["sub_second"]] == [500, 500, 0]
+    first, second, _ = found["sub_second"]
+    assert second["at_ms"] >= first["at_ms"] + first["took_ms"] + 500
+    assert all(told["at_ms"] + told["took_ms"] + told["granted_ms"] < 6000 for told in ceiling), "never past its run"
+    assert ceiling[0]["verdict"] == "granted" and inner.envelope["data"]["steps"]["a"]["timeout_ms"] > 2000
+    for name, status in statuses(envelope).items():
+        assert status == {"extend": "succeeded"}.get(name, "timed_out" if name != "parent" else status), name
+        if name not in ("extend", "parent"):
+            assert output(envelope, name).endswith("saved"), "what it said when it was asked to end"
 
 
 def test_a_function_beside_the_workflow_decides(run: Run, tmp_path: Path):
