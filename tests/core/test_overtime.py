@@ -68,6 +68,16 @@ def test_an_observer_that_failed_grants_nothing(policy, requests):
             assert (request.verdict, request.granted_ms) == (Verdict.FAILED, 0)
 
 
+@given(policies, asked, st.none() | ms)
+def test_an_observer_has_no_longer_than_what_it_could_grant_would_last(policy, requests, ceiling_ms):
+    overtime = Overtime(policy)
+    for decision, took_ms, ceiling in requests:
+        overtime.settle(decision, at_ms=0, took_ms=took_ms, ceiling_ms=ceiling)
+    limits = [policy.observer_timeout_ms, policy.budget_ms - overtime.used_ms]
+    limits += [] if ceiling_ms is None else [ceiling_ms]
+    assert overtime.patience_ms(ceiling_ms) == max(1, min(limits))
+
+
 @given(st.integers(0, 2**40), st.integers(1, 2**40), ms, some_ms, st.none() | st.integers(0, 2**41), st.none() | ms)
 def test_a_bell_that_is_moved_is_never_past_what_the_parent_leaves(now_ns, lead_ns, grace_ms, by_ms, left_ns, reserve):
     bell = Deadline(now_ns + lead_ns)

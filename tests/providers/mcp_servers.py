@@ -119,9 +119,11 @@ def one_line_for_ever(request: Any = None) -> None:
         sys.stdout.write("x" * 65536)
 
 
-def chatter(request: dict[str, Any], times: int = 10) -> None:
-    """Notifications for half a second, then the answer."""
-    for number in range(times):
+def chatter(request: dict[str, Any], until: str | None = None) -> None:
+    """Notifications for half a second, or until there is a file, then the answer."""
+    for number in range(int(FOREVER_S / 0.05) if until else 10):
+        if until is not None and os.path.exists(until):
+            break
         token = request["params"]["_meta"]["progressToken"]
         send({"method": "notifications/progress", "params": {"progressToken": token, "progress": number}})
         time.sleep(0.05)
@@ -203,8 +205,8 @@ def main(name: str, folder: str = "") -> None:
             serve("tools/call", hang)
         case "chatters":
             serve("tools/call", chatter)
-        case "chatters-long":
-            serve("tools/call", lambda request: chatter(request, 200))
+        case "chatters_until":
+            serve("tools/call", lambda request: chatter(request, folder))
         case "silent_on_unknown":
             for line in sys.stdin:
                 if json.loads(line).get("method") in ("initialize", "tools/list", "tools/call"):

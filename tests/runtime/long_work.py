@@ -1,7 +1,10 @@
 """Work that takes long, in every place where it may run, and observers of it. Imported by workers."""
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -112,3 +115,33 @@ def leaves_a_thread_asking(ctx) -> object:
 
 def names_itself() -> object:
     return {"pid": os.getpid()}
+
+
+ASKS = (sys.executable, "-m", "shotclock", "overtime", "--by", "700ms", "--reason", "nearly there")
+
+
+def starts_what_asks(ctx) -> object:
+    return json.loads(subprocess.run(ASKS, capture_output=True, timeout=60).stdout)
+
+
+async def starts_what_asks_on_a_loop(ctx) -> object:
+    process = await asyncio.create_subprocess_exec(*ASKS, stdout=subprocess.PIPE)
+    return json.loads((await process.communicate())[0])
+
+
+async def shows_what_it_would_ask_with(ctx) -> object:
+    command = "import os; print(os.environ.get('SHOTCLOCK_OVERTIME', ''))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", command, stdout=subprocess.PIPE)
+    return (await process.communicate())[0].decode().strip()
+
+
+def keeps_what_json_changes(ctx) -> None:
+    ctx.keep({"measured": float("nan")})
+    ctx.keep({"measured": float("inf"), "read": b"\xff"})
+    time.sleep(60)
+
+
+async def keeps_what_json_changes_on_a_loop(ctx) -> None:
+    ctx.keep({"measured": float("nan")})
+    ctx.keep({"measured": float("inf"), "read": b"\xff"})
+    await asyncio.sleep(60)

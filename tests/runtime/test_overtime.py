@@ -104,6 +104,24 @@ def test_work_that_takes_no_notice_is_stopped_when_its_wind_down_is_over_and_wha
     assert envelope.meta["partial"] is True and envelope.meta["survivors"] == []
 
 
+@pytest.mark.parametrize(
+    "handler, isolation",
+    [
+        pytest.param(long_work.keeps_what_json_changes, "process", id="worker"),
+        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "process", id="async worker"),
+        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "loop", id="loop"),
+    ],
+)
+def test_what_json_changes_of_a_partial_result_is_listed(handler, isolation):
+    envelope = call(handler, isolation, Clocks.of("30s", soft="500ms", wind_down="100ms", grace="200ms"))
+    (noted,) = [warning for warning in envelope.warnings if warning["code"] == "RESULT_CHANGED"]
+    data: Any = envelope.data
+    assert data["measured"] == "inf" and [change.partition(":")[0] for change in noted["context"]["changes"]] == [
+        "measured",
+        "read",
+    ]
+
+
 def test_a_command_is_asked_by_its_signal_and_by_a_file_that_appears(tmp_path: Path):
     script = """trap '' TERM
         while [ ! -e "$SHOTCLOCK_STOP_FILE" ]; do sleep 0.05; done
@@ -252,6 +270,43 @@ def test_a_call_can_ask_for_overtime_and_knows_what_it_got(handler, isolation):
     assert request["asked_by"] == "call" and data["granted_ms"] == request["granted_ms"] == 600
     assert all(other["asked_by"] == "soft clock" for other in others)
     assert data["left_ms"] > 0, "it knows of the bell that was moved"
+
+
+@pytest.mark.parametrize(
+    "handler, isolation",
+    [
+        pytest.param(long_work.starts_what_asks, "process", id="worker"),
+        pytest.param(long_work.starts_what_asks_on_a_loop, "process", id="async worker"),
+        pytest.param(long_work.starts_what_asks_on_a_loop, "loop", id="loop"),
+    ],
+)
+def test_a_command_that_a_function_starts_asks_for_the_call_of_that_function(handler, isolation, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
+    overtime = {"observer": "none", "budget": "20s"}
+    envelope = call(handler, isolation, Clocks.of("50s"), overtime)
+    data: Any = envelope.data
+    assert envelope.ok and data["ok"], data
+    (request,) = requests_of(envelope)
+    assert (request["asked_by"], request["granted_ms"], data["data"]["granted_ms"]) == ("call", 700, 700)
+
+
+@pytest.mark.parametrize("isolation", ["process", "loop"])
+def test_calls_beside_each_other_ask_each_for_itself_and_one_that_may_have_none_for_nobody(
+    isolation, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
+    monkeypatch.setenv("SHOTCLOCK_OVERTIME", "of:a:call further up")
+    policy = {"observer": "none", "budget": "20s"}
+
+    async def scenario(runtime: Runtime) -> list[Any]:
+        handler, clocks = long_work.shows_what_it_would_ask_with, Clocks.of("50s")
+        may = Operation("may", handler, isolation=isolation, clocks=clocks, overtime=policy)
+        may_not = Operation("may not", handler, isolation=isolation, clocks=clocks)
+        envelopes = await asyncio.gather(*(runtime.call(each) for each in (may, may_not, may)))
+        return [(each.meta["request_id"], each.value) for each in envelopes]
+
+    (one, shown), (_, nothing), (other, also_shown) = run(scenario)
+    assert nothing == "" and shown.startswith(f"{one}:") and also_shown.startswith(f"{other}:")
 
 
 def test_a_call_that_may_have_none_is_told_so():

@@ -20,9 +20,11 @@ import pytest
 from shotclock import Clocks, Context, Envelope, Operation, Runtime
 from shotclock.core.envelope import Problem
 from shotclock.process.command_task import CommandReport, CommandTask
-from shotclock.runtime import commands
+from shotclock.runtime import command_runner, commands
 from shotclock.runtime import worker_pool as pool_module
+from shotclock.runtime.async_worker import Fate
 from shotclock.runtime.call import admit
+from shotclock.runtime.control import control_of, live_calls
 from shotclock.runtime.preloaded_zygote import Preloaded
 from tests.runtime import guests, operations, work
 from tests.runtime.bounds import mark_of, marked, run, soon, timed
@@ -586,6 +588,107 @@ def test_what_runs_while_the_runtime_closes_is_stopped_by_it_although_a_host_is_
 
     assert run(scenario()) == ("CANCELLED", "SHUTTING_DOWN")
     assert were_gone and all(were_gone), "the zygote's end may be quicker than the report of who has to end before it"
+
+
+def test_a_command_that_closing_has_stopped_is_not_said_to_be_lost_when_its_supervisor_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            script = f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 60"
+            running = asyncio.create_task(runtime.run(["sh", "-c", script], SOON))
+            await soon((tmp_path / "pid").exists)
+            supervisor = psutil.Process(int((tmp_path / "pid").read_text())).parent()
+            supervisor.suspend()  # it hears no order, and nobody wakes it
+            monkeypatch.setattr(command_runner, "signal_supervisor", lambda pid, number: None)
+            closing = asyncio.create_task(runtime.close())
+            await soon(lambda: runtime._children.commands._closing)
+            supervisor.kill()
+            await closing
+            return await running
+
+    envelope = run(scenario())
+    assert (envelope.code, envelope.ending) == ("CANCELLED", "killed"), envelope.error
+
+
+def test_a_command_is_not_run_again_because_its_supervisor_was_killed_before_it_read_an_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            script = f"echo $$ >> {tmp_path}/pids; sleep 60"
+            running = asyncio.create_task(runtime.run(["sh", "-c", script], SOON, name="once"))
+            await soon(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text())
+            supervisor = psutil.Process(int((tmp_path / "pids").read_text())).parent()
+            supervisor.suspend()
+            monkeypatch.setattr(command_runner, "signal_supervisor", lambda pid, number: None)
+            (call,) = [each for each in live_calls.values() if each.name == "once"]
+            control_of(call).extend(5000, "alice")
+            supervisor.kill()
+            return await running
+
+    envelope = run(scenario())
+    assert (envelope.code, envelope.ending) == ("SUPERVISOR_LOST", "killed"), envelope.error
+    assert len((tmp_path / "pids").read_text().split()) == 1
+
+
+def test_a_call_that_is_extended_before_its_worker_has_read_it_keeps_the_later_bell(tmp_path: Path) -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            assert await runtime.warm_up() and (await runtime.call("noop", clocks=SOON)).ok
+            (idle,) = ours("shotclock-work")
+            idle.suspend()
+            clocks = Clocks.of("500ms", grace="100ms")
+            waits = asyncio.create_task(runtime.call("waits", {"path": str(tmp_path / "go")}, clocks))
+            (call,) = await soon(lambda: [each for each in live_calls.values() if each.work is not None])
+            control_of(call).extend(30_000, "alice")
+            await soon(lambda: is_timer_set(idle.parent().pid))
+            idle.resume()
+            old_bell_ns = call.started_ns + 500_000_000
+            await soon(lambda: time.monotonic_ns() > old_bell_ns + 200_000_000)
+            (tmp_path / "go").touch()
+            return await waits
+
+    envelope = run(scenario())
+    assert envelope.ok, envelope.error
+
+
+def is_timer_set(pid: int) -> bool:
+    """Return whether a process holds a timer that is armed."""
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                if line.startswith("it_value:") and line.split(":")[1].strip() != "(0, 0)":
+                    return True
+    return False
+
+
+@pytest.mark.parametrize("handler", [work.sleeps, guests.sleeps], ids=["worker", "host"])
+def test_work_that_was_being_stopped_already_when_closing_lost_its_supervisor_is_not_said_to_be_lost(
+    tmp_path: Path, handler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime(host_process=True) as runtime:
+            running = asyncio.create_task(runtime.call(Operation("g", handler), {"folder": str(tmp_path)}, SOON))
+            supervisor = (await soon(lambda: mark_of(tmp_path, "ready"))).parent()
+            supervisor.suspend()  # it hears no order, and nobody wakes it
+            monkeypatch.setattr(command_runner, "signal_supervisor", lambda pid, number: None)
+            if handler is work.sleeps:
+                pool: Any = runtime._children.pool()
+                (worker,) = pool._all
+                worker.stop(worker.task, "soft")
+            else:
+                pool = runtime._children.async_pool()
+                (worker,) = pool._all
+                worker.kill(Fate.CROWDED_OUT)
+            closing = asyncio.create_task(runtime.close())
+            await soon(lambda: pool._closing)
+            supervisor.kill()
+            await closing
+            return await running
+
+    envelope = run(scenario())
+    assert (envelope.code, envelope.ending) == ("CANCELLED", "killed"), envelope.error
 
 
 def test_what_is_killed_by_closing_is_not_said_to_be_lost_when_its_supervisor_goes_too(tmp_path: Path) -> None:

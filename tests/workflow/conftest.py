@@ -15,7 +15,7 @@ from shotclock.store.store import Store
 from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import Finding, Loaded, load_text
-from shotclock.workflow.scheduler import OnChange
+from shotclock.workflow.scheduler import OnChange, OnNews
 from shotclock.workflow.schema import WorkflowFile
 
 RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out
@@ -76,6 +76,7 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
         environment: dict[str, str] | None = None,
         stop_after: float | None = None,
         on_change: OnChange | None = None,
+        on_news: OnNews | None = None,
         **more: Any,
     ) -> Envelope:
         workflow = text if isinstance(text, WorkflowFile) else _loaded(text, tmp_path)
@@ -87,7 +88,7 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
                 stop = asyncio.get_running_loop().create_future()
                 asyncio.get_running_loop().call_later(stop_after, stop.set_result, "SIGTERM")
             async with asyncio.timeout(RUN_LIMIT_S):
-                return await start(request, store, RunCaller(stop, on_change, environment=environment))
+                return await start(request, store, RunCaller(stop, on_change, on_news, environment))
 
         envelope = asyncio.run(main())
         validate_envelope(envelope.to_dict())

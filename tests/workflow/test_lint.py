@@ -257,7 +257,10 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
     "clock/overtime": (
         [
             ("steps: {a: {exec: x, timeout: 0, overtime: true}}", "steps.a.overtime"),
-            ("steps: {a: {type: git-checkout, repository: r, overtime: {hard_extends: true}}}", "steps.a.overtime"),
+            (
+                "steps: {a: {type: human-input, prompt: x, timeout: 9, overtime: {hard_extends: true}}}",
+                "steps.a.overtime",
+            ),
         ],
         [
             "steps: {a: {exec: x, overtime: false}}",

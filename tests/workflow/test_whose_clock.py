@@ -266,3 +266,25 @@ def test_a_step_that_used_all_its_time_can_still_hand_its_output_on(run: Run) ->
     """)
     it = step(envelope, "it")
     assert it["output"] == 8 or it["status"] == "timed_out", it  # the command itself, on a busy machine
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param("exec: sleep 60, grace: 0", id="command"),
+        pytest.param("type: workflow, workflow: inner.yaml", id="workflow"),
+        pytest.param("exec: sleep 60, grace: 0, for_each: [1]", id="item"),
+    ],
+)
+def test_a_step_that_its_run_s_clock_stops_names_the_limit_that_was_set(run: Run, tmp_path: Path, work: str) -> None:
+    (tmp_path / "inner.yaml").write_text("steps: {a: {exec: sleep 60, grace: 0}}")
+    envelope = run(f"name: short\ntimeout: 1s\nsteps: {{a: {{{work}}}}}")
+    error = step(envelope, "a")["error"]
+    assert error["message"].removeprefix("item 1 of 1 (1): ") == "stopped: the run did not end within 1s"
+    assert {name: error["context"]["clock"][name] for name in ("kind", "owner", "limit_ms")} == {
+        "kind": "timeout",
+        "owner": "run short",
+        "limit_ms": 1000,
+    }
+    assert error["context"]["clock"]["elapsed_ms"] >= 500
+    assert envelope.error is not None and envelope.error["message"] == "the run did not end within 1s"

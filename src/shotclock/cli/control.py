@@ -28,7 +28,7 @@ LONGEST_WAIT_S = 24 * 3600.0
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
 
 
-def overtime(by_ms: int, reason: str, timeout_ms: int) -> Work:
+def request_overtime(by_ms: int, reason: str, timeout_ms: int) -> Work:
     """Ask for overtime for the call that this command was started for."""
 
     def body() -> Outcome:

@@ -118,7 +118,7 @@ class ExecOvertime(Negotiation):
                 "has_grown": has_grown,
                 "granted_ms": self._overtime.granted_ms,
                 "requests": [request.as_meta() for request in self._overtime.requests],
-                "requests_left": max(0, policy.max_requests - self._overtime.asked),
+                "requests_left": self._overtime.requests_left,
                 "most_ms": self._overtime.room_ms(self._ceiling_ms(now_ns)),
                 "asked_by": self._asked_by,
                 "asked_ms": None if self._asking is None else self._asking.by_ms,
@@ -134,10 +134,7 @@ class ExecOvertime(Negotiation):
         except OSError as error:
             self._settle(Decision(failed=True, reason=f"the observer could not be started: {error}"), self._order)
             return
-        limit_ms = min(self._overtime.policy.observer_timeout_ms, self._overtime.policy.budget_ms)
-        ceiling_ms = self._ceiling_ms(now_ns)
-        limit_ms = limit_ms if ceiling_ms is None else max(1, min(limit_ms, ceiling_ms))
-        self.act_ns = now_ns + limit_ms * NS_PER_MS
+        self.act_ns = now_ns + self._overtime.patience_ms(self._ceiling_ms(now_ns)) * NS_PER_MS
 
     def _take_answer(self, order: Send) -> None:
         assert self._question is not None

@@ -163,7 +163,7 @@ def _control_run(
 
 
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
-    from .control import overtime
+    from .control import request_overtime
 
     mistakes = []
     if not by:
@@ -172,7 +172,7 @@ def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
         mistakes.append({"field": "reason", "message": "say why; whoever decides reads it"})
     if mistakes:
         raise Mistaken(mistakes)
-    return overtime(by, reason, timeout)
+    return request_overtime(by, reason, timeout)
 
 
 def _check(flow: str, run_timeout: int | None, timeout: int, json: bool) -> Work:

@@ -78,8 +78,8 @@ class OvertimePolicy:
         keys = _as_keys(written, bare)
         if unknown := [str(key) for key in keys if key not in _KEYS]:
             raise OvertimeError(f"{', '.join(unknown)}: not a key of overtime; the keys are {', '.join(_KEYS)}")
-        observer = _observer(keys)
-        limits = {key: _duration(key, keys[key], bare) for key in _DURATIONS if keys.get(key) is not None}
+        observer = _read_observer(keys)
+        limits = {key: _read_duration(key, keys[key], bare) for key in _DURATIONS if keys.get(key) is not None}
         budget_ms = limits.get("budget", timeout_ms)
         if not budget_ms:
             raise OvertimeError("budget: say how much overtime there is in all, because there is no timeout")
@@ -95,9 +95,9 @@ class OvertimePolicy:
             limits.get("max_per_request", 0),
             limits.get("observer_timeout", budget_ms if observer is ObserverKind.PERSON else DEFAULT_OBSERVER_MS),
             bool(keys.get("hard_extends", False)),
-            _target(observer, keys),
-            _model(keys),
-            _deciders(keys),
+            _read_target(observer, keys),
+            _read_model(keys),
+            _read_deciders(keys),
         )
 
     @property
@@ -198,19 +198,25 @@ class Overtime:
         return sum(request.granted_ms for request in self.requests)
 
     @property
-    def asked(self) -> int:
-        """Count the requests that have been answered by an observer, or by a failing one."""
-        return sum(request.verdict is not Verdict.EXHAUSTED for request in self.requests if not request.is_gift)
+    def requests_left(self) -> int:
+        """Count the requests that an observer may still be asked about."""
+        used = sum(request.verdict is not Verdict.EXHAUSTED for request in self.requests if not request.is_gift)
+        return max(0, self.policy.max_requests - used)
 
     def room_ms(self, ceiling_ms: int | None, took_ms: int = 0) -> int:
         """Return the most that can be granted now, below a ceiling that far away; None is none. `took_ms` is what the
         observer has taken meanwhile."""
-        if self.asked >= self.policy.max_requests:
+        if not self.requests_left:
             return 0
         room = max(0, self.policy.budget_ms - self.used_ms - took_ms)
         if self.policy.max_per_request_ms:
             room = min(room, self.policy.max_per_request_ms)
         return room if ceiling_ms is None else max(0, min(room, ceiling_ms))
+
+    def patience_ms(self, ceiling_ms: int | None) -> int:
+        """Return how long an observer may take at the most: no longer than what it could grant would last."""
+        limit_ms = min(self.policy.observer_timeout_ms, self.policy.budget_ms - self.used_ms)
+        return max(1, limit_ms if ceiling_ms is None else min(limit_ms, ceiling_ms))
 
     def settle(
         self,
@@ -244,17 +250,18 @@ class Overtime:
         self.requests.append(request)
         return request
 
-    def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> None:
-        """Write down a request whose observer had not answered when the work ended."""
+    def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> OvertimeRequest:
+        """Write down a request whose observer had not answered when the work ended, and return it."""
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms)
         observer = self.policy.observer.value
         self.requests.append(OvertimeRequest(at_ms, asked_by, observer, Verdict.UNANSWERED, took_ms=took_ms))
+        return self.requests[-1]
 
     def explain_no_room(self, ceiling_ms: int | None, took_ms: int = 0) -> str:
         """Return why nothing can be granted any more."""
         if not self.policy.max_requests:
             return "no requests are allowed (max_requests)"
-        if self.asked >= self.policy.max_requests:
+        if not self.requests_left:
             return f"all {self.policy.max_requests} requests are used up"
         if self.used_ms + took_ms >= self.policy.budget_ms:
             return f"the budget of {format_duration(self.policy.budget_ms)} is used up"
@@ -335,7 +342,7 @@ def _read_word(name: str, said: str) -> object:
     return int(said) if name.replace("-", "_") == "max_requests" and said.isdecimal() else said
 
 
-def _observer(keys: dict[str, Any]) -> ObserverKind:
+def _read_observer(keys: dict[str, Any]) -> ObserverKind:
     named = keys.get("observer")
     if named is None:
         for kind, key in TARGET_KEYS.items():
@@ -348,7 +355,7 @@ def _observer(keys: dict[str, Any]) -> ObserverKind:
         raise OvertimeError(f"observer: one of {', '.join(ObserverKind)}, not {named!r:.40}") from None
 
 
-def _duration(key: str, written: object, bare: str | None) -> int:
+def _read_duration(key: str, written: object, bare: str | None) -> int:
     try:
         ms = parse_duration_ms(written, bare=bare)
     except DurationError as error:
@@ -358,7 +365,7 @@ def _duration(key: str, written: object, bare: str | None) -> int:
     return ms
 
 
-def _target(observer: ObserverKind, keys: dict[str, Any]) -> str | None:
+def _read_target(observer: ObserverKind, keys: dict[str, Any]) -> str | None:
     key = TARGET_KEYS.get(observer)
     if key is None:
         return None
@@ -368,7 +375,7 @@ def _target(observer: ObserverKind, keys: dict[str, Any]) -> str | None:
     return target
 
 
-def _model(keys: dict[str, Any]) -> Mapping[str, Any] | None:
+def _read_model(keys: dict[str, Any]) -> Mapping[str, Any] | None:
     model = keys.get("model")
     if model is None or isinstance(model, dict):
         return model
@@ -377,7 +384,7 @@ def _model(keys: dict[str, Any]) -> Mapping[str, Any] | None:
     raise OvertimeError(f"model: a name, or an object like the `ai` block of a step, not {model!r:.40}")
 
 
-def _deciders(keys: dict[str, Any]) -> tuple[str, ...]:
+def _read_deciders(keys: dict[str, Any]) -> tuple[str, ...]:
     named = keys.get("deciders", ())
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list | tuple) or not all(isinstance(name, str) and name.strip() for name in named):

@@ -233,7 +233,8 @@ class _Call(RunningCall):
 
         self.trace.stand()
         _number.set(self.number)
-        current_scope.set(Scope(self.deadline, request.depth, request.name, self.trace))
+        scope = Scope(self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address)
+        current_scope.set(scope)
         words[RUNNING] = self.number
         reply: Reply
         try:

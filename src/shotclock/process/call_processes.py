@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Any
 from . import kernel
 from .clock import monotonic_ns, pause
 from .context import Scope, current_scope
-from .environment import CALL_VARIABLE
+from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
 
 # Between two looks at whether what was asked to end has ended.
@@ -168,8 +168,9 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
         if started is None:
             started = _started.setdefault(scope, StartedProcesses())
         if environment_at is not None and len(arguments) > environment_at:
-            marked = _with_mark(arguments[environment_at], started.mark)
-            arguments = (*arguments[:environment_at], marked, *arguments[environment_at + 1 :])
+            own = {CALL_VARIABLE: started.mark, OVERTIME_VARIABLE: scope.overtime_address}
+            changed = _with_variables(arguments[environment_at], own)
+            arguments = (*arguments[:environment_at], changed, *arguments[environment_at + 1 :])
         pid = start(*arguments, **named)
         if pid > 0:
             started.add(pid)
@@ -180,16 +181,17 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
     return note_and_start
 
 
-def _with_mark(environment: Any, mark: str) -> Any:
-    """Return the environment with the mark, as `fork_exec` takes it (a list of bytes, or None for our own) or as
-    `posix_spawn` does (a mapping)."""
-    variable = os.fsencode(CALL_VARIABLE)
+def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
+    """Return the environment with these variables, without those of them that are empty, as `fork_exec` takes it (a
+    list of bytes, or None for our own) or as `posix_spawn` does (a mapping)."""
     if environment is None:
         environment = [name + b"=" + value for name, value in os.environb.items()]
     if isinstance(environment, list):
-        others = [entry for entry in environment if not entry.startswith(variable + b"=")]
-        return [*others, variable + b"=" + mark.encode()]
-    return {**environment, CALL_VARIABLE: mark}
+        names = tuple(os.fsencode(f"{name}=") for name in own)
+        others = [entry for entry in environment if not entry.startswith(names)]
+        return [*others, *(os.fsencode(f"{name}={value}") for name, value in own.items() if value)]
+    kept = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
+    return {**kept, **{name: value for name, value in own.items() if value}}
 
 
 def _find_marked(entry: bytes) -> list[int]:

@@ -69,10 +69,10 @@ class Scope:
     depth: int
     name: str
     span: Traced
-    limit_ms: int = 0
-    """What was set, where the deadline is that of the call named here; 0 where it is somebody else's."""
     call: Any = None
     """The call itself, where it is one of this process."""
+    overtime_address: str = ""
+    """What a command that is started here asks for overtime with; empty where the call may have none."""
 
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)

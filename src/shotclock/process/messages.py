@@ -110,10 +110,11 @@ class Progress(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """From a worker: the result so far, pickled, as plain data."""
+    """From a worker: the result so far, pickled, as plain data, and what had to be changed in it for that."""
 
     number: int
     value: bytes
+    changes: list[str]
 
 
 class Step(NamedTuple):

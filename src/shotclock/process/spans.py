@@ -23,6 +23,15 @@ Attribute = str | int | bool
 
 
 @value
+class SpanEvent:
+    """A moment inside of a span, in wall-clock nanoseconds."""
+
+    name: str
+    at_ns: int
+    attributes: Mapping[str, Attribute]
+
+
+@value
 class Span:
     """A span that ended, in the words of OpenTelemetry. Times are wall-clock nanoseconds."""
 
@@ -35,6 +44,7 @@ class Span:
     attributes: Mapping[str, Attribute]
     code: str | None = None
     message: str = ""
+    events: tuple[SpanEvent, ...] = ()
 
 
 class SpanRecorder:

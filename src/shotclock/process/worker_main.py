@@ -176,10 +176,10 @@ class RunningCall:
 
     def _keep(self, partial: object) -> None:
         try:
-            plain = to_valid_json(partial)[0]
+            plain, changes = to_valid_json(partial)
         except NotSerializable as error:
             raise TypeError(f"ctx.keep takes plain data: {error}") from None
-        self.send_news(Partial(self.number, pickle.dumps(plain)))
+        self.send_news(Partial(self.number, pickle.dumps(plain), changes))
 
     def _progress(self, done: float, total: float | None, unit: str | None) -> None:
         self.send_news(Progress(self.number, done, total, unit))

@@ -65,7 +65,6 @@ COMMAND: StepType = StepType(
     lambda services: CommandProvider(COMMAND),
     default_ms=60_000,
     prints_text=True,
-    can_extend=True,
 )
 TOOL: StepType = StepType(
     "tool",
@@ -75,7 +74,6 @@ TOOL: StepType = StepType(
     default_ms=30_000,
     unit="ms",
     prints_text=True,
-    can_extend=True,
     value_keys=frozenset({"arguments"}),
 )
 STEP_TYPES = (COMMAND, TOOL)

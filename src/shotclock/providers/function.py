@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
+from ..core.clocks import ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.validation import field
@@ -28,6 +28,7 @@ from .provider import (
     cancelled_outcome,
     envelope_left_by,
     hand_over,
+    remaining_limit_ms,
 )
 
 if TYPE_CHECKING:
@@ -145,14 +146,14 @@ class FunctionProvider(Provider):
                 envelope = await _call_command(dispatcher, step, call)
             except CancelledError as cancelled:
                 left = envelope_left_by(cancelled)
-                killed = StepResult(cancelled_outcome(Ending.KILLED)) if left is None else _make_result(step, left)
-                hand_over(cancelled, killed)
+                killed = StepResult(cancelled_outcome(Ending.KILLED))
+                hand_over(cancelled, killed if left is None else _make_result(step, call, left))
                 raise
         finally:
             app.calls -= 1
             if len(self._apps) > MOST_IDLE_APPS:
                 await self._close_idle()
-        return _make_result(step, envelope)
+        return _make_result(step, call, envelope)
 
     async def close(self) -> None:
         """Stop every App, and all that it started."""
@@ -190,10 +191,13 @@ class FunctionProvider(Provider):
         from ..runtime.call import Outcome
         from ..runtime.outcomes import timeout_problem
 
-        bell = call.bound.bell
-        limit_s = None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
-        done, _ = await asyncio.wait([app.opening], timeout=limit_s)
-        if done:
+        while not app.opening.done():
+            bell = call.bound.bell  # it may have been extended meanwhile
+            if bell is not None and bell.has_passed(monotonic_ns()):
+                break
+            limit_s = None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+            await asyncio.wait([app.opening], timeout=limit_s)
+        if app.opening.done():
             return None
         problem = timeout_problem(call, monotonic_ns() - call.started_ns)
         message = f"importing {step.settings['target']} took longer than the step may"
@@ -280,11 +284,9 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
 
 def _remaining_clocks(call: Call) -> Clocks:
     """Return what is left of a step's own clocks for the call."""
-    clocks, spent_ms = call.clocks, (monotonic_ns() - call.started_ns) // NS_PER_MS
-    # No time at all would mean no limit.
     return replace_fields(
-        clocks,
-        timeout_ms=max(1, clocks.timeout_ms - spent_ms) if clocks.timeout_ms else clocks.timeout_ms,
+        call.clocks,
+        timeout_ms=remaining_limit_ms(call),
         soft_ms=0,  # the step's own to ring: the command is wound down with it
     )
 
@@ -323,7 +325,7 @@ async def _close_app(app: _RunningApp) -> None:
 # --- results ----------------------------------------------------------------------------------------------
 
 
-def _make_result(step: StepCall, envelope: Envelope) -> StepResult:
+def _make_result(step: StepCall, call: Call, envelope: Envelope) -> StepResult:
     data: Any = envelope.data
     if envelope.ok:
         # The contract names a bare value; the output of the step is the value.
@@ -335,7 +337,7 @@ def _make_result(step: StepCall, envelope: Envelope) -> StepResult:
     clock = context.get("clock") if isinstance(context, dict) else None
     if fired is not None and isinstance(clock, dict) and fired.owner == step.settings["command"]:
         clock["owner"] = step.name  # the limit is the step's, whatever the command is called
-        limit_ms = {ClockKind.TIMEOUT: step.clocks.timeout_ms, ClockKind.SOFT: step.clocks.soft_ms}.get(fired.kind)
+        limit_ms = {ClockKind.TIMEOUT: call.clocks.timeout_ms, ClockKind.SOFT: call.clocks.soft_ms}.get(fired.kind)
         if limit_ms and limit_ms != fired.limit_ms:  # what the import took of it was the step's as well
             clock["limit_ms"], clock["elapsed_ms"] = limit_ms, fired.elapsed_ms + limit_ms - fired.limit_ms
             was, now = format_duration(fired.limit_ms), format_duration(limit_ms)

@@ -26,7 +26,17 @@ from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
 from .git_checkout import CheckoutFolder, InTheWay, InvalidRepository, Repository, ref_problem
-from .provider import Provider, StepCall, StepPart, StepResult, StepType, WholeMs, cancelled_outcome, hand_over
+from .provider import (
+    Provider,
+    StepCall,
+    StepPart,
+    StepResult,
+    StepType,
+    WholeMs,
+    cancelled_outcome,
+    hand_over,
+    remaining_limit_ms,
+)
 
 
 class GitStep(StepPart):
@@ -193,12 +203,9 @@ class Git:
 
     def _clocks(self) -> Clocks:
         """Return what is left of each clock for the next process."""
-        clocks, bell = self._admission.clocks, self._admission.bound.bell
-        now_ns = monotonic_ns()
-        # No time at all would mean no limit.
         return replace_fields(
-            clocks,
-            timeout_ms=0 if bell is None else max(1, bell.remaining_ms(now_ns)),
+            self._admission.clocks,
+            timeout_ms=remaining_limit_ms(self._admission),
             soft_ms=None,  # of the step as a whole: its processes are wound down with it
             queue_ms=None,
             reserve_ms=None,

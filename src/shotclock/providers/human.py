@@ -56,6 +56,7 @@ HUMAN = StepType(
     takes_slot=False,
     prints_text=True,
     can_repeat=True,
+    can_extend=False,
     waits_when_approved=True,
     rules={"PROPOSAL_REJECTED": "rejected", "PROPOSAL_WITHDRAWN": "withdrawn"},
     other_rule="required",

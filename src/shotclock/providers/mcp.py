@@ -26,9 +26,9 @@ from ..inbox.inbox import Inbox
 from ..inbox.person_wait import undecided_outcome
 from ..process.clock import monotonic_ns
 from ..runtime import commands
-from ..runtime.call import Call, Outcome, Work, wound_down_problem
+from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import InteractiveProcess, run_shielded
-from ..runtime.control import note_progress
+from ..runtime.control import note_progress, note_sign_of_life
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import (
@@ -170,13 +170,16 @@ class McpProvider(Provider):
     async def _load(self, admission: Call) -> None:
         if self._is_loaded:
             return
-        bell = admission.bound.bell
-        limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
         loading = self._loading
         if loading is None:
             loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CLIENT))
             self._loading = loading
-        await asyncio.wait([loading], timeout=limit_s)
+        while not loading.done():
+            bell = admission.bound.bell
+            limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
+            await asyncio.wait([loading], timeout=limit_s)
+            if bell is admission.bound.bell:  # it was not extended meanwhile
+                break
         if loading.done():
             loading.result()
             self._is_loaded = True
@@ -194,13 +197,10 @@ class _ToolCall(Work):
         from .mcp_client import Conversation
 
         self._step, self._admission, self._runtime = step, admission, runtime
-        bell = admission.bound.bell
         self._conversation = Conversation(
-            step.settings["method"],
-            step.settings["arguments"],
-            lambda: None if bell is None else bell.remaining_ms(monotonic_ns()),
-            admission.trace,
+            step.settings["method"], step.settings["arguments"], self._remaining_ms, admission.trace
         )
+        self._conversation.on_sign = partial(note_sign_of_life, admission)
         self._conversation.on_progress = partial(note_progress, admission)
         written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
@@ -210,6 +210,10 @@ class _ToolCall(Work):
         self._server: InteractiveProcess | None = None
         self.proposal: ForeignProposal | None = None
         """What a person has to decide first, where the tool did not begin for that."""
+
+    def _remaining_ms(self) -> int | None:
+        bell = self._admission.bound.bell
+        return None if bell is None else bell.remaining_ms(monotonic_ns())
 
     # --- winding down and overtime --------------------------------------------------------------------------
 
@@ -230,6 +234,12 @@ class _ToolCall(Work):
         if self._server is not None and bound.bell is not None and bound.kill_ns is not None:
             self._server.move_bell(bound.bell.at_ns, bound.kill_ns)
         return True
+
+    async def look(self) -> WorkView:
+        from .mcp_client import Stage
+
+        # As for the clock of silence: starting may be silent for as long as it takes.
+        return WorkView(has_begun=self._conversation.stage not in (Stage.CONNECTING, Stage.LISTING))
 
     async def result(self) -> StepResult:
         self._admission.work = self
@@ -292,9 +302,12 @@ class _ToolCall(Work):
         argv = [str(settings["command"]), *map(str, settings.get("args", []))]
         opening = self._runtime.open(self._admission, argv, env=step.own_env or {}, base_env=step.env, cwd=step.folder)
         server: InteractiveProcess | None = None
+        bound = self._admission.bound
         try:
             async with opening as server:
                 self._server = server
+                if self._admission.bound is not bound:  # extended while it was being started
+                    self.move_bell()
                 problem = await self._hold_conversation(self._conversation.over_pipes(server))
                 if problem is not None:
                     await server.close(politely=False)

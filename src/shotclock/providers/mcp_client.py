@@ -81,6 +81,9 @@ class Conversation:
         """The connection ended while something was still asked."""
         self.stray = b""
         """The beginning of what the server said that is no message."""
+        self.on_sign: Callable[[], None] | None = None
+        """Told of everything that is heard as it is read: a loop that was late has to take it through several turns
+        before it is known for progress."""
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None
         """Is told of the tool's progress."""
         self.kept: tuple[str, ...] = ()
@@ -95,6 +98,8 @@ class Conversation:
 
     def note_sign_of_life(self) -> None:
         self.heard_ns = monotonic_ns()
+        if self.on_sign is not None:
+            self.on_sign()
 
     async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
         """Talk from the first word to the last. What goes wrong is the result of `settled`; only a cancellation is

@@ -17,13 +17,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
-from ..core.clocks import MAX_MS, WORK_CLOCKS, Clocks, DurationError, WallTime, parse_duration_ms
+from ..core.clocks import MAX_MS, NS_PER_MS, WORK_CLOCKS, Clocks, DurationError, WallTime, parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
 from ..core.validation import After, Before, Limits, Part, field
 from ..core.value_types import dataclass, replace_fields
+from ..process.clock import monotonic_ns
 
 if TYPE_CHECKING:
     import asyncio
@@ -211,7 +212,7 @@ class StepType:
     """Whether its output is text where nobody reads that as JSON."""
     can_repeat: bool = False
     """Whether one that was cut off can simply be tried again: it finds out by itself how far it was."""
-    can_extend: bool = False
+    can_extend: bool = True
     """Whether its timeout can be moved while it runs."""
     waits_when_approved: bool = False
     """Whether it can still wait for a person once it was approved. Whatever else has begun may not begin twice."""
@@ -409,6 +410,12 @@ def cancelled_outcome(ending: Ending) -> Outcome:
     from ..runtime.call import Outcome
 
     return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
+
+
+def remaining_limit_ms(call: Call) -> int:
+    """Return what is left of a step's own limit, for what is called for it inside the same deadline; 0 is no limit."""
+    limit_ms = call.clocks.timeout_ms or 0
+    return limit_ms and max(1, limit_ms - (monotonic_ns() - call.started_ns) // NS_PER_MS)
 
 
 def bounded_by_run(call: Call) -> Call:

@@ -69,7 +69,7 @@ class NestedRun:
 
 
 RunFile = Callable[[NestedRun], Awaitable[Envelope]]
-"""Takes the deadline from the current scope. Raises Failure if the file cannot be run."""
+"""Takes the bound of the call in the current scope. Raises Failure if the file cannot be run."""
 
 
 class WorkflowProvider(Provider):
@@ -87,17 +87,13 @@ class WorkflowProvider(Provider):
 
         outer = current_scope.get()
         depth = -1 if outer is None else outer.depth
-        # Named by whose clock it is, so that what it stops says the truth about who stopped it.
-        # The run inside is what is called: it stands where this call would, below the step.
-        bound = call.bound
-        set_ms = bound.limit_ms if bound.source is bound.bell else 0
-        scope = Scope(bound.bell, depth, bound.owner, call.caller, set_ms, call)
-        token = current_scope.set(scope)
+        # The run inside is what is called: it stands where this call would, below the step, and inside its bound.
+        token = current_scope.set(Scope(call.bound.bell, depth, call.bound.owner, call.caller, call))
         try:
             envelope = await self._until_ended(step)
         finally:
             current_scope.reset(token)
-        data = envelope.data
+        data, bound = envelope.data, call.bound  # as it is now: it may have been extended
         if envelope.error is not None and isinstance(data, dict) and "run_id" in data:
             known = envelope.error.get("context")
             context = dict(known) if isinstance(known, dict) else {}

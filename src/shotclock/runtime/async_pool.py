@@ -358,7 +358,7 @@ class AsyncPool:
         if host_call.fired is not None:
             warnings = (_replaced_warning(_describe_end(worker, host_call), interrupted),)
             host_call.settle(Ending.KILLED, warnings=warnings, survivors=survivors)
-        elif worker.fate is Fate.CLOSING:
+        elif worker.fate is Fate.CLOSING or (report.lost and self._closing):
             problem = Problem("CANCELLED", "stopped: the runtime is closing")
             host_call.resolve(Outcome(Ending.KILLED, problem, survivors=survivors))
         elif worker.fate is Fate.DIED or report.lost:

@@ -24,7 +24,7 @@ from ..core.clocks import (
     format_duration,
     nest,
 )
-from ..core.envelope import Envelope, Problem, Warning_, build_envelope, join_problems, warning
+from ..core.envelope import Envelope, Problem, Warning_, as_data, build_envelope, join_problems, warning
 from ..core.errors import Ending, SideEffects
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
 from ..core.value_types import record, replace_fields, value
@@ -116,6 +116,8 @@ class Call:
     """Why and until when it was asked to end by itself, once it was."""
     partial: dict[str, object] | list[object] | None = None
     """The result so far, as its handler keeps it for the case that it does not come to an end."""
+    partial_changes: Sequence[str] = ()
+    """What had to be changed in that, to be written as JSON."""
     keep_answer: Callable[[Envelope], None] | None = None
     """Writes the answer down before anybody gets it. May block, and raise Failure."""
 
@@ -133,6 +135,10 @@ class Call:
         )
         others = tuple(each for each in self.warnings if each["code"] != "DEADLINE_INHERITED")
         self.warnings = others + _inherited_warnings(self)
+
+    def keep_partial(self, partial: object, changes: Sequence[str]) -> None:
+        """Keep the result so far, in place of what was kept before."""
+        self.partial, self.partial_changes = as_data(partial), changes
 
     def narrowed(self, limit_ms: int, owner: str) -> Bound:
         """Return the bound of a part of this call that may take `limit_ms` from now on, and no longer than the call."""
@@ -428,6 +434,8 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
         warnings += (_wind_down_warning(call, call.winding_down),)
     if outcome.data is None and outcome.problem is not None:
         outcome.data = call.partial
+    if call.partial_changes and outcome.data is call.partial:
+        warnings += (warning("RESULT_CHANGED", changes=list(call.partial_changes)),)
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, wall_ns
     return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, outcome)
 

@@ -88,6 +88,7 @@ class RunningCommand:
         "ordered",
         "pid",
         "started",
+        "stopped",
         "supervisor",
         "waiting_orders",
     )
@@ -111,6 +112,8 @@ class RunningCommand:
         """Forget the command before: nothing is known of one yet."""
         self.started = False
         self.ordered = False
+        self.stopped: str | None = None
+        """Why it was told to end, where its supervisor does not come to say so."""
         self.waiting_orders: list[tuple[str, int] | tuple[str, int, int]] = []
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
 
@@ -126,6 +129,8 @@ class RunningCommand:
 
     def order(self, order: str, *details: object) -> None:
         self.ordered = True
+        if order in (Order.STOP, Order.KILL):
+            self.stopped = self.stopped or str(details[0])
         with contextlib.suppress(ipc.Broken, BlockingIOError):
             ipc.send(self.control, (order, *details))
         signal_supervisor(self.supervisor, signal.SIGCONT)
@@ -151,7 +156,7 @@ class RunningCommand:
 
     def give_up(self) -> None:
         self.lost = True
-        self.end(CommandReport(lost=True))
+        self.end(CommandReport(lost=True, stopped=self.stopped))
 
     def end(self, report: CommandReport) -> None:
         if not self.ended.done():
@@ -172,10 +177,12 @@ class RunningCommand:
         except ipc.Broken as broken:
             self.lost = True
             self.loop.remove_reader(self.control)
-            if isinstance(broken.__cause__, ConnectionResetError) and not self.ended.done():
+            # What it did not read is the task only where it has not started that, and was sent nothing else.
+            is_unread = isinstance(broken.__cause__, ConnectionResetError) and not self.started and not self.ordered
+            if is_unread and not self.ended.done():
                 self.ended.set_exception(TaskNotSent("killed before it read what it was sent"))
                 self.ended.exception()  # whoever was cancelled meanwhile does not ask for it
-            self.end(CommandReport(lost=True))
+            self.end(CommandReport(lost=True, stopped=self.stopped))
             return
         for message in messages:
             if message[0] == News.STARTED:
@@ -207,6 +214,8 @@ class CommandWork(Work):
     def __init__(self, supervisors: Supervisors, running: RunningCommand, task: CommandTask, call: Call) -> None:
         self._supervisors, self._running, self._task, self._call = supervisors, running, task, call
         self.alarms = supervisors.watch(running, task)
+        if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
+            self.move_bell()
         if call.winding_down is not None:
             self.wind_down(call.winding_down.until_ns)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..core.clocks import (
     DEFAULT_WIND_DOWN_MS,
     NS_PER_MS,
+    Bound,
     ClockKind,
     Deadline,
     Fired,
@@ -67,6 +68,8 @@ class CallControl:
 
     __slots__ = (
         "_asking",
+        "_former_bells",
+        "_former_parents",
         "_kept_ms",
         "_last_seen",
         "_lock",
@@ -98,6 +101,9 @@ class CallControl:
         self._last_seen: dict[str, tuple[int, int]] = {}
         """What it had written, and its signs of life, when an observer last looked at it; and those of the calls inside
         it, by request id."""
+        self._former_bells: list[Deadline] = []
+        self._former_parents: list[Deadline] = []
+        """Deadlines that were moved, which code inside the call may still have."""
         self.observe: Observe | None = None
         self.on_change: OnNews | None = None
         self.progress: deque[dict[str, object]] = deque(maxlen=PROGRESS_KEPT)
@@ -141,7 +147,7 @@ class CallControl:
         if self._pending is not None and self.call.overtime is not None:
             (began_ns, asked_by), now_ns, self._pending = self._pending, monotonic_ns(), None
             at_ms, took_ms = (began_ns - self.call.started_ns) // NS_PER_MS, (now_ns - began_ns) // NS_PER_MS
-            self.call.overtime.note_unanswered(at_ms, asked_by, took_ms)
+            self._tell(self.call.overtime.note_unanswered(at_ms, asked_by, took_ms))
 
     def note_progress(self, done: float, total: float | None, message: str | None) -> None:
         self.signs += 1
@@ -207,10 +213,11 @@ class CallControl:
                 return None
             began_ns = monotonic_ns()
             self._pending = began_ns, asked_by
-            room_ms = overtime.room_ms(self._ceiling_ms(began_ns, asked_by))
+            ceiling_ms = self._ceiling_ms(began_ns, asked_by)
+            room_ms = overtime.room_ms(ceiling_ms)
             asked_ms = wanted_ms or overtime.policy.max_per_request_ms or overtime.policy.budget_ms
             if room_ms and self.observe is not None:
-                limit_ms = min(overtime.policy.observer_timeout_ms, self._patience_ms(overtime, began_ns))
+                limit_ms = overtime.patience_ms(ceiling_ms)
                 decision = await self._ask_observer(overtime, room_ms, asked_by, wanted_ms, why, limit_ms)
             else:
                 decision = Decision(asked_ms)
@@ -236,7 +243,7 @@ class CallControl:
         # From now on, or from its bell where that is still to come: a call that asks early loses nothing by it.
         from_ns = max(now_ns, self._soft_ns or 0) if request.asked_by == "call" else now_ns
         if overtime.policy.hard_extends:
-            self._move_bell(request.granted_ms + request.took_ms)
+            self._extend_limit(request.granted_ms + request.took_ms)
         bell = self.call.bound.bell
         soft_ns = from_ns + request.granted_ms * NS_PER_MS
         self._soft_ns = soft_ns if bell is None else min(soft_ns, bell.at_ns)
@@ -293,15 +300,9 @@ class CallControl:
             ],
             "granted_ms": overtime.granted_ms,
             "requests": [request.as_meta() for request in overtime.requests[-PROGRESS_KEPT:]],
-            "requests_left": max(0, overtime.policy.max_requests - overtime.asked),
+            "requests_left": overtime.requests_left,
             "most_ms": room_ms,
         }
-
-    def _patience_ms(self, overtime: Overtime, now_ns: int) -> int:
-        """Return how long an observer may take at the most: no longer than what it could grant would last."""
-        left = max(1, overtime.policy.budget_ms - overtime.used_ms)
-        ceiling = self._ceiling_ms(now_ns)
-        return left if ceiling is None else max(1, min(left, ceiling))
 
     def _ceiling_ms(self, now_ns: int, asked_by: str = "soft clock") -> int | None:
         """Return how far away the instant is that no grant may pass; None is for nowhere. What a call asks for by
@@ -318,34 +319,71 @@ class CallControl:
         """Return what the parent leaves: no bell of this call may be later."""
         return latest_bell(self.call.parent, self.call.started_ns, self.call.clocks.reserve_ms)
 
-    def _move_bell(self, by_ms: int) -> int:
-        """Move the bell that much later, as far as the parent's deadline allows. Return by how much it was moved."""
-        call, bound = self.call, self.call.bound
-        moved = move_bell(bound, by_ms, self._latest_bell(), call.parent)
+    def _extend_limit(self, by_ms: int) -> int:
+        """Make the call's own limit that much longer, as far as the parent's deadline allows. Return by how much."""
+        call, clocks = self.call, self.call.clocks
+        moved = move_bell(call.bound, by_ms, self._latest_bell(), call.parent)
         if moved is None or call.work is None:
             return 0
-        call.bound = moved
-        if call.work.move_bell():
-            return moved.limit_ms - bound.limit_ms
-        call.bound = bound
+        moved_ms = moved.limit_ms - call.bound.limit_ms
+        if clocks.timeout_ms:
+            call.clocks = replace_fields(clocks, timeout_ms=clocks.timeout_ms + moved_ms)
+        if self._take_bound(moved):
+            return moved_ms
+        call.clocks = clocks
         return 0
 
-    def follow_parent(self, parent: Deadline) -> None:
-        """Take the deadline of whoever made the call, which is a later one now: the bell moves along, as far as the
-        call's own limit allows."""
-        call, bound, before = self.call, self.call.bound, self.call.parent
+    def _take_bound(self, moved: Bound) -> bool:
+        """Let the work have another bell, and what was called inside it and is bounded by that. Return False where the
+        work cannot be given one."""
+        call, before = self.call, self.call.bound
+        call.bound = moved
+        if call.work is not None and not call.work.move_bell():
+            call.bound = before
+            return False
+        if before.bell is not None:
+            self._former_bells.append(before.bell)
+        for inner in calls_made_by(call):
+            if inner.parent is not None and inner.parent is before.bell:
+                control = control_of(inner)
+                control.loop.call_soon_threadsafe(control.follow_caller, moved.bell)
+        return True
+
+    def find_current(self, deadline: Deadline | None) -> Deadline | None:
+        """Return what has become of a deadline that the call was bounded by, or that it has bounded others by."""
+        if any(deadline is former for former in self._former_bells):
+            return self.call.bound.bell
+        return self.call.parent if any(deadline is former for former in self._former_parents) else deadline
+
+    def follow_caller(self, parent: Deadline | None, longer_ms: int = 0) -> bool:
+        """Take the deadline of whoever made the call, which is a later one now, and a limit of its own that is so much
+        longer: the bell moves along, as far as both allow. Return False where the work cannot be given another bell."""
+        call, bound = self.call, self.call.bound
+        before = call.parent, call.clocks
+        if call.parent is not None and call.parent is not parent:
+            self._former_parents.append(call.parent)
         call.parent = parent
-        latest = self._latest_bell()
-        if bound.bell is None or latest is None:
-            return
         own_ms = call.clocks.timeout_ms or 0
-        until_ns = min(latest.at_ns, call.started_ns + own_ms * NS_PER_MS) if own_ms else latest.at_ns
-        if self._move_bell((until_ns - bound.bell.at_ns) // NS_PER_MS) and bound.source is before:
-            is_own = bool(own_ms) and until_ns < latest.at_ns
-            moved = call.bound
-            call.bound = replace_fields(
-                moved, owner=call.name if is_own else moved.owner, source=moved.bell if is_own else parent
-            )
+        if own_ms and longer_ms:
+            own_ms += longer_ms
+            call.clocks = replace_fields(call.clocks, timeout_ms=own_ms)
+        own = Deadline.after_ms(call.started_ns, own_ms) if own_ms else None
+        latest = self._latest_bell()
+        is_own = own is not None and (latest is None or own.at_ns <= latest.at_ns)
+        until = own if is_own else latest
+        if bound.bell is None or until is None or self.is_over:
+            return True
+        moved = move_bell(bound, (until.at_ns - bound.bell.at_ns) // NS_PER_MS, latest, parent)
+        if moved is None:
+            return True
+        if not is_own:
+            moved = replace_fields(moved, owner=call.parent_owner, source=parent)
+        elif bound.owner != call.name:
+            moved = replace_fields(moved, owner=call.name)
+        if self._take_bound(moved):
+            return True
+        call.parent, call.clocks = before
+        return False
 
     def extend(self, by_ms: int, who: str) -> OvertimeRequest:
         """Give a running call more time on a person's word: its timeout and its soft clock move along. Raises Failure
@@ -355,7 +393,7 @@ class CallControl:
         call, now_ns = self.call, monotonic_ns()
         if call.winding_down is not None:
             raise Failure("NOT_EXTENDABLE", f"{call.name} is winding down already")
-        moved_ms = self._move_bell(by_ms) if call.bound.bell is not None else by_ms
+        moved_ms = self._extend_limit(by_ms) if call.bound.bell is not None else by_ms
         if moved_ms <= 0:
             latest = self._latest_bell()
             if latest is not None and call.bound.bell is not None and latest.at_ns <= call.bound.bell.at_ns:
@@ -404,10 +442,9 @@ class CallControl:
         if known is None:
             self._tell(asked)
         for_inner = _shorten(asked)
-        for inner in list(calls_inside(call)):
-            if inner.inside_of is call:  # each tells those inside of itself
-                control = control_of(inner)
-                control.loop.call_soon_threadsafe(control._wind_down, for_inner)
+        for inner in calls_made_by(call):  # each tells those inside of itself
+            control = control_of(inner)
+            control.loop.call_soon_threadsafe(control._wind_down, for_inner)
         return call.winding_down
 
     def wind_down_with(self, outer: WindDown) -> None:
@@ -480,6 +517,11 @@ def calls_inside(call: Call) -> Iterator[Call]:
             above = above.inside_of
         if above is call:
             yield other
+
+
+def calls_made_by(call: Call) -> list[Call]:
+    """Return the running calls that were made in this one itself."""
+    return [other for other in list(live_calls.values()) if other.inside_of is call]
 
 
 async def _look_at(calls: Sequence[Call]) -> list[WorkView]:

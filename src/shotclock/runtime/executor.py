@@ -292,7 +292,7 @@ class Executor:
         guards = self._guards + operation.guards if self._guards else operation.guards
         if operation.place == "process" and not guards and asyncio.get_running_loop() is self.home:
             return self._in_worker(call, depth, listener)
-        scope = Scope(call.bound.bell, depth, call.name, call, call=call)
+        scope = Scope(call.bound.bell, depth, call.name, call, call, call.overtime_address)
         if operation.place != "loop" or self.children.needs_async_worker(operation):
             return self._run_elsewhere(call, operation, scope, guards, listener)
         if not self._share_loop:

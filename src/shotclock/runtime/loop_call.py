@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.catalogue import Guard, Operation
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Problem, as_data
+from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..process import call_processes, spans
 from ..process.clock import monotonic_ns
@@ -400,10 +400,10 @@ class LoopCall(LoopTask, Work):
 
     def _keep(self, partial: object) -> None:
         try:
-            plain = to_valid_json(partial)[0]
+            plain, changes = to_valid_json(partial)
         except NotSerializable as error:
             raise TypeError(f"ctx.keep takes plain data: {error}") from None
-        self._timers.queue.post(self._on_partial, plain)
+        self._timers.queue.post(self._on_partial, plain, changes)
 
     def _progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._timers.queue.post(self._on_progress, done, total, unit)
@@ -466,11 +466,11 @@ class LoopCall(LoopTask, Work):
         if not self._abandoned:
             self._listener.step(name)
 
-    def _on_partial(self, partial: object) -> None:
+    def _on_partial(self, partial: object, changes: list[str]) -> None:
         if self._idle is not None:
             self._idle.sign_of_life()
         if not self._abandoned:
-            self._call.partial = as_data(partial)
+            self._call.keep_partial(partial, changes)
 
     def wind_down(self, until_ns: int) -> None:
         self.stopping = True

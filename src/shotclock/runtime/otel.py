@@ -60,6 +60,8 @@ class Writer:
         span = self._tracer.start_span(
             ended.name, context, attributes=dict(ended.attributes), start_time=ended.started_ns
         )
+        for event in ended.events:
+            span.add_event(event.name, dict(event.attributes), event.at_ns)
         if ended.code is None:
             span.set_status(api.StatusCode.OK)
         else:

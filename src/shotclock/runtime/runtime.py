@@ -218,10 +218,8 @@ class Runtime:
         scope = current_scope.get()
         self.counts.calls += 1
         deadline, owner = (self.inherited, "caller") if scope is None else (scope.deadline, scope.name)
-        if scope is not None and scope.call is not None and scope.call.winding_down is not None:
-            # What is begun now is clean-up, and has no longer than that.
-            until = Deadline(scope.call.winding_down.until_ns)
-            deadline = until if deadline is None or until.at_ns < deadline.at_ns else deadline
+        if scope is not None and scope.call is not None and scope.call.control is not None:
+            deadline = _deadline_inside(scope.call, deadline)
         if parent is not None and (deadline is None or parent.at_ns < deadline.at_ns):
             deadline, owner = parent, "caller"
         defaults = self._clocks
@@ -546,6 +544,16 @@ class Runtime:
             await asyncio.to_thread(observer_queue.finish)
         if spans.recorder is not None:
             await asyncio.to_thread(telemetry.hand_over)
+
+
+def _deadline_inside(outer: Call, deadline: Deadline | None) -> Deadline | None:
+    """Return the deadline of what is begun now inside a call, which had this one for that when it began itself."""
+    if outer.control is not None:
+        deadline = outer.control.find_current(deadline)
+    if outer.winding_down is not None:  # what is begun now is clean-up, and has no longer than that
+        until = Deadline(outer.winding_down.until_ns)
+        deadline = until if deadline is None or until.at_ns < deadline.at_ns else deadline
+    return deadline
 
 
 def _overtime_of(operation: Operation, clocks: Clocks) -> Overtime | None:

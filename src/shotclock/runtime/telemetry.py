@@ -14,16 +14,16 @@ import atexit
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from queue import SimpleQueue
 
-from ..core.clocks import ClockKind
+from ..core.clocks import NS_PER_MS, ClockKind
 from ..core.envelope import Problem
 from ..core.errors import Ending, side_effects_of
 from ..core.value_types import as_dict
 from ..process import spans
-from ..process.spans import Attribute, Span
+from ..process.spans import Attribute, Span, SpanEvent
 from .call import Call, Outcome
 
 TYPE_CHECKING = False
@@ -193,7 +193,34 @@ def _call_span(
             if problem.fired.kind is ClockKind.BUDGET:
                 attributes["shotclock.budget_ms"] = problem.fired.limit_ms
     started_ns = wall_ns - (now_ns - call.started_ns)
-    return Span(name, call.trace, call.caller.span_id, started_ns, wall_ns, attributes, code, message)
+    events = tuple(_overtime_events(call, started_ns))
+    return Span(name, call.trace, call.caller.span_id, started_ns, wall_ns, attributes, code, message, events)
+
+
+def _overtime_events(call: Call, started_ns: int) -> Iterator[SpanEvent]:
+    """Yield what was asked and decided about the time of a call; not for which reasons, which may quote what is
+    secret."""
+    for request in call.overtime.requests if call.overtime is not None else ():
+        asked_ns = started_ns + request.at_ms * NS_PER_MS
+        if not request.is_gift:
+            asked: dict[str, Attribute] = {"shotclock.overtime.asked_by": request.asked_by}
+            yield SpanEvent("shotclock.overtime.requested", asked_ns, asked)
+        decided: dict[str, Attribute] = {
+            "shotclock.overtime.asked_by": request.asked_by,
+            "shotclock.overtime.observer": request.observer,
+            "shotclock.overtime.asked_ms": request.asked_ms,
+            "shotclock.overtime.granted_ms": request.granted_ms,
+            "shotclock.overtime.took_ms": request.took_ms,
+        }
+        decided_ns = asked_ns + request.took_ms * NS_PER_MS
+        yield SpanEvent(f"shotclock.overtime.{request.verdict.value}", decided_ns, decided)
+    if (stop := call.winding_down) is not None:
+        within_ms = max(0, stop.until_ns - stop.at_ns) // NS_PER_MS
+        told: dict[str, Attribute] = {
+            "shotclock.wind_down.by": stop.by,
+            "shotclock.wind_down.within_ms": within_ms,
+        }
+        yield SpanEvent("shotclock.wind_down", started_ns + stop.at_ns - call.started_ns, told)
 
 
 def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:

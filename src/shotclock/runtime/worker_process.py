@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.catalogue import Handler
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Envelope, as_data
+from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..process import ipc, messages
 from ..process.call_processes import run_beside
@@ -36,7 +36,7 @@ from .call import Call, Outcome, Work, WorkView
 from .command_runner import Patience
 from .control import note_progress, note_sign_of_life, request_overtime
 from .idle_clock import IdleClock
-from .outcomes import answer_unopenable, crash_outcome, warn_left_behind, worker_outcome
+from .outcomes import CLOSING, answer_unopenable, crash_outcome, warn_left_behind, worker_outcome
 from .preloaded_zygote import Preloaded, address_of
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
@@ -198,7 +198,7 @@ class WorkerProcess:
             case Partial() if not inside.is_abandoned:
                 inside.sign_of_life()
                 with contextlib.suppress(Exception):  # of a class that is not imported here: what came before is kept
-                    inside.call.partial = as_data(messages.unpickle(message.value))
+                    inside.call.keep_partial(messages.unpickle(message.value), message.changes)
             case Wrote() if not inside.is_abandoned:
                 inside.sign_of_life()
                 if message.text:
@@ -274,7 +274,8 @@ class WorkerProcess:
     def _order_end(self, order: str, why: str, grace_ms: int = 0) -> None:
         """Have its supervisor stop or kill it, and bound the wait for the report: a supervisor that was itself stopped,
         or is broken, sends none, and nobody waits for it for ever."""
-        self._ordered = self._ordered or why
+        if self._ordered is None or why == CLOSING:  # its supervisor may go with us, whatever it was told before
+            self._ordered = why
         self._order(order, why)
         if self.gone.done():
             return

@@ -42,7 +42,7 @@ from ..runtime.call import (
     inherited_trace,
     wound_down_problem,
 )
-from ..runtime.control import control_of, enter, leave, live_calls
+from ..runtime.control import calls_inside, control_of, enter, leave
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
@@ -286,13 +286,20 @@ def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bo
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
     """Begin the call of a run: inside the run that it is a step of, else inside the time of the environment."""
     scope = current_scope.get()
+    step: Call | None = None if scope is None else scope.call
+    if step is not None:  # named by whose clock it is, so that what it stops says the truth about who stopped it
+        parent, owner = step.bound.bell, step.bound.owner
+    elif scope is not None:
+        parent, owner = scope.deadline, scope.name
+    else:
+        parent, owner = inherited_deadline(os.environ, monotonic_ns()).deadline, "caller"
     return admit(
         f"run {request.name}",
         Clocks(timeout_ms=timeout_ms),
-        parent=inherited_deadline(os.environ, monotonic_ns()).deadline if scope is None else scope.deadline,
-        parent_owner="caller" if scope is None else scope.name,
+        parent=parent,
+        parent_owner=owner,
         caller=trace or (inherited_trace() if scope is None else scope.span.trace),
-        inside_of=None if scope is None else scope.call,
+        inside_of=step,
     )
 
 
@@ -371,6 +378,7 @@ class _Run:
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 call=self.call,
+                describe_limit=self._describe_fired_clock,
             )
 
     def _make_scheduler(self, context: RunContext, steps: StepExecutor) -> Scheduler:
@@ -505,10 +513,7 @@ class _Run:
         if self.call.winding_down is not None and (bad or was_cut):
             return Outcome(Ending.CANCELLED, wound_down_problem(self.call), {**data, "partial": True})
         if is_out_of_time or any(state.is_cut_short for state in states.values()):
-            fired = self._find_fired_clock()
-            owner = "its caller" if fired.owner == "caller" else fired.owner
-            whose = "" if fired.owner == self.call.name else f" that {owner} left it"
-            message = f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
+            message, fired = self._describe_fired_clock()
             return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
         if not bad:
             return Outcome(Ending.FINISHED, data=data)
@@ -517,6 +522,13 @@ class _Run:
 
     def _describe_steps(self, states: Mapping[str, StepState]) -> dict[str, object]:
         return {"run_id": self.request.run_id, "name": self.request.name, **_list_steps(states)}
+
+    def _describe_fired_clock(self) -> tuple[str, Fired]:
+        """Say which limit the run has reached."""
+        fired = self._find_fired_clock()
+        owner = "its caller" if fired.owner == "caller" else fired.owner
+        whose = "" if fired.owner == self.call.name else f" that {owner} left it"
+        return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}", fired
 
     def _find_fired_clock(self) -> Fired:
         """Return the clock that stopped the run, with the limit that was set: what a parent kept back of it is nobody's
@@ -529,9 +541,10 @@ class _Run:
         source = fired.source
         if source is None or source is call.bound.bell:
             return fired
-        scope = current_scope.get()
-        set_ms = scope.limit_ms if scope is not None and scope.deadline is source else 0
-        return replace_fields(fired, limit_ms=set_ms or source.remaining_ms(call.started_ns))
+        step = call.inside_of
+        is_own_of_step = step is not None and source is step.bound.bell is step.bound.source
+        set_ms = step.bound.limit_ms if step is not None and is_own_of_step else source.remaining_ms(call.started_ns)
+        return replace_fields(fired, limit_ms=set_ms)
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:
@@ -560,9 +573,10 @@ class _RunWork(Work):
         bell = self._call.bound.bell
         assert bell is not None
         became = self._deadlines.move(bell)
-        for inner in [each for each in live_calls.values() if each.inside_of is self._call]:
-            if inner.parent in became:
-                control_of(inner).follow_parent(became[inner.parent])
+        # Also what a step calls: it is inside the same deadline.
+        for inner in calls_inside(self._call):
+            if (parent := became.get(id(inner.parent))) is not None:
+                control_of(inner).follow_caller(parent)
         return True
 
 
@@ -579,6 +593,8 @@ class _NewsOfRun:
         told: dict[str, Any] = run.redaction.value(_describe_news(call, news))
         name = call.name.removeprefix("step ") if call is not run.call else ""
         state = self._scheduler.states.get(name)
+        if isinstance(news, WindDown) and news.fired is None:  # not by a clock of this one try
+            run.wound_down.add(name)
         try:
             if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
                 elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS

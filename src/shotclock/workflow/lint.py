@@ -352,7 +352,7 @@ def _check_overtime(workflow: WorkflowFile, step_id: str, step: StepPart) -> Ite
         yield Finding("clock/overtime", str(error), where)
         return
     if policy is not None and policy.hard_extends and not STEP_TYPES[step.type].can_extend:
-        message = f"hard_extends: the timeout of a {step.type} step cannot be moved while it runs"
+        message = f"hard_extends: a {step.type} step waits on the clock of its question; `inbox extend` moves that"
         yield Finding("clock/overtime", message, where)
 
 

@@ -371,7 +371,12 @@ def news_in_words(told: Mapping[str, Any]) -> str:
         if told["asked_by"] not in ("soft clock", "call"):
             return f"{brief(told['granted_ms'])} more by {told['asked_by']}"
         return f"{brief(told['granted_ms'])} of overtime{because}"
-    words = {"declined": "overtime declined", "failed": "no overtime", "exhausted": "no overtime left"}
+    words = {
+        "declined": "overtime declined",
+        "failed": "no overtime",
+        "exhausted": "no overtime left",
+        "unanswered": "overtime asked for, ended before the answer",
+    }
     return f"{words.get(told['verdict'], told['verdict'])}{because}"
 
 

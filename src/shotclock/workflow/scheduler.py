@@ -258,11 +258,11 @@ class Deadlines:
         is left. Clean-up may until the run's own bell."""
         return not any(rung is self._run or step_id not in self._clean_up for rung in self._rung)
 
-    def move(self, bell: Deadline) -> dict[Deadline, Deadline]:
-        """Take another bell of the run. Return what each deadline of before has become."""
+    def move(self, bell: Deadline) -> dict[int, Deadline]:
+        """Take another bell of the run. Return what each deadline of before has become, by the id of that object."""
         assert self._run is not None and self._work is not None
         later = Deadline(bell.at_ns - (self._run.at_ns - self._work.at_ns)) if self._work is not self._run else bell
-        became = {self._run: bell, self._work: later}
+        became = {id(self._run): bell, id(self._work): later}
         if self._clean_up_by is self._run:
             self._clean_up_by = bell
         self._run, self._work = bell, later
@@ -323,6 +323,10 @@ class RunContext:
     on_change: OnChange | None
     on_news: OnNews | None
     call: Call
+    describe_limit: Callable[[], tuple[str, Fired]]
+    """Says which limit the run has reached, once it has."""
+    wound_down: set[str] = field(default_factory=set)
+    """The steps that somebody has asked to wind down: no further item or try of them begins."""
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
     """How many runs a step has begun for one of its items."""
 
@@ -658,8 +662,8 @@ class Scheduler:
         step = self._workflow.steps[name]
         if state.status is Status.SUCCEEDED:
             return step.on_success
-        is_cut = state.status is Status.CANCELLED and self._is_winding_down  # with items that never began
-        if is_cut or state.status in (Status.FAILED, Status.TIMED_OUT):
+        # One is cancelled here where items of it never began, because it was wound down.
+        if state.status in (Status.FAILED, Status.TIMED_OUT, Status.CANCELLED):
             return step.on_fail or self._workflow.defaults.on_fail
         return None
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline
+from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline, Fired
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
@@ -44,8 +44,8 @@ from ..providers.provider import (
     result_left_by,
 )
 from ..providers.workflow import RunFile
-from ..runtime.call import Call, Outcome, Work, answer, new_span_id, no_time_left, wound_down_problem
-from ..runtime.control import enter, leave, start_control
+from ..runtime.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
+from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
@@ -123,6 +123,7 @@ class StepExecutor:
             await self._execute(name, step, state, scope)
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        self._run.wound_down.discard(name)  # it may run again
         try:
             visible = await self.renderer.with_variables(step, step.if_, scope)
             if step.if_ is not None and not await self.renderer.evaluate(step.if_, visible):
@@ -147,7 +148,16 @@ class StepExecutor:
 
     def _note_failure(self, state: StepState, failed: StepFailed) -> None:
         state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
-        state.is_cut_short = self._run.deadlines.note_fired(failed.fired)
+        self._note_cut_short(state, failed.fired)
+
+    def _note_cut_short(self, state: StepState, fired: Fired | None) -> None:
+        """Note whether the run's own clock has stopped a step. Then its error names the limit of the run: what the step
+        had of that, which was less by a reserve, is nobody's limit."""
+        state.is_cut_short = self._run.deadlines.note_fired(fired)
+        if state.is_cut_short and state.error is not None:
+            message, clock = self._run.describe_limit()
+            context = {**(state.error.get("context") or {}), "clock": clock.as_context()}
+            state.error = {**state.error, "message": f"stopped: {message}", "context": context}
 
     # --- items --------------------------------------------------------------------------------------------
 
@@ -191,8 +201,8 @@ class StepExecutor:
             if source is not None:  # the one output that is meant is this item's
                 here["outputs"] = ChainMap({source: item}, scope["outputs"])
             async with slots.hold_one():
-                if self._run.call.winding_down is not None and not is_clean_up:
-                    part.status, part.reason = Status.SKIPPED, Reason.RUN_ENDED
+                if self._is_wound_down(work.name) and not is_clean_up:
+                    part.status = Status.SKIPPED
                     return
                 with self._person_wait.at_work():
                     try:
@@ -228,7 +238,7 @@ class StepExecutor:
         except ValueError as unfit:
             raise StepFailed("OUTPUT_INVALID", f"the outputs of all items together: {unfit}", "step/output") from None
         if not bad:
-            return self._judge_skipped(state, parts)
+            return self._judge_skipped(work.name, state, parts)
         first = parts[bad[0]]
         error = first.error or {}
         known = error.get("context")
@@ -240,13 +250,18 @@ class StepExecutor:
         state.is_cut_short = any(part.is_cut_short for part in parts)
         return first.status
 
-    def _judge_skipped(self, state: StepState, parts: list[StepState]) -> Status:
+    def _is_wound_down(self, name: str) -> bool:
+        """Return whether nothing more of a step is to begin: it, or its run, was asked to wind down."""
+        return self._run.call.winding_down is not None or name in self._run.wound_down
+
+    def _judge_skipped(self, name: str, state: StepState, parts: list[StepState]) -> Status:
         """Return the status of a step of which no item has failed: cancelled if there are some that never began."""
-        skipped = [number for number, part in enumerate(parts) if part.reason is Reason.RUN_ENDED]
+        skipped = [number for number, part in enumerate(parts) if part.status is Status.SKIPPED]
         if not skipped:
             return Status.SUCCEEDED
         state.cancel()
-        message = f"{len(skipped)} of {len(parts)} items were not started: the run winds down"
+        what = "step" if name in self._run.wound_down else "run"
+        message = f"{len(skipped)} of {len(parts)} items were not started: the {what} winds down"
         state.error = {**(state.error or {}), "message": message, "context": {"items_skipped": skipped[:MOST_WARNINGS]}}
         state.ending = Ending.CANCELLED.value
         return Status.CANCELLED
@@ -302,7 +317,7 @@ class StepExecutor:
             tries = state.attempts - state.cut_off
             if not verdict.is_bad or tries >= most or retry is None:
                 return verdict
-            if not may_start(work.name) or self._run.call.winding_down is not None:
+            if not may_start(work.name) or self._is_wound_down(work.name):
                 return verdict
             pause_ms = delay_ms(retry, tries)
             if retry.backoff.jitter:
@@ -366,7 +381,7 @@ class StepExecutor:
         if context:
             error["context"] = context
         state.error = self._run.redaction.value(error)
-        state.is_cut_short = self._run.deadlines.note_fired(envelope.fired)
+        self._note_cut_short(state, envelope.fired)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
 
     def _check_size(self, output: Any) -> Any:
@@ -518,8 +533,8 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
     if step.overtime is not None:
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
-    token, work = current_scope.set(replace(outer, call=call)), _TryWork()
-    call.work = work
+    token = current_scope.set(replace(outer, call=call))
+    work = call.work = _TryWork(call, provider.step_type.can_extend)
     enter(call)
     start_control(call, runtime.observe)
     try:
@@ -545,14 +560,34 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
 
 
 class _TryWork(Work):
-    """A try whose provider has no work of its own that could be told to wind down: it is cancelled once its time for
-    that is over."""
+    """A try whose provider has no work of its own: what it calls is told to wind down by itself, and the try is
+    cancelled once its time for that is over. A provider that has some puts it in this one's place."""
 
-    __slots__ = ("_is_stopped", "_task")
+    __slots__ = ("_call", "_can_extend", "_is_stopped", "_limit_ms", "_task")
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call, can_extend: bool) -> None:
+        self._call = call
+        self._can_extend = can_extend
+        self._limit_ms = call.clocks.timeout_ms or 0
         self._task = asyncio.current_task()
         self._is_stopped = False
+
+    def move_bell(self) -> bool:
+        """Let what is called for the step have what the step has now: it has what was left of the step's own limit,
+        inside the same deadline. Whoever else waits looks at the bell again when the old one rings."""
+        if not self._can_extend:
+            return False
+        call, before_ms = self._call, self._limit_ms
+        longer_ms = (call.clocks.timeout_ms or 0) - before_ms
+        made = [each for each in calls_made_by(call) if each.parent is call.parent and each.name != OBSERVER_NAME]
+        if longer_ms and not all(control_of(each).follow_caller(each.parent, longer_ms) for each in made):
+            return False
+        self._limit_ms = before_ms + longer_ms
+        return True
+
+    async def look(self) -> WorkView:
+        """Return nothing but whether it has begun: not while an App or a library is imported for it."""
+        return WorkView(has_begun=not self._can_extend or bool(calls_made_by(self._call)))
 
     def stop_unwound(self) -> None:
         if self._task is not None and not self._is_stopped:

@@ -32,6 +32,7 @@ class Seen:
     span_id: str
     parent_id: str
     attributes: dict[str, Any]
+    events: list[tuple[str, int, dict[str, Any]]]
     status: str
     message: str
     resource: dict[str, Any]
@@ -70,6 +71,7 @@ class Collector:
                             span.span_id.hex(),
                             span.parent_span_id.hex(),
                             _plain(span.attributes),
+                            [(each.name, each.time_unix_nano, _plain(each.attributes)) for each in span.events],
                             {0: "unset", 1: "ok", 2: "error"}[span.status.code],
                             span.status.message,
                             resource,

@@ -125,6 +125,20 @@ def test_what_fails_says_its_code_and_what_is_stopped_says_whose_clock_it_was(
             "shotclock.overtime.granted_ms": 0,
             "shotclock.wind_down.by": "observer",
         }
+    winds = collector.one("try winds")
+    asked, declined, stopped = winds.events
+    assert [name for name, _, _ in winds.events] == [
+        "shotclock.overtime.requested",
+        "shotclock.overtime.declined",
+        "shotclock.wind_down",
+    ]
+    assert winds.started_ns + 300_000_000 <= asked[1] <= declined[1] <= stopped[1] + 1_000_000 <= winds.ended_ns
+    assert asked[2] == {"shotclock.overtime.asked_by": "soft clock"}
+    assert (
+        declined[2]["shotclock.overtime.observer"] == "progress" and declined[2]["shotclock.overtime.granted_ms"] == 0
+    )
+    assert stopped[2] == {"shotclock.wind_down.by": "observer", "shotclock.wind_down.within_ms": 5000}
+    assert "grown" not in str(winds.events), "the reasons of others are not told"
     not_now = collector.one("step not-now")
     assert (not_now.status, not_now.attributes["shotclock.step.status"]) == ("ok", "skipped")
     after = collector.one("step after")  # it never began: a moment of the run
