@@ -32,14 +32,14 @@ from shotclock.workflow.loader import Finding, load_text
 from shotclock.workflow.plan import plan_of
 from shotclock.workflow.state import record_workflow
 from tests.providers.model_servers import CallTool, Garbage, Hang, ModelServer, Say, Status, model_server
+from tests.providers.warm_agents import warm_agents
 from tests.runtime.bounds import ROOT, eventually, marked
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 RUN_LIMIT_S = 90.0
-# Importing pydantic-ai and an SDK takes one to eight seconds here, once for each run. So what is measured begins
-# after a step that has waited for it.
-STARTED_MS = 60_000
+# Of a step that is not about its clock.
+ENOUGH_MS = 60_000
 # Past a bell, on two cores that others use as well.
 LATE_S = 4.0
 # What a server has sent is in the hands of the run a moment later; only this can be waited for.
@@ -50,6 +50,12 @@ GREET = (
     "{greet: {description: greets somebody, exec: 'echo \"hello {{ args.who }}\"', "
     "input_schema: {type: object, properties: {who: {type: string}}, required: [who]}}}"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def agents() -> Iterator[None]:
+    with warm_agents("openai", "anthropic", "google"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +103,7 @@ def steps(envelope: Envelope) -> dict[str, dict[str, Any]]:
     return envelope.data["steps"]
 
 
-def ask(server: ModelServer, more: str = "", step: str = "", timeout: int = STARTED_MS) -> str:
+def ask(server: ModelServer, more: str = "", step: str = "", timeout: int = ENOUGH_MS) -> str:
     """A step that asks a server, in one line of YAML."""
     block = f"base_url: {server.url}/v1, model: m, timeout: {timeout}"
     return f"{{type: ai, prompt: what is it?, ai: {{{block}{', ' if more else ''}{more}}}{', ' if step else ''}{step}}}"
@@ -168,8 +174,8 @@ def test_a_model_of_google_answers_calls_tools_and_fails_as_the_others(run: Call
             f"""
             tools: {GREET}
             steps:
-              it: {{type: ai, prompt: greet, ai: {{model: gemini-x, timeout: {STARTED_MS}, tools: greet}}}}
-              bad: {{type: ai, prompt: fail, ai: {{model: gemini-x, timeout: {STARTED_MS}, retry: {{max: 0}}}}}}
+              it: {{type: ai, prompt: greet, ai: {{model: gemini-x, timeout: {ENOUGH_MS}, tools: greet}}}}
+              bad: {{type: ai, prompt: fail, ai: {{model: gemini-x, timeout: {ENOUGH_MS}, retry: {{max: 0}}}}}}
             """,
             server.google,
         )
@@ -240,12 +246,11 @@ BAD = {
 
 @pytest.fixture(scope="module", params=["openai", "anthropic"])
 def misbehaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What became of a step with each of them, all in one run: coming up takes longer than all of the rest."""
+    """What became of a step with each of them, all in one run, at the same time."""
     folder = tmp_path_factory.mktemp("misbehaved")
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOTCLOCK_HOME", str(folder / "home"))
         servers = {name: stack.enter_context(model_server(action)) for name, action in BAD.items()}
-        first = stack.enter_context(model_server(Say("up")))
 
         def step(name: str, server: ModelServer, more: str, timeout: int) -> str:
             path = "/v1" if request.param == "openai" else ""
@@ -253,10 +258,10 @@ def misbehaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             retry = "retry: {max: 1, backoff: {delay_ms: 10}}"
             return f"  {name}: {{type: ai, prompt: what, ai: {{{block}, {retry}}}, grace: 300{more}}}\n"
 
-        text = "max_parallelism: 20\nsteps:\n" + step("first", first, "", STARTED_MS)
+        text = "max_parallelism: 20\nsteps:\n"
         for name, server in servers.items():
             idle = ", idle: 4000" if name == "silent" else ""
-            text += step(name, server, f"{idle}, depends_on: first", STARTED_MS if idle else 8_000)
+            text += step(name, server, idle, ENOUGH_MS if idle else 8_000)
         loaded = load_text(text.encode(), "flow.yaml", folder)
         assert loaded.workflow is not None, loaded.findings
         keys = {"OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY}
@@ -268,7 +273,6 @@ def misbehaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
                 return await start(asked, Store.open(folder / "home"), RunCaller(environment={**os.environ, **keys}))
 
         found: dict[str, Any] = steps(asyncio.run(main()))
-        assert found["first"]["status"] == "succeeded", found["first"]["error"]
         yield {"steps": found, "requests": {name: len(server.requests) for name, server in servers.items()}}
 
 
@@ -390,7 +394,7 @@ def test_tools_of_the_file_and_of_servers_are_called_over_one_connection(run: Ca
     told = results(server.requests[-1])
     first, second, greeted = (json.loads(text) for text in told[:3])
     assert (first["result"], second["result"]) == ("first", "second")
-    assert 0 < first["remaining_ms"] <= STARTED_MS
+    assert 0 < first["remaining_ms"] <= ENOUGH_MS
     # What a model says is neither a template nor a script.
     assert greeted["result"] == "hello {{ env.HOME }} $(id) 'x'\n"
     assert "'who' is a required property" in told[3]
@@ -553,15 +557,14 @@ LOOK = "kill -0 $(cat pid) 2>/dev/null && echo alive || echo gone"
 def test_a_tool_that_runs_when_the_agent_is_stopped_is_gone_with_the_step(
     run: Callable[..., Envelope], tmp_path: Path, by: str
 ) -> None:
-    timeout = 3000 if by == "its clock" else STARTED_MS
-    with model_server(Say("up")) as first, model_server(CallTool("deaf")) as server:
+    timeout = 3000 if by == "its clock" else ENOUGH_MS
+    with model_server(CallTool("deaf")) as server:
         envelope = run(
             f"""
             tools:
               deaf: {{exec: "{DEAF}", timeout: 60000}}
             steps:
-              first: {ask(first)}
-              it: {ask(server, "tools: deaf", "depends_on: first, grace: 500, on_fail: {run: after}", timeout=timeout)}
+              it: {ask(server, "tools: deaf", "grace: 500, on_fail: {run: after}", timeout=timeout)}
               after: {{exec: "{LOOK}"}}
             """,
             stop_after=None if by == "its clock" else Appears(tmp_path / "pid"),
@@ -580,13 +583,12 @@ def test_at_the_soft_clock_tools_stop_and_the_model_is_asked_to_answer(run: Call
     def model(body: dict[str, Any]) -> Any:
         return Say("what I have") if results(body) else CallTool("sleep", says="let me see ")
 
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             tools:
               sleep: {{exec: sleep 60, timeout: 60000}}
             steps:
-              first: {ask(first)}
-              it: {ask(server, "tools: sleep, ai_timeout: 2500", "depends_on: first")}
+              it: {ask(server, "tools: sleep, ai_timeout: 2500")}
         """)
     step = steps(envelope)["it"]
     assert step["status"] == "succeeded", step
@@ -605,11 +607,10 @@ def test_at_the_soft_clock_a_model_that_has_said_nothing_is_asked_anew(run: Call
     def model(body: dict[str, Any]) -> Any:
         return Say("in short: yes") if "Answer now" in str(body["messages"][-1]["content"]) else Hang()
 
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, "ai_timeout: 2000, max_iterations: 1", "depends_on: first")}
+              it: {ask(server, "ai_timeout: 2000, max_iterations: 1")}
         """)
     step = steps(envelope)["it"]
     assert (step["status"], step["output"], step.get("partial")) == ("succeeded", "in short: yes", True), step
@@ -618,11 +619,10 @@ def test_at_the_soft_clock_a_model_that_has_said_nothing_is_asked_anew(run: Call
 
 
 def test_a_model_that_is_writing_its_answer_at_the_soft_clock_may_end_it(run: Callable[..., Envelope]) -> None:
-    with model_server(Say("up")) as first, model_server(Say(*"abcdefghij", pause_s=0.4)) as server:
+    with model_server(Say(*"abcdefghij", pause_s=0.4)) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, "ai_timeout: 2000", "depends_on: first")}
+              it: {ask(server, "ai_timeout: 2000")}
         """)
     step = steps(envelope)["it"]
     assert (step["status"], step["output"]) == ("succeeded", "abcdefghij"), step
@@ -635,13 +635,12 @@ def test_a_model_that_does_not_come_to_an_end_is_stopped_and_its_text_is_kept(ru
         words = [f"word{number} " for number in range(400)]
         return Say(*words, pause_s=0.1) if results(body) else CallTool("sleep")
 
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             tools:
               sleep: {{exec: sleep 60, timeout: 60000}}
             steps:
-              first: {ask(first)}
-              it: {ask(server, "tools: sleep, ai_timeout: 2000", "depends_on: first, grace: 300", timeout=6000)}
+              it: {ask(server, "tools: sleep, ai_timeout: 2000", "grace: 300", timeout=6000)}
         """)
     step = steps(envelope)["it"]
     assert step["error"]["code"] == "TIMEOUT", step
@@ -945,11 +944,10 @@ def test_a_model_grants_an_agent_more_time_and_it_comes_to_its_end(run: Callable
         {"extend_ms": 20_000, "reason": "it writes"},
         lambda _: Say("a ", "long ", "answer ", "indeed", pause_s=1.0),
     )
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, NEGOTIATED, "depends_on: first")}
+              it: {ask(server, NEGOTIATED)}
         """)
     step = steps(envelope)["it"]
     assert step["status"] == "succeeded", step
@@ -963,11 +961,10 @@ def test_a_model_that_declines_or_does_not_decide_has_the_agent_wind_down(
     run: Callable[..., Envelope], decision: dict[str, Any]
 ) -> None:
     model = judging(decision, lambda _: Hang())
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, NEGOTIATED, "depends_on: first")}
+              it: {ask(server, NEGOTIATED)}
         """)
     step = steps(envelope)["it"]
     assert step["status"] == "timed_out" and step["error"]["context"]["clock"]["kind"] == "soft", json.dumps(step)

@@ -1,6 +1,7 @@
 """The agent loop by itself, in this process, with models that are functions: what it says, asks and does again."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -28,15 +29,22 @@ Answer = Callable[[list[ModelMessage], AgentInfo], AsyncIterator[Any]]
 class Caller:
     """What the process that runs the workflow is to an agent."""
 
-    def __init__(self, *, stopping: bool = False, answer: dict[str, Any] | None = None) -> None:
-        self.stopping = stopping
+    def __init__(
+        self,
+        *,
+        stopping: bool = False,
+        answer: dict[str, Any] | None = None,
+        time_ms: int = 20_000,
+        stops_in_ms: int | None = None,
+    ) -> None:
+        self.stopping, self.time_ms, self.stops_in_ms = stopping, time_ms, stops_in_ms
         self.text = ""
         self.asked: list[tuple[str, Any]] = []
         self.answer = answer or {"ok": True, "output": "seen", "remaining_ms": 1234}
 
     async def _answer(self, question: str, value: Any) -> Any:
         self.asked.append((question, value))
-        return self.answer if question == "tool" else None
+        return self.answer if question == "tool" else {"stops_in_ms": self.stops_in_ms}
 
     @property
     def calls(self) -> list[Any]:
@@ -52,7 +60,7 @@ class Caller:
         context = Context(
             name="it",
             request_id="1",
-            deadline=Deadline.after_ms(monotonic_ns(), 20_000),
+            deadline=Deadline.after_ms(monotonic_ns(), self.time_ms),
             depth=0,
             on_progress=lambda *_: None,
             on_call=lambda *_: None,
@@ -141,6 +149,59 @@ def test_the_next_model_goes_on_with_what_the_first_has_learned() -> None:
     answer = caller.run(give_up, look_first, tools=[LOOK])
     assert answer["output"].startswith("it said")
     assert len(caller.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "time_ms", "task"),
+    [("", 20_000, {"idle_ms": 200}), ("some wor", 20_000, {"idle_ms": 200}), ("", 600, {}), ("", 600, {"idle_ms": 900})],
+)
+def test_a_model_that_is_silent_is_given_up_for_the_next_one(said: str, time_ms: int, task: dict[str, Any]) -> None:
+    """Once its idle clock rings, or where its share of the time is over. It is not asked again."""
+    asked = 0
+
+    async def hang(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        nonlocal asked
+        asked += 1
+        yield said
+        await asyncio.sleep(LIMIT_S)
+
+    caller = Caller(time_ms=time_ms)
+    answer = caller.run(hang, say_it, **task)
+    assert (answer["output"], asked, answer["usage"]["requests"]) == ("one two", 1, 2)
+    (failed,) = answer["failed_models"]
+    assert failed["code"] == "MODEL_UNAVAILABLE"
+    assert "it was silent for" in failed["message"]
+    assert {"again": True, "retries": 0} in [value for _, value in caller.asked], "what it said is void"
+
+
+def test_a_model_that_goes_on_writing_is_not_silent() -> None:
+    async def drip(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            yield "x"
+
+    assert Caller().run(drip, say_it, idle_ms=500)["output"] == "x" * 10
+
+
+def test_the_last_model_is_left_to_the_clocks_of_its_caller() -> None:
+    async def hang(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        await asyncio.sleep(1.0)
+        yield "late"
+
+    assert Caller().run(hang, idle_ms=200)["output"] == "late"
+    assert Caller().run(hang, hang, idle_ms=200)["output"] == "late"
+
+
+def test_a_model_that_winds_down_is_told_the_time_until_it_is_stopped() -> None:
+    seen: list[str] = []
+
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        seen.extend(prompts(messages))
+        yield "in short"
+
+    Caller(stopping=True, stops_in_ms=3_000).run(answer)
+    left = re.search(r"nearly up: ([\d.]+)s is left", seen[-1])
+    assert left is not None and float(left[1]) <= 3.0, seen
 
 
 def test_the_last_failure_is_the_answer_with_what_was_used() -> None:

@@ -17,7 +17,7 @@ import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.errors import Ending, Failure, SideEffects
@@ -45,6 +45,7 @@ from .provider import (
 if TYPE_CHECKING:
     from ..core.overtime import Decision
     from ..runtime.call import Call, Outcome
+    from ..runtime.preloaded_zygote import Preloaded
     from ..runtime.runtime import Runtime
     from .ai_tools import AgentListener
 
@@ -408,6 +409,9 @@ class AiProvider(Provider):
     `ai/rate_limited`, `ai/refused`, `ai/unavailable`, `ai/answer`, `ai/mcp_server`, `ai/cancelled` or `ai/failed`."""
 
     step_type = AI
+    preloaded: ClassVar[Preloaded | None] = None
+    """What forks the agents of all runs of this process, where somebody has started it; not said, each run has its
+    own."""
 
     def __init__(self, services: RunServices) -> None:
         """Start nothing yet: the processes of agents come up with the first step."""
@@ -431,7 +435,7 @@ class AiProvider(Provider):
         listener = AgentListener(tools)
         try:
             async with tools:
-                arguments = {"task": _describe_task(step, ai, models, tools.definitions)}
+                arguments = {"task": _describe_task(step, ai, models, tools.definitions, call.clocks.idle_ms)}
                 part = replace_fields(call, operation=_ASK_MODEL, arguments=arguments)
                 call.work = AgentWork(call, part, listener)
                 outcome = await agents.perform(part, listener)
@@ -493,7 +497,9 @@ class AiProvider(Provider):
             preload = (_AGENT_MODULE, *dict.fromkeys(f"pydantic_ai.models.{each.provider}" for each in models))
             # Not the keys: the one that a model needs is told to its agent alone.
             environment = {name: text for name, text in self._services.environment.items() if not looks_secret(name)}
-            self._agents = Runtime(program=Program(), workers=1, preload=preload, environment=environment)
+            self._agents = Runtime(
+                program=Program(), workers=1, preload=preload, preloaded=self.preloaded, environment=environment
+            )
             await self._agents.__aenter__()
         return self._agents
 
@@ -514,7 +520,7 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
 
 
 def _describe_task(
-    step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]]
+    step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]], idle_ms: int | None
 ) -> dict[str, Any]:
     """Return everything that the agent process is told, as plain values."""
     requests = [each for each in (ai.max_iterations, ai.limits.requests) if each is not None]
@@ -526,6 +532,7 @@ def _describe_task(
         "output_schema": step.settings.get("output_schema"),
         "limits": {**ai.limits.model_dump(), "requests": min(requests, default=DEFAULT_REQUESTS)},
         "retry": ai.retry.model_dump(),
+        "idle_ms": idle_ms,
     }
 
 
@@ -550,4 +557,4 @@ def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepR
     return StepResult(outcome, output, details=details)
 
 
-_DETAILS = ("model", "finish_reason", "usage", "retries", "partial")
+_DETAILS = ("model", "finish_reason", "usage", "retries", "failed_models", "partial")

@@ -3,7 +3,8 @@
 Nothing in here is trusted to end: the supervisor of this process holds the clock. When the soft clock rings the model
 is told to answer with what it has, and calls no tool any more. A model that is writing its answer by then may end it;
 one that has said nothing yet is asked anew. A request that fails is sent again, or to the next
-model, with all that was said and done before it: no tool is ever called twice for that.
+model, with all that was said and done before it: no tool is ever called twice for that. A model that is silent is not
+asked again; while another is left, that one is asked.
 """
 
 from __future__ import annotations
@@ -200,6 +201,10 @@ class _Truncated(ConnectionError):
     """A stream that ended before the answer did."""
 
 
+class _Silent(ConnectionError):
+    """A model that has said nothing for as long as it may, where another one can be asked."""
+
+
 class _TooLong(ValueError):
     """An answer of which no more is taken."""
 
@@ -216,6 +221,14 @@ class AgentRun:
         self._is_winding_down = False
         self._has_text = False
         """Of the answer to the request that is under way."""
+        self._heard_at = 0.0
+        """When its model last sent anything, by the clock of the loop."""
+        self._stops_at: float | None = None
+        """When the step is stopped that winds down, which may be before its deadline."""
+        self._waiting = len(models)
+        """Models that may still be asked, with the one that is."""
+        self._failed: list[dict[str, object]] = []
+        """Models that were given up for the next, and why."""
         self._size = 0
         """Of that answer."""
         self._requests = 0
@@ -276,13 +289,15 @@ class AgentRun:
 
     async def answer(self) -> dict[str, Any]:
         """Return the model's answer. Raises Failure, with the usage until then in its data."""
-        for number, model in enumerate(self._models):
+        for model in self._models:
             try:
                 return await self._ask(model)
             except Failure as failure:
                 failure.data = self._describe(model.model_name)
-                if failure.code == "LIMIT_REACHED" or number == len(self._models) - 1 or not self._may_send:
+                self._waiting -= 1
+                if failure.code == "LIMIT_REACHED" or not self._waiting or not self._may_send:
                     raise
+                self._failed.append({"model": model.model_name, "code": failure.code, "message": str(failure)})
                 await self._begin_again()
         raise AssertionError("there is a model")
 
@@ -304,6 +319,8 @@ class AgentRun:
                 failure = self._make_failure(error)
                 pause_s = self._pause_s(retry, tries, failure)
                 is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
+                # It was waited for as long as the file says; the same once more would only wait longer.
+                is_over = is_over or isinstance(error, _Silent)
                 if failure.code not in _PASSING or is_over:
                     raise failure from error
             tries += 1
@@ -328,11 +345,11 @@ class AgentRun:
             try:
                 async for node in run:
                     if Agent.is_model_request_node(node):
+                        self._count_request()
+                        self._take_time(await self._ctx.ask("request", self._describe(model.model_name)))
                         if self._ctx.stopping:
                             self._wind_down(node.request.parts)
-                        self._count_request()
-                        await self._ctx.ask("request", self._describe(model.model_name))
-                        async with self._until_stopping(), node.stream(run.ctx) as stream:
+                        async with self._watched(), node.stream(run.ctx) as stream:
                             async for event in stream:
                                 self._note(event)
                             self._check_end(stream.response)
@@ -381,37 +398,66 @@ class AgentRun:
         if self._tells_end and not is_ended:
             raise _Truncated("the connection was lost before the model had ended its answer")
 
+    def _take_time(self, told: object) -> None:
+        """Take note of when the step is stopped, where its caller says that it winds down."""
+        if isinstance(told, dict) and told.get("stops_in_ms") is not None:
+            self._stops_at = asyncio.get_running_loop().time() + told["stops_in_ms"] / 1000
+
+    def _left_s(self) -> float | None:
+        """Return what is left before the step is stopped; None where it has no end."""
+        remaining_ms = self._ctx.remaining_ms()
+        left_s = [] if remaining_ms is None else [remaining_ms / 1000]
+        if self._stops_at is not None:
+            left_s.append(max(0.0, self._stops_at - asyncio.get_running_loop().time()))
+        return min(left_s, default=None)
+
     @contextlib.asynccontextmanager
-    async def _until_stopping(self) -> AsyncIterator[None]:
-        """Let a request go on until the soft clock rings; raise _CutShort then, if the model has not been told before
-        and has written nothing of an answer yet."""
-        self._has_text = False
-        if self._is_winding_down:
-            yield
-            return
+    async def _watched(self) -> AsyncIterator[None]:
+        """Let a request go on until the soft clock rings, or its model has been silent for too long: raise _CutShort
+        or _Silent then."""
+        self._has_text, self._heard_at = False, asyncio.get_running_loop().time()
+        reasons: list[Exception] = []
         try:
             async with asyncio.timeout(None) as patience:
-                watching = asyncio.ensure_future(self._watch(patience))
+                watching = asyncio.ensure_future(self._watch(self._most_silence_s(), patience, reasons))
                 try:
                     yield
                 finally:
                     watching.cancel()
         except TimeoutError:
-            if patience.expired():
-                raise _CutShort from None
+            if reasons:
+                raise reasons[0] from None
             raise
 
-    async def _watch(self, patience: asyncio.Timeout) -> None:
-        while not self._ctx.stopping:  # noqa: ASYNC110 - nothing is told when it changes
+    async def _watch(self, silence_s: float | None, patience: asyncio.Timeout, reasons: list[Exception]) -> None:
+        loop = asyncio.get_running_loop()
+        while not reasons:
             await asyncio.sleep(HEARTBEAT_S)
-        if not self._has_text:
-            patience.reschedule(asyncio.get_running_loop().time())
+            # A model that was told before, or has begun to answer, may go on.
+            if self._ctx.stopping and not self._is_winding_down and not self._has_text:
+                reasons.append(_CutShort())
+            elif silence_s is not None and loop.time() - self._heard_at >= silence_s:
+                said = format_duration(int(silence_s * 1000))
+                reasons.append(_Silent(f"it was silent for {said}, and another model was asked"))
+            elif silence_s is not None:
+                self._ctx.write("")  # the idle clock of the step is for the last model; here is who watches this one
+        patience.reschedule(loop.time())
+
+    def _most_silence_s(self) -> float | None:
+        """Return how long a model may be silent before the next one is asked: as long as the idle clock says, or its
+        share of the time that is left. None where there is no next one: then the clocks of the step end it."""
+        if self._waiting < 2 or not self._may_send:
+            return None
+        idle_ms: int | None = self._task.get("idle_ms")
+        left_s = self._left_s()
+        shares = [idle_ms / 1000] if idle_ms else []
+        return min([*shares, *([] if left_s is None else [left_s / self._waiting])], default=None)
 
     def _settings(self, ctx: RunContext[None]) -> ModelSettings:
         """Return the settings of the next request: our retries, not the SDK's, and no clock but the call's."""
-        remaining_ms = self._ctx.remaining_ms()
-        left_s = LONGEST_REQUEST_S if remaining_ms is None else max(LEAST_REQUEST_S, remaining_ms / 1000)
-        settings = ModelSettings(max_retries=0, timeout=left_s)
+        left_s = self._left_s()
+        timeout_s = LONGEST_REQUEST_S if left_s is None else max(LEAST_REQUEST_S, left_s)
+        settings = ModelSettings(max_retries=0, timeout=timeout_s)
         if self._is_winding_down and self._task["tools"]:
             settings["tool_choice"] = "none"
         return settings
@@ -420,8 +466,8 @@ class AgentRun:
         """Tell the model, once, that it has to come to an end."""
         if not self._is_winding_down:
             self._is_winding_down = True
-            remaining_ms = self._ctx.remaining_ms()
-            left = "little time is" if remaining_ms is None else f"{format_duration(max(1, remaining_ms))} is"
+            left_s = self._left_s()
+            left = "little time is" if left_s is None else f"{format_duration(max(1, int(left_s * 1000)))} is"
             parts.append(UserPromptPart(WIND_DOWN.format(left=left)))
 
     def _note(self, event: object) -> None:
@@ -431,7 +477,7 @@ class AgentRun:
             text = event.part.content
         elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
             text = event.delta.content_delta
-        self._has_text = self._has_text or bool(text)
+        self._has_text, self._heard_at = self._has_text or bool(text), asyncio.get_running_loop().time()
         self._ctx.write(text)
         self._size += _size_of(event)
         if self._size > ANSWER_LIMIT:
@@ -472,8 +518,8 @@ class AgentRun:
         if backoff["jitter"]:
             delay_ms = int(delay_ms * random.uniform(0.5, 1.0))
         delay_ms = max(delay_ms, failure.retry_after_ms or 0)
-        remaining_ms = self._ctx.remaining_ms()
-        if remaining_ms is not None and remaining_ms <= delay_ms:
+        left_s = self._left_s()
+        if left_s is not None and left_s * 1000 <= delay_ms:
             return None
         return delay_ms / 1000
 
@@ -501,7 +547,11 @@ class AgentRun:
         if used.cost is not None:
             usage["cost"] = float(used.cost)
         told: dict[str, Any] = {"model": model, "usage": usage}
-        return {**told, "retries": self._retries} if self._retries else told
+        if self._retries:
+            told["retries"] = self._retries
+        if self._failed:
+            told["failed_models"] = list(self._failed)
+        return told
 
 
 def _without_unfinished(messages: list[ModelMessage], *, is_void: bool) -> list[ModelMessage]:
