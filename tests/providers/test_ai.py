@@ -18,6 +18,7 @@ import pytest
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.providers.ai import (
+    AiModel,
     AiPart,
     ChosenModel,
     choose_model,
@@ -351,9 +352,28 @@ def test_a_request_that_failed_is_sent_again_when_its_server_says_and_then_to_th
     assert found["fallen"]["output"] == "the other"
     assert found["fallen"]["details"]["model"] == "claude-x"
     assert len(broken.requests) == 2
+    (given_up,) = found["fallen"]["details"]["failed_models"]
+    assert (given_up["model"], given_up["code"]) == ("m", "MODEL_UNAVAILABLE")
     # What the first answer had begun with is not part of the second.
     assert found["cut"]["output"] == "whole"
     assert "partial" not in found["cut"]
+
+
+def test_a_model_that_hangs_is_given_up_for_the_next_and_only_the_last_one_stalls(run: Callable[..., Envelope]) -> None:
+    with model_server(Say("a ", "word", then="hang")) as silent, model_server(Say("the other")) as other:
+        to = "fallback: [{{base_url: {}/v1, model: n}}]"
+        envelope = run(f"""
+            steps:
+              well: {ask(silent, to.format(other.url), "idle: 700")}
+              alone: {ask(silent, to.format(silent.url), "idle: 700, grace: 200")}
+        """)
+    found = steps(envelope)
+    assert (found["well"]["output"], found["well"]["details"]["model"]) == ("the other", "n"), found["well"]
+    assert found["well"]["details"]["failed_models"][0]["message"].startswith("it was silent for 700ms")
+    assert (found["alone"]["error"]["code"], found["alone"]["output"]) == ("STALLED", "a word"), found["alone"]
+    assert found["alone"]["details"]["model"] == "n"
+    assert found["alone"]["error"]["context"]["clock"]["limit_ms"] == 700
+    assert len(silent.requests) == 3
 
 
 # --- tools ------------------------------------------------------------------------------------------------------
@@ -857,12 +877,77 @@ print(*sorted(name for name in ("pydantic_ai", "openai", "anthropic", "mcp") if 
 def test_the_model_is_what_the_file_the_environment_or_the_key_says(
     written: tuple[Any, ...], environment: dict[str, str], chosen: tuple[Any, ...]
 ) -> None:
-    assert choose_model(*written, environment) == ChosenModel(*chosen)
+    provider, model, base_url = written
+    assert choose_model(AiModel(provider=provider, model=model, base_url=base_url), environment) == ChosenModel(*chosen)
 
 
 def test_without_a_key_no_model_is_chosen() -> None:
     with pytest.raises(Failure, match="ANTHROPIC_API_KEY"):
-        choose_model("anthropic", None, None, {"OPENAI_API_KEY": "k"})
+        choose_model(AiModel(provider="anthropic"), {"OPENAI_API_KEY": "k"})
+
+
+KEYS = {"OPENAI_API_KEY": "of-openai", "MY_API_KEY": "of-mine", "ANTHROPIC_API_KEY": "of-anthropic"}
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://api.openai.com/v1", "of-openai"),
+        ("https://eu.api.openai.com/v1", "of-openai"),
+        ("https://API.OpenAI.com.:443/v1", "of-openai"),
+        ("http://localhost:11434/v1", "of-openai"),
+        ("http://models.localhost/v1", "of-openai"),
+        ("http://127.0.0.1:1234/v1", "of-openai"),
+        ("http://[::1]:1234/v1", "of-openai"),
+        ("http://api.openai.com/v1", ""),  # anybody on the way reads it
+        ("https://api.openai.com.example.org/v1", ""),
+        ("https://example.org/api.openai.com", ""),
+        ("https://notapi.openai.com/v1", ""),
+        ("https://api.openai.com@example.org/v1", ""),
+        ("https://example.org\\@api.openai.com/v1", ""),
+        ("https://example.org/v1#@localhost", ""),
+        ("http://localhost.example.org/v1", ""),
+        ("http://192.168.1.5:8000/v1", ""),
+        ("https://[api.openai.com/v1", ""),
+    ],
+)
+def test_the_key_of_a_provider_goes_to_its_own_hosts_and_to_this_machine_only(url: str, key: str) -> None:
+    assert choose_model(AiModel(base_url=url, model="m"), KEYS).key == key
+
+
+def test_the_key_of_another_server_is_in_the_variable_that_the_file_names() -> None:
+    elsewhere = "https://models.example.org/v1"
+    named = AiModel(base_url=elsewhere, model="m", api_key_env="MY_API_KEY")
+    assert choose_model(named, KEYS).key == "of-mine"
+    assert choose_model(AiModel(provider="openai", api_key_env="MY_API_KEY"), KEYS).key == "of-mine"
+    for name, words in (("OPENAI_API_KEY", "is not sent to models.example.org"), ("NO_API_KEY", "is not set")):
+        with pytest.raises(Failure, match=words):
+            choose_model(AiModel(base_url=elsewhere, model="m", api_key_env=name), KEYS)
+    with pytest.raises(Failure, match=r"models\.example\.org is no host of anthropic's"):
+        choose_model(AiModel(provider="anthropic", base_url=elsewhere), KEYS)
+
+
+def test_what_the_environment_names_as_the_server_is_sent_the_key_but_not_what_a_file_puts_there() -> None:
+    elsewhere = {"OPENAI_BASE_URL": "https://models.example.org/v1"}
+    asked = AiModel(provider="openai", model="m")
+    assert choose_model(asked, {**KEYS, **elsewhere}).key == "of-openai"
+    assert choose_model(asked, KEYS, elsewhere) == ChosenModel("openai", "m", elsewhere["OPENAI_BASE_URL"], "")
+
+
+def test_check_says_which_key_is_not_sent_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = "steps: {a: {type: ai, prompt: hi, ai: {base_url: 'https://models.example.org/v1', model: m%s}}}"
+    assert findings(flow % "") == [], "a server of one's own may need none"
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    (found,) = findings(flow % "")
+    assert (found.rule, found.is_error) == ("ai/key-not-sent", False)
+    assert "OPENAI_API_KEY is not sent to models.example.org" in found.message
+    assert "`api_key_env`" in str(found.suggestion)
+    (refused,) = findings(flow % ", api_key_env: OPENAI_API_KEY")
+    assert (refused.rule, refused.is_error) == ("ai/key", True)
+    (unset,) = findings(flow % ", api_key_env: MY_API_KEY")
+    assert "MY_API_KEY is not set" in unset.message
+    (shown,) = findings(flow % ", api_key_env: MY_SERVER")
+    assert "known for a secret" in shown.message
 
 
 def test_the_default_timeout_follows_the_model_and_is_never_more_than_half_an_hour() -> None:

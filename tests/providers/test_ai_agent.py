@@ -153,7 +153,12 @@ def test_the_next_model_goes_on_with_what_the_first_has_learned() -> None:
 
 @pytest.mark.parametrize(
     ("said", "time_ms", "task"),
-    [("", 20_000, {"idle_ms": 200}), ("some wor", 20_000, {"idle_ms": 200}), ("", 600, {}), ("", 600, {"idle_ms": 900})],
+    [
+        ("", 20_000, {"idle_ms": 200}),
+        ("some wor", 20_000, {"idle_ms": 200}),
+        ("", 600, {}),
+        ("", 600, {"idle_ms": 900}),
+    ],
 )
 def test_a_model_that_is_silent_is_given_up_for_the_next_one(said: str, time_ms: int, task: dict[str, Any]) -> None:
     """Once its idle clock rings, or where its share of the time is over. It is not asked again."""

@@ -58,5 +58,5 @@ def warm_agents(*providers: str) -> Iterator[None]:
 
 async def _collect(pid: int) -> None:
     async with asyncio.timeout(GONE_WITHIN_S):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:  # noqa: ASYNC110 - the kernel tells nobody here
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
             await asyncio.sleep(0.02)

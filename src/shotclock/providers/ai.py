@@ -4,7 +4,9 @@ The agent loop runs in a worker process (`ai_agent`), which is killed like any o
 imports pydantic-ai. It asks this process for every tool call (`ai_tools`). What the model says is streamed here as it
 comes, so whatever ends the step, what was said until then is kept.
 
-The key of a model comes from the environment and goes to that worker alone, as an argument of its call.
+The key of a model comes from the environment and goes to that worker alone, as an argument of its call. What a file
+names as the server of a model is not sent the key of a provider: that goes to the provider's own hosts only, to this
+machine, and where the environment itself says.
 
 docs/design.md: R52.
 """
@@ -16,8 +18,10 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.errors import Ending, Failure, SideEffects
@@ -38,6 +42,7 @@ from .provider import (
     StepType,
     as_list,
     cancelled_outcome,
+    check_server,
     duration_ms,
     hand_over,
 )
@@ -63,17 +68,33 @@ class ModelProvider(NamedTuple):
     default_model: str
     names: str
     """What names of its models begin with."""
+    host: str
+    """Its own, with all below it."""
 
 
 PROVIDERS = {
-    "anthropic": ModelProvider(("ANTHROPIC_API_KEY",), "ANTHROPIC_BASE_URL", "anthropic", "claude-sonnet-5", r"claude"),
-    "openai": ModelProvider(("OPENAI_API_KEY",), "OPENAI_BASE_URL", "openai", "gpt-5.5", r"gpt|chatgpt|o\d"),
+    "anthropic": ModelProvider(
+        ("ANTHROPIC_API_KEY",), "ANTHROPIC_BASE_URL", "anthropic", "claude-sonnet-5", r"claude", "api.anthropic.com"
+    ),
+    "openai": ModelProvider(
+        ("OPENAI_API_KEY",), "OPENAI_BASE_URL", "openai", "gpt-5.5", r"gpt|chatgpt|o\d", "api.openai.com"
+    ),
     "google": ModelProvider(
-        ("GOOGLE_API_KEY", "GEMINI_API_KEY"), "GOOGLE_GEMINI_BASE_URL", "google.genai", "gemini-3.5-flash", r"gemini"
+        ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        "GOOGLE_GEMINI_BASE_URL",
+        "google.genai",
+        "gemini-3.5-flash",
+        r"gemini",
+        "generativelanguage.googleapis.com",
     ),
 }
+KEY_NAMES = frozenset(name for each in PROVIDERS.values() for name in each.keys)
 MODEL_VARIABLE = "SHOTCLOCK_AI_MODEL"
 INSTALL = "pip install 'shotclock[ai]'"
+NAME_KEY = (
+    "put the key of that server into a variable of its own and name it in `api_key_env`, "
+    "or set the server in the environment"
+)
 
 # How long a step may take where the file does not say: by the family of its model, the first that fits. Small models
 # answer at once, large ones think for long; none has more than half an hour.
@@ -102,42 +123,6 @@ class ChosenModel(NamedTuple):
     key: str
 
 
-def choose_model(
-    provider: str | None, model: str | None, base_url: str | None, variables: Mapping[str, str]
-) -> ChosenModel:
-    """Return the model that is meant, with its key. Raise Failure where its key is not set, or none is named and no key
-    is there to choose by.
-
-    The provider is what the file says; or OpenAI's protocol, where it names a `base_url`; or the one whose models are
-    called like that; or the first whose key is set. The model is what the file says, or SHOTCLOCK_AI_MODEL, or the
-    provider's default."""
-    wanted = model or variables.get(MODEL_VARIABLE) or None
-    if provider is None and base_url is not None:
-        provider = "openai"
-    if provider is None and wanted is not None:
-        provider = next((name for name, each in PROVIDERS.items() if re.match(each.names, wanted)), None)
-    if provider is None:
-        provider = next((name for name, each in PROVIDERS.items() if _find_key(each, variables)), None)
-    if provider is None and variables.get(PROVIDERS["openai"].url_variable):
-        provider = "openai"
-    if provider is None:
-        names = ", ".join(each.keys[0] for each in PROVIDERS.values())
-        raise Failure("PRECONDITION", f"no key of a model is set: set one of {names}")
-    known = PROVIDERS[provider]
-    url, key = base_url or variables.get(known.url_variable) or None, _find_key(known, variables)
-    if not key and not (provider == "openai" and url):  # a server of one's own may need none
-        raise Failure(
-            "PRECONDITION", f"the variable {known.keys[0]} is not set: it holds the key of {provider}'s models"
-        )
-    if model is None and wanted is not None and not re.match(known.names, wanted) and url is None:
-        wanted = None  # what the environment names is another provider's
-    return ChosenModel(provider, wanted or known.default_model, url, key)
-
-
-def _find_key(provider: ModelProvider, variables: Mapping[str, str]) -> str:
-    return next((variables[name] for name in provider.keys if variables.get(name)), "")
-
-
 # --- what a step may say ------------------------------------------------------------------------------------
 
 ProviderName = Literal["anthropic", "openai", "google"]
@@ -150,12 +135,20 @@ def _above_zero(written: Any) -> Any:
     return written
 
 
+def _secret_name(written: Any) -> Any:
+    if isinstance(written, str) and not looks_secret(written):
+        raise ValueError("should be a name like MY_API_KEY, by which the value is known for a secret")
+    return written
+
+
 class AiModel(Part):
     """`fallback`: a model to ask where the one before it does not answer."""
 
     provider: ProviderName | None = None
     model: str | None = None
     base_url: str | None = None
+    api_key_env: Annotated[str, Before(_secret_name)] | None = None
+    """The variable that holds the key of this server."""
 
 
 class AiLimits(Part):
@@ -186,10 +179,7 @@ class AiServer(Part):
     transport: Literal["stdio", "http"] | None = None
 
     def check_together(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("name one server: either `command` to start it, or `url` to reach it")
-        if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
-            raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
+        check_server(self.command, self.url, self.transport)
 
 
 DEFAULT_RETRY = Retry(max=2, backoff=Backoff(mode="exponential", delay_ms=500, max_delay_ms=30_000, jitter=True))
@@ -281,7 +271,7 @@ def read_overtime(ai: AiPart) -> dict[str, Any] | None:
         "observer": "model",
         "budget": f"{duration_ms(ai.negotiated_timeout_budget, 'ms')}ms",
         "max_requests": ai.negotiated_timeout_max_requests,
-        "model": {"provider": ai.provider, "model": ai.model, "base_url": ai.base_url},
+        "model": {name: getattr(ai, name) for name in ("provider", "model", "base_url", "api_key_env")},
     }
     if ai.negotiated_timeout_max_per_request is not None:
         keys["max_per_request"] = f"{duration_ms(ai.negotiated_timeout_max_per_request, 'ms')}ms"
@@ -312,6 +302,103 @@ def read_prompt(file: Path) -> str:
         raise Failure("FILE_UNREADABLE", f"{str(file)!r} is not UTF-8, or cannot be the name of a file") from None
 
 
+# --- which model, with which key ---------------------------------------------------------------------------
+
+
+def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[str, str] | None = None) -> ChosenModel:
+    """Return the model that is meant, with its key. Raise Failure where its key is not set, or none is named and no key
+    is there to choose by. `environment` is the user's, `own` what the file adds to it for the step.
+
+    The provider is what the file says; or OpenAI's protocol, where it names a `base_url`; or the one whose models are
+    called like that; or the first whose key is set. The model is what the file says, or SHOTCLOCK_AI_MODEL, or the
+    provider's default."""
+    variables = {**environment, **(own or {})}
+    wanted = written.model or variables.get(MODEL_VARIABLE) or None
+    provider: str | None = written.provider
+    if provider is None and written.base_url is not None:
+        provider = "openai"
+    if provider is None and wanted is not None:
+        provider = next((name for name, each in PROVIDERS.items() if re.match(each.names, wanted)), None)
+    if provider is None:
+        provider = next((name for name, each in PROVIDERS.items() if _find_key(each, variables)), None)
+    if provider is None and variables.get(PROVIDERS["openai"].url_variable):
+        provider = "openai"
+    if provider is None:
+        names = ", ".join(each.keys[0] for each in PROVIDERS.values())
+        raise Failure("PRECONDITION", f"no key of a model is set: set one of {names}")
+    known = PROVIDERS[provider]
+    url = written.base_url or variables.get(known.url_variable) or None
+    # What the user's environment names is the user's own word, whatever else the file says.
+    is_trusted = url is None or url == environment.get(known.url_variable) or _is_own(url, known)
+    if written.api_key_env is not None:
+        key = _read_named_key(written.api_key_env, variables, None if is_trusted else url)
+    else:
+        key = _find_key(known, variables) if is_trusted else ""
+        if not key and not (provider == "openai" and url):  # a server of one's own may need none
+            raise _no_key(provider, None if is_trusted else url)
+    if written.model is None and wanted is not None and not re.match(known.names, wanted) and url is None:
+        wanted = None  # what the environment names is another provider's
+    return ChosenModel(provider, wanted or known.default_model, url, key)
+
+
+def _find_key(provider: ModelProvider, variables: Mapping[str, str]) -> str:
+    return next((variables[name] for name in provider.keys if variables.get(name)), "")
+
+
+_NOT_PLAIN = re.compile(r"[\\@\s\x00-\x20]")
+
+
+def _is_own(url: str, provider: ModelProvider) -> bool:
+    """Return whether an address is one of the provider's hosts, reached so that nobody reads along, or of this
+    machine."""
+    if _NOT_PLAIN.search(url):  # readers of addresses differ about where the host is then
+        return False
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return parts.scheme == "https" and (host == provider.host or host.endswith(f".{provider.host}"))
+
+
+def _read_named_key(name: str, variables: Mapping[str, str], foreign: str | None) -> str:
+    """Return the key that a file names by its variable. Raises Failure where it is not set, or that of a provider for a
+    server that is not the provider's (`foreign`)."""
+    if foreign is not None and name in KEY_NAMES:
+        message = f"{name} is not sent to {_host_of(foreign)}: it is the key of a provider of models"
+        raise Failure("PRECONDITION", message, suggestion=NAME_KEY)
+    if not variables.get(name):
+        raise Failure("PRECONDITION", f"the variable {name} is not set, which `api_key_env` names")
+    return variables[name]
+
+
+def _no_key(provider: str, foreign: str | None) -> Failure:
+    name = PROVIDERS[provider].keys[0]
+    if foreign is None:
+        return Failure("PRECONDITION", f"the variable {name} is not set: it holds the key of {provider}'s models")
+    message = f"{_host_of(foreign)} is no host of {provider}'s, so it is not sent {name}, and no other key is named"
+    return Failure("PRECONDITION", message, suggestion=NAME_KEY)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or url
+    except ValueError:
+        return url
+
+
+def withheld_key(chosen: ChosenModel, variables: Mapping[str, str]) -> str | None:
+    """Return the variable whose key is not sent to the server of a model, where it has none of its own; None where
+    there is nothing to send."""
+    known = PROVIDERS[chosen.provider]
+    return next((name for name in known.keys if variables.get(name)), None) if not chosen.key else None
+
+
 # --- what is wrong with a step, before anything runs ----------------------------------------------------------
 
 
@@ -320,11 +407,14 @@ class AiFlaw(NamedTuple):
     message: str
     path: tuple[str, ...]
     suggestion: str | None = None
+    is_error: bool = True
 
 
-def find_flaws(step: AiStep, tools: Collection[str], variables: Mapping[str, str]) -> Iterator[AiFlaw]:
-    """Yield why an `ai` step could not run here: no extra, no key, no such tool, no price. `variables` is what the step
-    would find in its environment."""
+def find_flaws(
+    step: AiStep, tools: Collection[str], environment: Mapping[str, str], own: Mapping[str, str]
+) -> Iterator[AiFlaw]:
+    """Yield why an `ai` step could not run here: no extra, no key, no such tool, no price. `environment` is the user's,
+    `own` what the file adds to it for the step."""
     yield from _find_unknown_tools(step.ai, tools)
     models: list[AiModel] = [step.ai, *step.ai.fallback]
     for number, each in enumerate(models):
@@ -332,10 +422,13 @@ def find_flaws(step: AiStep, tools: Collection[str], variables: Mapping[str, str
         if _is_template(each.base_url) or (_is_template(each.model) and each.provider is None):
             continue  # which it is, is known when it runs
         try:
-            chosen = choose_model(each.provider, each.model, each.base_url, variables)
+            chosen = choose_model(each, environment, own)
         except Failure as failure:
-            yield AiFlaw("ai/key", str(failure), path)
+            yield AiFlaw("ai/key", str(failure), path, failure.suggestion)
             continue
+        if (name := withheld_key(chosen, {**environment, **own})) is not None:
+            message = f"{name} is not sent to {_host_of(str(chosen.base_url))}, which is no host of {chosen.provider}'s"
+            yield AiFlaw("ai/key-not-sent", message, path, f"if it needs a key, {NAME_KEY}", is_error=False)
         if (missing := _find_missing(PROVIDERS[chosen.provider].package)) is not None:
             yield AiFlaw("ai/extra", f"`ai` steps need {missing}, which is not installed", (), INSTALL)
             return
@@ -424,9 +517,8 @@ class AiProvider(Provider):
         from .ai_tools import AgentListener, AgentTools, AgentWork
 
         ai = AiPart.model_validate(step.settings["ai"])
-        variables = {**self._services.environment, **(step.own_env or {})}
         named: list[AiModel] = [ai, *ai.fallback]
-        models = [choose_model(each.provider, each.model, each.base_url, variables) for each in named]
+        models = [choose_model(each, self._services.environment, step.own_env) for each in named]
         if (missing := _find_missing(PROVIDERS[models[0].provider].package)) is not None:
             raise Failure("PRECONDITION", f"`ai` steps need {missing}, which is not installed", suggestion=INSTALL)
         call.mutates = bool(ai.tools or ai.mcp_servers)
@@ -464,7 +556,7 @@ class AiProvider(Provider):
         assert call.overtime is not None
         policy = call.overtime.policy
         written = AiModel.model_validate(dict(policy.model or {}))
-        chosen = choose_model(written.provider, written.model, written.base_url, self._services.environment)
+        chosen = choose_model(written, self._services.environment)
         agents = await self._open_agents([chosen])
         task = {
             "prompt": f"{_OBSERVER_PROMPT}\n\n{json.dumps(summary)}",
