@@ -1,13 +1,16 @@
 """The agent loop by itself, in this process, with models that are functions: what it says, asks and does again."""
 
 import asyncio
+import contextlib
+import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from shotclock.core.clocks import Deadline
@@ -15,8 +18,9 @@ from shotclock.core.errors import Failure
 from shotclock.core.trace import TraceContext
 from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Context
-from shotclock.providers.ai_agent import MOST_TOOLS_AT_ONCE, AgentRun
+from shotclock.providers.ai_agent import MOST_TOOLS_AT_ONCE, AgentRun, build_model
 from shotclock.providers.ai_schema import find_schema_flaw
+from tests.providers.model_servers import Action, CallTool, ModelServer, Say, Status, model_server
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +57,7 @@ class Caller:
     def write(self, text: str) -> None:
         self.text += text
 
-    def run(self, *models: Answer, **task: Any) -> dict[str, Any]:
+    def run(self, *models: Answer | Model, **task: Any) -> dict[str, Any]:
         class Span:
             trace = TraceContext("f" * 32)
 
@@ -72,7 +76,9 @@ class Caller:
             trace=Span(),
         )
         told = {"prompt": "what?", "system_prompt": None, "tools": [], "limits": {}, "retry": RETRY, **task}
-        agent = AgentRun(context, told, [FunctionModel(stream_function=model) for model in models], tells_end=False)
+        asked = [model if isinstance(model, Model) else FunctionModel(stream_function=model) for model in models]
+        is_real = any(isinstance(model, Model) for model in models)
+        agent = AgentRun(context, told, asked, tells_end=is_real)
         return asyncio.run(asyncio.wait_for(agent.answer(), LIMIT_S))
 
 
@@ -407,3 +413,61 @@ def test_a_schema_may_refer_to_its_own_parts(schema: dict[str, Any]) -> None:
     assert Caller().run(answer, output_schema=schema)["output"] in ({"n": 3}, [])
     assert told["type"] == "object"
     assert find_schema_flaw(told) is None
+
+
+# --- OpenAI's own protocol ------------------------------------------------------------------------------------
+# Spoken where no `base_url` is set. Its own servers are not on this machine: the SDK is told another one.
+
+
+@pytest.fixture
+def openai(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Model, ModelServer]]]:
+    """A function that starts a server with a script, and returns OpenAI's model as if it were OpenAI's server."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*script: Action) -> tuple[Model, ModelServer]:
+            server = stack.enter_context(model_server(*script))
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+            return build_model.__wrapped__("openai", "gpt-x", None, "a-key"), server
+
+        yield start
+
+
+def test_openai_answers_in_its_own_protocol_and_calls_tools(openai: Callable[..., tuple[Model, ModelServer]]) -> None:
+    model, server = openai(CallTool("look", {"at": "it"}, says="let me see "), Say("one ", "two", tokens=7))
+    caller = Caller()
+    answer = caller.run(model, tools=[LOOK])
+    assert (answer["output"], answer["partial"], answer["model"]) == ("one two", False, "gpt-x")
+    assert caller.text == "let me see one two"
+    assert caller.calls == [{"name": "look", "arguments": {"at": "it"}}]
+    assert answer["usage"] | {"requests": 2, "input_tokens": 12, "output_tokens": 12} == answer["usage"]
+    assert "input" in server.requests[0] and server.keys == ["Bearer a-key"] * 2
+    assert "seen" in json.dumps(server.requests[1]["input"])
+
+
+def test_openai_gives_a_structured_answer_in_its_own_protocol(openai: Callable[..., tuple[Model, ModelServer]]) -> None:
+    model, _ = openai(CallTool(None, {"n": 3}))
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    assert Caller().run(model, output_schema=schema)["output"] == {"n": 3}
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "sent"),
+    [
+        (Status(401), "MODEL_AUTH_FAILED", 1),
+        (Status(400), "MODEL_REQUEST_REFUSED", 1),
+        (Status(404), "MODEL_REQUEST_REFUSED", 1),
+        (Status(429, retry_after="3600"), "MODEL_RATE_LIMITED", 1),
+        (Status(500), "MODEL_UNAVAILABLE", 3),
+        (Say("half of ", then="stop"), "MODEL_UNAVAILABLE", 3),
+        (Say("half of ", then="cut"), "MODEL_UNAVAILABLE", 3),
+        (CallTool("look", {}, then="stop"), "MODEL_UNAVAILABLE", 3),
+        (Say("x", then="garbage"), "MODEL_ANSWER_INVALID", 1),
+    ],
+)
+def test_what_goes_wrong_in_openais_own_protocol_has_the_codes_of_the_others(
+    openai: Callable[..., tuple[Model, ModelServer]], action: Action, code: str, sent: int
+) -> None:
+    model, server = openai(action)
+    with pytest.raises(Failure) as raised:
+        Caller().run(model, tools=[LOOK])
+    assert (raised.value.code, len(server.requests)) == (code, sent), raised.value
