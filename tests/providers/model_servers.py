@@ -1,5 +1,6 @@
 """A server of models on loopback, spoken by hand: OpenAI's chat completions and responses, Anthropic's messages and
-Gemini's contents, streamed as the real ones do. What it does is a script, one entry for each request; the last one is repeated.
+Gemini's contents, streamed as the real ones do. What it does is a script, one entry for each request; the last one is
+repeated.
 
     with model_server(Say("hello ", "world"), Status(429, retry_after="1")) as server: …
 
@@ -67,7 +68,16 @@ class Garbage:
     """An answer that is no answer of a model."""
 
 
-Action = Say | CallTool | Status | Hang | Garbage
+@dataclass(frozen=True)
+class Flood:
+    """The same bytes, without an end."""
+
+    data: bytes
+    status: int = 200
+    encoding: str | None = None
+
+
+Action = Say | CallTool | Status | Hang | Garbage | Flood
 Script = Action | Callable[[dict[str, Any]], Action]
 """What to do, or how to decide it by the request."""
 
@@ -81,8 +91,6 @@ class ModelServer:
     ended: threading.Event = field(default_factory=threading.Event)
     hangs: threading.Event = field(default_factory=threading.Event)
     """Set once it has sent all that it will, and hangs."""
-    flooded: int = 0
-    """Bytes of a line without an end that were taken."""
 
     @property
     def openai(self) -> dict[str, str]:
@@ -166,6 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(action.code, json.dumps({"error": {"message": action.message, "type": "x"}}), headers)
             case Garbage():
                 self._answer(200, '{"not": "a model', {})
+            case Flood():
+                self.begin(action.status, action.encoding)
+                self._flood(action.data)
+                raise _Cut
             case CallTool():
                 self.begin()
                 speak.start()
@@ -190,18 +202,17 @@ class _Handler(BaseHTTPRequestHandler):
                     self.end()
                     return
                 if action.then == "flood":
-                    self._flood()
+                    self.chunk(b"data: ")
+                    self._flood(b"x" * 65_536)
                 if action.then != "end":
                     raise _Cut
                 speak.finish(called=False, tokens=action.tokens)
                 self.end()
 
-    def _flood(self) -> None:
+    def _flood(self, data: bytes) -> None:
         until = time.monotonic() + FOREVER_S
-        self.chunk(b"data: ")
         while time.monotonic() < until and not self.server.model.ended.is_set():
-            self.chunk(b"x" * 65_536)
-            self.server.model.flooded += 65_536
+            self.chunk(data)
 
     def wait(self, seconds: float) -> None:
         if seconds and self.server.model.ended.wait(seconds):
@@ -214,10 +225,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def begin(self) -> None:
-        self.send_response(200)
+    def begin(self, status: int = 200, encoding: str | None = None) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        if encoding is not None:
+            self.send_header("Content-Encoding", encoding)
         self.end_headers()
 
     def chunk(self, data: bytes) -> None:

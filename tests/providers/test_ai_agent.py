@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,7 +21,7 @@ from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Context
 from shotclock.providers.ai_agent import MOST_TOOLS_AT_ONCE, AgentRun, build_model
 from shotclock.providers.ai_schema import find_schema_flaw
-from tests.providers.model_servers import Action, CallTool, ModelServer, Say, Status, model_server
+from tests.providers.model_servers import Action, CallTool, Flood, ModelServer, Say, Status, model_server
 
 pytestmark = pytest.mark.slow
 
@@ -358,7 +359,7 @@ def test_the_caller_knows_of_a_request_before_it_is_answered() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "arguments", "calls"])
 def test_an_answer_that_does_not_end_is_given_up_at_a_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shotclock.providers.ai_agent.ANSWER_LIMIT", 10_000)
+    monkeypatch.setattr("shotclock.providers.ai_agent.CONVERSATION_LIMIT", 10_000)
     pieces = 0
 
     async def go_on(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
@@ -471,3 +472,64 @@ def test_what_goes_wrong_in_openais_own_protocol_has_the_codes_of_the_others(
     with pytest.raises(Failure) as raised:
         Caller().run(model, tools=[LOOK])
     assert (raised.value.code, len(server.requests)) == (code, sent), raised.value
+
+
+# --- servers that would fill the memory -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Flood], tuple[Model, ModelServer]]]:
+    """A function that starts a server that floods whoever asks it, and returns a model on it."""
+    monkeypatch.setattr("shotclock.providers.ai_agent.EVENT_LIMIT", 300_000)
+    with contextlib.ExitStack() as stack:
+
+        def start(flood: Flood) -> tuple[Model, ModelServer]:
+            server = stack.enter_context(model_server(flood))
+            return build_model.__wrapped__("openai", "m", f"{server.url}/v1", ""), server
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("flood", "words"),
+    [
+        (Flood(b"x" * 65_536), "a part of its answer is longer than"),
+        (Flood(b"data: x\n" * 8_192), "a part of its answer is longer than"),
+        (Flood(b"no\n\n" * 16_384, status=500), "a part of its answer is longer than"),
+        (Flood(gzip.compress(b"x" * 1_000_000), encoding="gzip"), r"compressed \(gzip\)"),
+    ],
+    ids=["a line without end", "an event without end", "an error without end", "compressed"],
+)
+def test_a_server_cannot_fill_the_memory_of_an_agent(
+    chat: Callable[[Flood], tuple[Model, ModelServer]], flood: Flood, words: str
+) -> None:
+    model, server = chat(flood)
+    with pytest.raises(Failure, match=words) as raised:
+        Caller().run(model)
+    assert (raised.value.code, len(server.requests)) == ("MODEL_ANSWER_INVALID", 1)
+
+
+def test_an_event_may_come_in_any_pieces_and_many_of_them_are_more_than_one_may_be(
+    chat: Callable[[Any], tuple[Model, ModelServer]],
+) -> None:
+    model, _ = chat(Say(*["x" * 50_000] * 10))
+    assert len(Caller().run(model)["output"]) == 500_000
+
+
+def test_what_tools_answer_is_part_of_the_conversation_and_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shotclock.providers.ai_agent.CONVERSATION_LIMIT", 50_000)
+    caller = Caller(answer={"ok": True, "output": "y" * 10_000, "remaining_ms": None})
+    with pytest.raises(Failure) as raised:
+        caller.run(look_forever, tools=[LOOK])
+    assert (raised.value.code, raised.value.context["limit"]) == ("LIMIT_REACHED", "characters")
+    assert len(caller.calls) < 5
+
+
+def test_an_answer_that_does_not_fit_into_memory_is_an_invalid_answer() -> None:
+    async def fill(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        raise MemoryError
+        yield ""
+
+    with pytest.raises(Failure) as raised:
+        Caller().run(fill)
+    assert raised.value.code == "MODEL_ANSWER_INVALID"

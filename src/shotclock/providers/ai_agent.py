@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+import resource
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
@@ -74,16 +75,18 @@ LEAST_REQUEST_S = 0.1
 LONGEST_REQUEST_S = 24 * 3600.0
 # Tools that run at a time for one agent, however many its model asks for at once.
 MOST_TOOLS_AT_ONCE = 8
-# Characters of one answer, with what it asks tools for. No model has so much to say.
-ANSWER_LIMIT = 16_000_000
-# Bytes of one line of a stream, which has one piece of an answer. SDKs look for its end anew with each packet, so that
-# four times as much takes sixteen times as long.
-LINE_LIMIT = 4 * 1024 * 1024
+# Characters of one conversation: what the model says and asks tools for, and what they answer. No model takes so much.
+CONVERSATION_LIMIT = 16_000_000
+# Bytes of one event of a stream, which has one piece of an answer, and of a body that is no stream. SDKs keep all of
+# one until its end, and look for that anew with each packet, so that four times as much takes sixteen times as long.
+EVENT_LIMIT = 4 * 1024 * 1024
 # To reach the server of a model, and how many reasons of an error are looked at.
 CONNECT_S = 5.0
 MOST_REASONS = 10
-# What a part of an answer takes by itself: a model can ask for tools without end as well.
-PART_SIZE = 200
+# What a part of it takes by itself: a model can ask for tools without end as well.
+PART_SIZE = 2_000
+# Bytes that this process may take, whatever makes an SDK keep more than the limits above. 80 MiB are its modules.
+MEMORY_LIMIT = 1024**3
 # How deep an answer or the arguments of a tool may be nested: readers of JSON refuse more.
 MOST_NESTED = 100
 # What a provider said, in a message of ours.
@@ -113,8 +116,9 @@ _CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         ),
         "MODEL_UNAVAILABLE",
     ),
-    # What is left of the first is a body that is no JSON; one that is nested without end is a RecursionError.
-    ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError), "MODEL_ANSWER_INVALID"),
+    # What is left of the first is a body that is no JSON; one that is nested without end is a RecursionError, and one
+    # that does not fit into memory a MemoryError.
+    ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError, MemoryError), "MODEL_ANSWER_INVALID"),
 )
 _STATUSES = {
     401: "MODEL_AUTH_FAILED",
@@ -131,7 +135,11 @@ _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_t
 
 
 async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
-    """Run an agent to its answer. Raises Failure with one of the codes of models."""
+    """Run an agent to its answer. Raises Failure with one of the codes of models. The memory of this process is bounded
+    from here on."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     return await AgentRun(ctx, task, [build_model(*each) for each in task["models"]]).answer()
 
 
@@ -162,35 +170,45 @@ def build_model(provider: str, model: str, base_url: str | None, key: str) -> Mo
 
 
 def open_bounded_client() -> httpx2.AsyncClient:
-    """Return a client that takes no line longer than LINE_LIMIT: what reads the stream keeps each until its end. It
-    lives as long as this process."""
+    """Return a client that takes no event longer than EVENT_LIMIT, and nothing compressed: a few bytes could become
+    gigabytes. It lives as long as this process."""
     client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
-    client.event_hooks = {"response": [_bound_lines]}
+    client.headers["Accept-Encoding"] = "identity"
+    client.event_hooks = {"response": [_bound_body]}
     return client
 
 
-async def _bound_lines(response: httpx2.Response) -> None:
+async def _bound_body(response: httpx2.Response) -> None:
     assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _BoundedLines(response.stream)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise _TooLong(f"its answer is compressed ({encoding[:40]}), which was not asked for")
+    response.stream = _BoundedBody(response.stream, has_events=response.is_success)
 
 
-class _BoundedLines(httpx2.AsyncByteStream):
-    """The bytes of a body, until a line of it is too long. A body that is no stream is one line, or few."""
+class _BoundedBody(httpx2.AsyncByteStream):
+    """The bytes of a body, until an event of it is too long. An error is read as a whole, so it is one."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: httpx2.AsyncByteStream, *, has_events: bool) -> None:
+        self._stream, self._has_events = stream, has_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, last = 0, b""
         async for data in self._stream:
-            end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-            size = size + len(data) if end < 0 else len(data) - end - 1
-            if size > LINE_LIMIT:
-                raise _TooLong(f"a line of its answer is longer than {LINE_LIMIT} bytes, and was given up")
+            seen = last + data  # an end may come in two packets
+            end = max(seen.rfind(each) for each in _ENDS) if self._has_events else -1
+            size = size + len(data) if end < 0 else len(seen) - end
+            last = seen[-3:]
+            if size > EVENT_LIMIT:
+                raise _TooLong(f"a part of its answer is longer than {EVENT_LIMIT} bytes, and was given up")
             yield data
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+# Of an event: an empty line.
+_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 class _CutShort(Exception):
@@ -206,7 +224,7 @@ class _Silent(ConnectionError):
 
 
 class _TooLong(ValueError):
-    """An answer of which no more is taken."""
+    """An answer of which no more is taken, because it might not fit into memory."""
 
 
 class AgentRun:
@@ -231,6 +249,8 @@ class AgentRun:
         """Models that were given up for the next, and why."""
         self._size = 0
         """Of that answer."""
+        self._kept = 0
+        """Size of what was said before it."""
         self._requests = 0
         """That were sent, whatever came of them."""
         self._tool_calls = 0
@@ -280,7 +300,7 @@ class AgentRun:
         return Agent(
             output_type=output,
             instructions=self._task.get("system_prompt"),
-            toolsets=[_Tools(self._ctx, self._task["tools"])],
+            toolsets=[_Tools(self._ctx, self._task["tools"], self._count_result)],
             retries=CORRECTIONS,
             name="shotclock",
             deps_type=type(None),
@@ -353,6 +373,7 @@ class AgentRun:
                             async for event in stream:
                                 self._note(event)
                             self._check_end(stream.response)
+                        self._kept += self._size
                         self._check_price(model)
                     elif Agent.is_call_tools_node(node):
                         self._count_tool_calls(node.model_response)
@@ -389,6 +410,12 @@ class AgentRun:
         if self._most_tool_calls is not None and self._tool_calls + asked > self._most_tool_calls:
             raise self._limit_reached("tool_calls")
         self._tool_calls += asked
+
+    def _count_result(self, result: object) -> None:
+        """Count what a tool has answered, which is sent with every further request."""
+        self._kept += PART_SIZE + len(str(result))
+        if self._kept > CONVERSATION_LIMIT:
+            raise self._limit_reached("characters")
 
     def _check_end(self, response: ModelResponse) -> None:
         """Raise _Truncated where the stream of an answer has ended, and its model has not said why. What pydantic-ai
@@ -480,8 +507,8 @@ class AgentRun:
         self._has_text, self._heard_at = self._has_text or bool(text), asyncio.get_running_loop().time()
         self._ctx.write(text)
         self._size += _size_of(event)
-        if self._size > ANSWER_LIMIT:
-            raise _TooLong(f"its answer is longer than {ANSWER_LIMIT} characters, and was given up")
+        if self._kept + self._size > CONVERSATION_LIMIT:
+            raise _TooLong(f"what it says is longer than {CONVERSATION_LIMIT} characters, and was given up")
 
     def _check_price(self, model: Model) -> None:
         if self._limits.cost_limit is not None and self._usage.cost is None:
@@ -491,7 +518,7 @@ class AgentRun:
     # --- when it does not go well -------------------------------------------------------------------------
 
     def _limit_reached(self, which: str) -> Failure:
-        most = self._task["limits"].get(which)
+        most = CONVERSATION_LIMIT if which == "characters" else self._task["limits"].get(which)
         message = f"the agent has reached its limit of {most} {which.replace('_', ' ')}"
         return Failure("LIMIT_REACHED", message, context={"limit": which, "most": most})
 
@@ -499,6 +526,8 @@ class AgentRun:
         error = _find_too_long(error) or error
         code = next(code for kinds, code in _CODES if isinstance(error, kinds))
         said = str(error) or type(error).__name__
+        if isinstance(error, MemoryError):
+            said = f"its answer does not fit into {MEMORY_LIMIT} bytes of memory, and was given up"
         context: dict[str, object] = {"exception": type(error).__name__}
         if isinstance(error, ModelHTTPError):
             context["status"] = error.status_code
@@ -607,8 +636,9 @@ def is_nested_deeper(value: object, most: int) -> bool:
 class _Tools(AbstractToolset[None]):
     """The tools of the agent, each of which its caller runs."""
 
-    def __init__(self, ctx: Context, tools: list[dict[str, Any]]) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: Context, tools: list[dict[str, Any]], count: Callable[[object], None]) -> None:
+        """`count` is told each result, and raises where there is no room for it."""
+        self._ctx, self._count = ctx, count
         self._turns = asyncio.Semaphore(MOST_TOOLS_AT_ONCE)
         arguments = SchemaValidator(core_schema.dict_schema(keys_schema=core_schema.str_schema()))
         self._tools = {
@@ -635,11 +665,14 @@ class _Tools(AbstractToolset[None]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
-        """Have a tool called. Raises ToolFailed with what the model is told where it has failed or is not run."""
+        """Have a tool called. Raises ToolFailed with what the model is told where it has failed or is not run, and
+        Failure where there is no room for more."""
         if is_nested_deeper(tool_args, MOST_NESTED):
             raise ToolFailed(f"not run: its arguments are nested more than {MOST_NESTED} deep")
         async with self._turns:
-            return await self._ask_for(name, tool_args)
+            result = await self._ask_for(name, tool_args)
+        self._count(result)
+        return result
 
     async def _ask_for(self, name: str, tool_args: dict[str, Any]) -> Any:
         if self._ctx.stopping:
