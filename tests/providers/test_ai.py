@@ -18,6 +18,7 @@ import pytest
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.providers.ai import (
+    PROMPT_LIMIT,
     AiModel,
     AiPart,
     ChosenModel,
@@ -364,15 +365,15 @@ def test_a_model_that_hangs_is_given_up_for_the_next_and_only_the_last_one_stall
         to = "fallback: [{{base_url: {}/v1, model: n}}]"
         envelope = run(f"""
             steps:
-              well: {ask(silent, to.format(other.url), "idle: 700")}
-              alone: {ask(silent, to.format(silent.url), "idle: 700, grace: 200")}
+              well: {ask(silent, to.format(other.url), "idle: 2500")}
+              alone: {ask(silent, to.format(silent.url), "idle: 2500, grace: 200")}
         """)
     found = steps(envelope)
     assert (found["well"]["output"], found["well"]["details"]["model"]) == ("the other", "n"), found["well"]
-    assert found["well"]["details"]["failed_models"][0]["message"].startswith("it was silent for 700ms")
+    assert found["well"]["details"]["failed_models"][0]["message"].startswith("it was silent for 2.5s")
     assert (found["alone"]["error"]["code"], found["alone"]["output"]) == ("STALLED", "a word"), found["alone"]
     assert found["alone"]["details"]["model"] == "n"
-    assert found["alone"]["error"]["context"]["clock"]["limit_ms"] == 700
+    assert found["alone"]["error"]["context"]["clock"]["limit_ms"] == 2500
     assert len(silent.requests) == 3
 
 
@@ -442,6 +443,22 @@ def test_a_tool_that_hangs_is_stopped_and_the_model_is_told(run: Callable[..., E
     assert "did not answer within 700ms" in slow
     assert "of your time are left" in slow
     assert "timed out after 700ms" in slept or "timed out after 0.7" in slept, slept
+
+
+def test_a_server_that_dies_in_the_middle_is_told_to_the_model_and_the_step_goes_on(
+    run: Callable[..., Envelope],
+) -> None:
+    def model(body: dict[str, Any]) -> Any:
+        return CallTool("echo") if len(results(body)) < 2 else Say("without it")
+
+    with model_server(model) as server:
+        envelope = run(f"""
+            steps:
+              it: {ask(server, "mcp_servers: {hands: " + mcp("dies") + "}")}
+        """)
+    step = steps(envelope)["it"]
+    assert (step["output"], step["side_effects"]) == ("without it", "unknown"), step
+    assert all("the MCP server did not answer" in told for told in results(server.requests[-1]))
 
 
 def test_what_a_tool_may_have_done_that_did_not_end_well_is_unknown(run: Callable[..., Envelope]) -> None:
@@ -788,6 +805,7 @@ def test_a_step_without_the_extra_is_refused_with_how_to_install_it(monkeypatch:
         ("prompt: a, prompt_file: b", "schema/value", "either `prompt`, or `prompt_file`"),
         ("ai: {}", "schema/value", "either `prompt`, or `prompt_file`"),
         ("prompt_file: none.md", "ai/prompt-file", "there is no file"),
+        ("prompt: a, ai: {base_url: 'localhost:11434'}", "ai/base-url", "begins with http:// or https://"),
         ("prompt: a, ai: {provider: mistral}", "schema/value", "is not one of"),
         ("prompt: a, ai: {tools: [none]}", "tool/unknown", "there is no tool 'none'"),
         ("prompt: a, ai: {mcp_servers: {x: {}}}", "schema/value", "either `command` to start it"),
@@ -811,6 +829,14 @@ def test_what_is_wrong_is_said_before_it_runs(
     found = findings(f"steps: {{a: {{type: ai, {step}}}}}", tmp_path)
     assert [each.rule for each in found if each.is_error] == [rule], found
     assert words in found[0].message + (found[0].suggestion or "")
+
+
+def test_a_prompt_file_that_is_too_large_is_refused_before_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "big.md").write_bytes(b"x" * (PROMPT_LIMIT + 1))
+    flow = "steps: {a: {type: ai, prompt_file: big.md, ai: {base_url: 'http://localhost/v1'}}}"
+    (found,) = findings(flow, tmp_path)
+    assert "is larger than" in found.message
+    assert found.suggestion is None
 
 
 def test_a_known_key_is_suggested_inside_the_block() -> None:
@@ -865,7 +891,11 @@ print(*sorted(name for name in ("pydantic_ai", "openai", "anthropic", "mcp") if 
         ((None, "gemini-x", None), {"OPENAI_API_KEY": "k", "GEMINI_API_KEY": "g"}, ("google", "gemini-x", None, "g")),
         ((None, "claude-3-opus", None), {"ANTHROPIC_API_KEY": "k"}, ("anthropic", "claude-3-opus", None, "k")),
         ((None, "any", "http://x/v1"), {}, ("openai", "any", "http://x/v1", "")),
-        (("openai", None, None), {"OPENAI_BASE_URL": "u", "SHOTCLOCK_AI_MODEL": "m"}, ("openai", "m", "u", "")),
+        (
+            ("openai", None, None),
+            {"OPENAI_BASE_URL": "http://u", "SHOTCLOCK_AI_MODEL": "m"},
+            ("openai", "m", "http://u", ""),
+        ),
         ((None, None, None), {"OPENAI_API_KEY": "k", "SHOTCLOCK_AI_MODEL": "gpt-z"}, ("openai", "gpt-z", None, "k")),
         (
             ("google", None, None),

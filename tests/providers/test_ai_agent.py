@@ -5,12 +5,13 @@ import contextlib
 import gzip
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolReturnPart, UserPromptPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
@@ -289,6 +290,27 @@ def test_an_answer_that_is_not_what_was_asked_for_is_an_invalid_answer(arguments
     assert raised.value.code == "MODEL_ANSWER_INVALID"
 
 
+def test_a_model_may_correct_an_answer_that_does_not_fit_its_schema() -> None:
+    """What never fits is taken in the end: who asked says what is wrong with it."""
+    told: list[str] = []
+
+    def answer(*counts: str) -> Answer:
+        async def count(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+            answered = sum(isinstance(message, ModelResponse) for message in messages)
+            told.append(str(messages[-1]))
+            given = counts[min(answered, len(counts) - 1)]
+            yield {0: DeltaToolCall(info.output_tools[0].name, f'{{"count": {given}}}')}
+
+        return count
+
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}}
+    assert Caller().run(answer('"three"', "3"), output_schema=schema)["output"] == {"count": 3}
+    assert "$.count: 'three' is not of type 'integer'" in told[1]
+    never = Caller().run(answer('"three"'), output_schema=schema)
+    assert (never["output"], never["usage"]["requests"]) == ({"count": "three"}, 3)
+    assert Caller(stopping=True).run(answer('"three"'), output_schema=schema)["usage"]["requests"] == 1
+
+
 def test_an_answer_nested_deeper_than_readers_go_is_an_invalid_answer() -> None:
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         yield {0: DeltaToolCall(info.output_tools[0].name, '{"result": ' + "[" * 150 + "]" * 150 + "}")}
@@ -472,6 +494,15 @@ def test_what_goes_wrong_in_openais_own_protocol_has_the_codes_of_the_others(
     with pytest.raises(Failure) as raised:
         Caller().run(model, tools=[LOOK])
     assert (raised.value.code, len(server.requests)) == (code, sent), raised.value
+
+
+def test_why_a_server_is_not_reached_is_said() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        model = build_model.__wrapped__("openai", "m", f"http://127.0.0.1:{nobody.getsockname()[1]}/v1", "")
+        with pytest.raises(Failure, match="Connection error: ") as raised:
+            Caller().run(model)
+    assert raised.value.code == "MODEL_UNAVAILABLE"
 
 
 # --- servers that would fill the memory -------------------------------------------------------------------------

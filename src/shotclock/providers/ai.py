@@ -328,6 +328,8 @@ def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[
         raise Failure("PRECONDITION", f"no key of a model is set: set one of {names}")
     known = PROVIDERS[provider]
     url = written.base_url or variables.get(known.url_variable) or None
+    if url is not None and not _ADDRESS.match(url):
+        raise Failure("STEP_INVALID", f"{url!r} is no address of a server: it begins with http:// or https://")
     # What the user's environment names is the user's own word, whatever else the file says.
     is_trusted = url is None or url == environment.get(known.url_variable) or _is_own(url, known)
     if written.api_key_env is not None:
@@ -345,6 +347,7 @@ def _find_key(provider: ModelProvider, variables: Mapping[str, str]) -> str:
     return next((variables[name] for name in provider.keys if variables.get(name)), "")
 
 
+_ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _NOT_PLAIN = re.compile(r"[\\@\s\x00-\x20]")
 
 
@@ -424,7 +427,8 @@ def find_flaws(
         try:
             chosen = choose_model(each, environment, own)
         except Failure as failure:
-            yield AiFlaw("ai/key", str(failure), path, failure.suggestion)
+            rule = "ai/base-url" if failure.code == "STEP_INVALID" else "ai/key"
+            yield AiFlaw(rule, str(failure), path, failure.suggestion)
             continue
         if (name := withheld_key(chosen, {**environment, **own})) is not None:
             message = f"{name} is not sent to {_host_of(str(chosen.base_url))}, which is no host of {chosen.provider}'s"

@@ -61,7 +61,7 @@ from pydantic_core import SchemaValidator, core_schema
 from ..core.clocks import format_duration
 from ..core.errors import Failure
 from ..process.context import Context
-from .ai_schema import as_object
+from .ai_schema import as_object, find_value_flaw
 
 # Between two signs of life while a tool runs or a pause is waited out, and two looks at whether to come to an end.
 HEARTBEAT_S = 0.05
@@ -245,6 +245,8 @@ class AgentRun:
         """When the step is stopped that winds down, which may be before its deadline."""
         self._waiting = len(models)
         """Models that may still be asked, with the one that is."""
+        self._corrected = 0
+        """Answers that did not fit the schema, and were asked for again."""
         self._failed: list[dict[str, object]] = []
         """Models that were given up for the next, and why."""
         self._size = 0
@@ -290,10 +292,17 @@ class AgentRun:
         return agent
 
     def _check_output(self, output: dict[str, Any]) -> dict[str, Any]:
+        """Have the model correct an answer that is not what it was asked for. One that does not fit the schema is taken
+        in the end: the caller says what is wrong with it, and has it."""
         if self._is_wrapped and "result" not in output:
             raise ModelRetry("give the answer as `result`")
         if is_nested_deeper(output, MOST_NESTED):
             raise ModelRetry(f"the answer is nested more than {MOST_NESTED} deep: give it flatter")
+        if self._corrected < CORRECTIONS and not self._ctx.stopping and self._may_send:
+            flaw = find_value_flaw(self._task["output_schema"], output["result"] if self._is_wrapped else output)
+            if flaw is not None:
+                self._corrected += 1
+                raise ModelRetry(f"the answer does not fit its schema: {flaw[:MESSAGE_SHOWN]}")
         return output
 
     def _build(self, output: Any, *capabilities: Any) -> Agent[None, Any]:
@@ -526,6 +535,8 @@ class AgentRun:
         error = _find_too_long(error) or error
         code = next(code for kinds, code in _CODES if isinstance(error, kinds))
         said = str(error) or type(error).__name__
+        if isinstance(error, ModelConnectionError) and (reason := _find_reason(error)):
+            said = f"{said.rstrip('.')}: {reason}"
         if isinstance(error, MemoryError):
             said = f"its answer does not fit into {MEMORY_LIMIT} bytes of memory, and was given up"
         context: dict[str, object] = {"exception": type(error).__name__}
@@ -600,6 +611,16 @@ def _find_too_long(error: BaseException) -> BaseException | None:
             return reason
         reason = reason.__cause__ or reason.__context__
     return None
+
+
+def _find_reason(error: BaseException) -> str:
+    """Return why a server was not reached: SDKs say no more than that it was not."""
+    reason: BaseException | None = error
+    for _ in range(MOST_REASONS):
+        reason = None if reason is None else reason.__cause__ or reason.__context__
+        if isinstance(reason, httpx2.HTTPError | httpx2.InvalidURL | OSError) and str(reason):
+            return str(reason)
+    return ""
 
 
 def _output_names() -> Iterator[str]:

@@ -594,7 +594,7 @@ def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str
         try:
             prompts[step_id] = read_prompt(file)
         except Failure as failure:
-            hint = suggest(file.name, _files_in(file.parent))
+            hint = suggest(file.name, _files_in(file.parent)) if failure.code == "FILE_NOT_FOUND" else None
             flaws.append(Finding("ai/prompt-file", str(failure), ("steps", step_id, "prompt_file"), suggestion=hint))
     return prompts, flaws
 
