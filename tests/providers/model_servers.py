@@ -142,6 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def do_GET(self) -> None:
+        self._answer(200, json.dumps({"object": "list", "data": []}), {})
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         model, script = self.server.model, self.server.script

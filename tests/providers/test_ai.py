@@ -140,11 +140,13 @@ def test_blocks_that_exist_run_unchanged_beside_other_steps(run: Callable[..., E
                 type: ai
                 prompt: hello
                 ai: {{provider: anthropic, model: claude-3-opus, timeout: 120000}}
-              page: {{type: http_client, url: "{server.url}/none", depends_on: diff, continue_on_failure: true}}
+              page: {{type: http_client, url: "{server.url}/v1/models", depends_on: diff}}
             """,
             {**server.openai, **server.anthropic, "SHOTCLOCK_AI_MODEL": "gpt-x"},
         )
+    assert envelope.ok, envelope
     found = steps(envelope)
+    assert found["page"]["output"] == {"object": "list", "data": []}
     for name in ("plain", "negotiated", "claude"):
         assert found[name]["status"] == "succeeded", found[name]
         assert found[name]["output"] == "hello world"
