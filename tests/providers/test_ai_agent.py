@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import re
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from shotclock.core.errors import Failure
 from shotclock.core.trace import TraceContext
 from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Context
-from shotclock.providers.ai_agent import MOST_TOOLS_AT_ONCE, AgentRun, build_model
+from shotclock.providers.ai_agent import MEMORY_LIMIT, MOST_TOOLS_AT_ONCE, AgentRun, build_model, run_agent
 from shotclock.providers.ai_schema import find_schema_flaw
 from tests.providers.model_servers import Action, CallTool, Flood, ModelServer, Say, Status, model_server
 
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 30.0
 RETRY = {"max": 2, "backoff": {"mode": "fixed", "delay_ms": 1, "max_delay_ms": None, "jitter": False}}
+TASK: dict[str, Any] = {"prompt": "what?", "system_prompt": None, "tools": [], "limits": {}, "retry": RETRY}
 LOOK = {"name": "look", "description": "looks", "input_schema": {"type": "object", "properties": {}}}
 Answer = Callable[[list[ModelMessage], AgentInfo], AsyncIterator[Any]]
 
@@ -59,11 +61,11 @@ class Caller:
     def write(self, text: str) -> None:
         self.text += text
 
-    def run(self, *models: Answer | Model, **task: Any) -> dict[str, Any]:
+    def context(self) -> Context:
         class Span:
             trace = TraceContext("f" * 32)
 
-        context = Context(
+        return Context(
             name="it",
             request_id="1",
             deadline=Deadline.after_ms(monotonic_ns(), self.time_ms),
@@ -77,10 +79,11 @@ class Caller:
             on_partial=lambda partial: None,
             trace=Span(),
         )
-        told = {"prompt": "what?", "system_prompt": None, "tools": [], "limits": {}, "retry": RETRY, **task}
+
+    def run(self, *models: Answer | Model, **task: Any) -> dict[str, Any]:
         asked = [model if isinstance(model, Model) else FunctionModel(stream_function=model) for model in models]
         is_real = any(isinstance(model, Model) for model in models)
-        agent = AgentRun(context, told, asked, tells_end=is_real)
+        agent = AgentRun(self.context(), {**TASK, **task}, asked, tells_end=is_real)
         return asyncio.run(asyncio.wait_for(agent.answer(), LIMIT_S))
 
 
@@ -190,10 +193,10 @@ def test_a_model_that_is_silent_is_given_up_for_the_next_one(said: str, time_ms:
 def test_a_model_that_goes_on_writing_is_not_silent() -> None:
     async def drip(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         for _ in range(10):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
             yield "x"
 
-    assert Caller().run(drip, say_it, idle_ms=500)["output"] == "x" * 10
+    assert Caller().run(drip, say_it, idle_ms=1500)["output"] == "x" * 10
 
 
 def test_the_last_model_is_left_to_the_clocks_of_its_caller() -> None:
@@ -564,3 +567,13 @@ def test_an_answer_that_does_not_fit_into_memory_is_an_invalid_answer() -> None:
     with pytest.raises(Failure) as raised:
         Caller().run(fill)
     assert raised.value.code == "MODEL_ANSWER_INVALID"
+
+
+def test_the_process_of_an_agent_takes_no_more_memory_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: set_to.append((which, limits)))
+    with model_server(Say("hello")) as server:
+        task = {**TASK, "models": [("openai", "m", f"{server.url}/v1", "")]}
+        answer = asyncio.run(asyncio.wait_for(run_agent(Caller().context(), task), LIMIT_S))
+    assert answer["output"] == "hello"
+    assert set_to == [(resource.RLIMIT_DATA, (MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_DATA)[1]))]
