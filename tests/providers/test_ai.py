@@ -17,15 +17,8 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.providers.ai import (
-    PROMPT_LIMIT,
-    AiModel,
-    AiPart,
-    ChosenModel,
-    choose_model,
-    default_timeout_ms,
-    read_overtime,
-)
+from shotclock.providers.ai import PROMPT_LIMIT, AiPart, read_overtime
+from shotclock.providers.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
 from shotclock.providers.ai_tools import HEAD_KEPT, TAIL_KEPT, KeptText
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunCaller, RunRequest, start

@@ -21,7 +21,8 @@ from shotclock.core.errors import Failure
 from shotclock.core.trace import TraceContext
 from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Context
-from shotclock.providers.ai_agent import MEMORY_LIMIT, MOST_TOOLS_AT_ONCE, AgentRun, build_model, run_agent
+from shotclock.providers.ai_agent import MEMORY_LIMIT, MOST_TOOLS_AT_ONCE, AgentRun, run_agent
+from shotclock.providers.ai_client import build_model
 from shotclock.providers.ai_schema import find_schema_flaw
 from tests.providers.model_servers import Action, CallTool, Flood, ModelServer, Say, Status, model_server
 
@@ -514,7 +515,7 @@ def test_why_a_server_is_not_reached_is_said() -> None:
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Flood], tuple[Model, ModelServer]]]:
     """A function that starts a server that floods whoever asks it, and returns a model on it."""
-    monkeypatch.setattr("shotclock.providers.ai_agent.EVENT_LIMIT", 300_000)
+    monkeypatch.setattr("shotclock.providers.ai_client.EVENT_LIMIT", 300_000)
     with contextlib.ExitStack() as stack:
 
         def start(flood: Flood) -> tuple[Model, ModelServer]:

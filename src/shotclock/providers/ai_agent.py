@@ -17,7 +17,6 @@ import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -51,7 +50,7 @@ from pydantic_ai.messages import (
     TextPartDelta,
     UserPromptPart,
 )
-from pydantic_ai.models import Model, create_async_httpx2_client
+from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
@@ -61,6 +60,7 @@ from pydantic_core import SchemaValidator, core_schema
 from ..core.clocks import format_duration
 from ..core.errors import Failure
 from ..process.context import Context
+from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_schema import as_object, find_value_flaw
 
 # Between two signs of life while a tool runs or a pause is waited out, and two looks at whether to come to an end.
@@ -71,17 +71,11 @@ LEAVE_LIMIT_S = 1.0
 CORRECTIONS = 2
 # A request has at least this long: less would be refused by clients that take 0 for no time at all.
 LEAST_REQUEST_S = 0.1
-# Where the step has no deadline of its own, its run's or its caller's ends it.
-LONGEST_REQUEST_S = 24 * 3600.0
 # Tools that run at a time for one agent, however many its model asks for at once.
 MOST_TOOLS_AT_ONCE = 8
 # Characters of one conversation: what the model says and asks tools for, and what they answer. No model takes so much.
 CONVERSATION_LIMIT = 16_000_000
-# Bytes of one event of a stream, which has one piece of an answer, and of a body that is no stream. SDKs keep all of
-# one until its end, and look for that anew with each packet, so that four times as much takes sixteen times as long.
-EVENT_LIMIT = 4 * 1024 * 1024
-# To reach the server of a model, and how many reasons of an error are looked at.
-CONNECT_S = 5.0
+# How many reasons of an error are looked at.
 MOST_REASONS = 10
 # What a part of it takes by itself: a model can ask for tools without end as well.
 PART_SIZE = 2_000
@@ -143,74 +137,6 @@ async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
     return await AgentRun(ctx, task, [build_model(*each) for each in task["models"]]).answer()
 
 
-# A worker serves one step after another: the next one finds the connections of the last. More models than this nobody
-# names in a file.
-@lru_cache(maxsize=16)
-def build_model(provider: str, model: str, base_url: str | None, key: str) -> Model:
-    """Return a model of pydantic-ai. Imports the SDK of its provider."""
-    if provider == "anthropic":
-        from pydantic_ai.models.anthropic import AnthropicModel
-        from pydantic_ai.providers.anthropic import AnthropicProvider
-
-        own = AnthropicProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
-        return AnthropicModel(model, provider=own)
-    if provider == "google":
-        from pydantic_ai.models.google import GoogleModel
-        from pydantic_ai.providers.google import GoogleProvider
-
-        asked = GoogleProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
-        return GoogleModel(model, provider=asked)
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    # What others offer under OpenAI's protocol is the older one of its two.
-    kind = OpenAIResponsesModel if base_url is None else OpenAIChatModel
-    client = open_bounded_client()
-    return kind(model, provider=OpenAIProvider(api_key=key or "none", base_url=base_url, http_client=client))
-
-
-def open_bounded_client() -> httpx2.AsyncClient:
-    """Return a client that takes no event longer than EVENT_LIMIT, and nothing compressed: a few bytes could become
-    gigabytes. It lives as long as this process."""
-    client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
-    client.headers["Accept-Encoding"] = "identity"
-    client.event_hooks = {"response": [_bound_body]}
-    return client
-
-
-async def _bound_body(response: httpx2.Response) -> None:
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() not in ("", "identity"):
-        raise _TooLong(f"its answer is compressed ({encoding[:40]}), which was not asked for")
-    response.stream = _BoundedBody(response.stream, has_events=response.is_success)
-
-
-class _BoundedBody(httpx2.AsyncByteStream):
-    """The bytes of a body, until an event of it is too long. An error is read as a whole, so it is one."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, *, has_events: bool) -> None:
-        self._stream, self._has_events = stream, has_events
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, last = 0, b""
-        async for data in self._stream:
-            seen = last + data  # an end may come in two packets
-            end = max(seen.rfind(each) for each in _ENDS) if self._has_events else -1
-            size = size + len(data) if end < 0 else len(seen) - end
-            last = seen[-3:]
-            if size > EVENT_LIMIT:
-                raise _TooLong(f"a part of its answer is longer than {EVENT_LIMIT} bytes, and was given up")
-            yield data
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-# Of an event: an empty line.
-_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
-
-
 class _CutShort(Exception):
     """A request that was given up, because the model has to be told that time is nearly up."""
 
@@ -221,10 +147,6 @@ class _Truncated(ConnectionError):
 
 class _Silent(ConnectionError):
     """A model that has said nothing for as long as it may, where another one can be asked."""
-
-
-class _TooLong(ValueError):
-    """An answer of which no more is taken, because it might not fit into memory."""
 
 
 class AgentRun:
@@ -517,7 +439,7 @@ class AgentRun:
         self._ctx.write(text)
         self._size += _size_of(event)
         if self._kept + self._size > CONVERSATION_LIMIT:
-            raise _TooLong(f"what it says is longer than {CONVERSATION_LIMIT} characters, and was given up")
+            raise AnswerTooLong(f"what it says is longer than {CONVERSATION_LIMIT} characters, and was given up")
 
     def _check_price(self, model: Model) -> None:
         if self._limits.cost_limit is not None and self._usage.cost is None:
@@ -607,7 +529,7 @@ def _find_too_long(error: BaseException) -> BaseException | None:
     """Return the reason of a failure where that is an answer too long: an SDK takes it for a lost connection."""
     reason: BaseException | None = error
     for _ in range(MOST_REASONS):
-        if reason is None or isinstance(reason, _TooLong):
+        if reason is None or isinstance(reason, AnswerTooLong):
             return reason
         reason = reason.__cause__ or reason.__context__
     return None
