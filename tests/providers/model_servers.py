@@ -1,5 +1,6 @@
-"""A server of models on loopback, spoken by hand: OpenAI's chat completions, Anthropic's messages and Gemini's
-contents, streamed as the real ones do. What it does is a script, one entry for each request; the last one is repeated.
+"""A server of models on loopback, spoken by hand: OpenAI's chat completions and responses, Anthropic's messages and
+Gemini's contents, streamed as the real ones do. What it does is a script, one entry for each request; the last one is
+repeated.
 
     with model_server(Say("hello ", "world"), Status(429, retry_after="1")) as server: …
 
@@ -67,7 +68,16 @@ class Garbage:
     """An answer that is no answer of a model."""
 
 
-Action = Say | CallTool | Status | Hang | Garbage
+@dataclass(frozen=True)
+class Flood:
+    """The same bytes, without an end."""
+
+    data: bytes
+    status: int = 200
+    encoding: str | None = None
+
+
+Action = Say | CallTool | Status | Hang | Garbage | Flood
 Script = Action | Callable[[dict[str, Any]], Action]
 """What to do, or how to decide it by the request."""
 
@@ -81,8 +91,6 @@ class ModelServer:
     ended: threading.Event = field(default_factory=threading.Event)
     hangs: threading.Event = field(default_factory=threading.Event)
     """Set once it has sent all that it will, and hangs."""
-    flooded: int = 0
-    """Bytes of a line without an end that were taken."""
 
     @property
     def openai(self) -> dict[str, str]:
@@ -134,6 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def do_GET(self) -> None:
+        self._answer(200, json.dumps({"object": "list", "data": []}), {})
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         model, script = self.server.model, self.server.script
@@ -142,7 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
         names = ("x-api-key", "x-goog-api-key", "Authorization")
         model.keys.append(next((self.headers[name] for name in names if name in self.headers), ""))
         action = entry(body) if callable(entry) else entry
-        kinds: dict[str, type[_Speech]] = {"/messages": _Anthropic, ":streamGenerateContent": _Google}
+        kinds: dict[str, type[_Speech]] = {
+            "/messages": _Anthropic,
+            ":streamGenerateContent": _Google,
+            "/responses": _Responses,
+        }
         path = self.path.partition("?")[0]
         speak = next((kind for end, kind in kinds.items() if path.endswith(end)), _OpenAi)(self, body)
         try:
@@ -162,6 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(action.code, json.dumps({"error": {"message": action.message, "type": "x"}}), headers)
             case Garbage():
                 self._answer(200, '{"not": "a model', {})
+            case Flood():
+                self.begin(action.status, action.encoding)
+                self._flood(action.data)
+                raise _Cut
             case CallTool():
                 self.begin()
                 speak.start()
@@ -186,18 +205,17 @@ class _Handler(BaseHTTPRequestHandler):
                     self.end()
                     return
                 if action.then == "flood":
-                    self._flood()
+                    self.chunk(b"data: ")
+                    self._flood(b"x" * 65_536)
                 if action.then != "end":
                     raise _Cut
                 speak.finish(called=False, tokens=action.tokens)
                 self.end()
 
-    def _flood(self) -> None:
+    def _flood(self, data: bytes) -> None:
         until = time.monotonic() + FOREVER_S
-        self.chunk(b"data: ")
         while time.monotonic() < until and not self.server.model.ended.is_set():
-            self.chunk(b"x" * 65_536)
-            self.server.model.flooded += 65_536
+            self.chunk(data)
 
     def wait(self, seconds: float) -> None:
         if seconds and self.server.model.ended.wait(seconds):
@@ -210,10 +228,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def begin(self) -> None:
-        self.send_response(200)
+    def begin(self, status: int = 200, encoding: str | None = None) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        if encoding is not None:
+            self.send_header("Content-Encoding", encoding)
         self.end_headers()
 
     def chunk(self, data: bytes) -> None:
@@ -280,6 +300,78 @@ class _OpenAi(_Speech):
 
     def output_tool(self) -> str:
         return str(self._body["tools"][-1]["function"]["name"])
+
+
+class _Responses(_Speech):
+    """OpenAI's own protocol, the newer of its two."""
+
+    def __init__(self, handler: _Handler, body: dict[str, Any]) -> None:
+        super().__init__(handler, body)
+        self._number = 0
+        self._items: list[dict[str, Any]] = []
+
+    def _event(self, kind: str, **more: Any) -> None:
+        told = {"type": kind, "sequence_number": self._number, **more}
+        self._number += 1
+        self._handler.chunk(f"event: {kind}\ndata: {json.dumps(told)}\n\n".encode())
+
+    def _response(self, status: str, tokens: int = 0) -> dict[str, Any]:
+        usage = {
+            "input_tokens": tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 2 * tokens,
+        }
+        return {
+            "id": "resp_1",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self._body["model"],
+            "status": status,
+            "output": self._items if status == "completed" else [],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage if status == "completed" else None,
+        }
+
+    def start(self) -> None:
+        self._event("response.created", response=self._response("in_progress"))
+        self._event("response.in_progress", response=self._response("in_progress"))
+
+    def text(self, piece: str) -> None:
+        if not self._items or self._items[-1]["type"] != "message":
+            item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+            self._event("response.output_item.added", output_index=len(self._items), item=item)
+            part = {"type": "output_text", "text": "", "annotations": []}
+            self._items.append({**item, "content": [part]})
+            self._event("response.content_part.added", part=part, **self._place())
+        self._items[-1]["content"][0]["text"] += piece
+        self._event("response.output_text.delta", delta=piece, logprobs=[], **self._place())
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def tool(self, name: str, arguments: dict[str, Any]) -> None:
+        number, written = time.time_ns(), json.dumps(arguments)
+        item = {"id": f"fc_{number}", "type": "function_call", "call_id": f"call_{number}", "name": name}
+        index = len(self._items)
+        self._items.append({**item, "arguments": written, "status": "completed"})
+        self._event("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+        place = {"item_id": item["id"], "output_index": index}
+        self._event("response.function_call_arguments.delta", delta=written, **place)
+        self._event("response.function_call_arguments.done", arguments=written, name=name, **place)
+        self._event("response.output_item.done", output_index=index, item=self._items[-1])
+
+    def finish(self, *, called: bool, tokens: int) -> None:
+        self._event("response.completed", response=self._response("completed", tokens))
+
+    def garbage(self) -> None:
+        self._handler.chunk(b"event: response.output_text.delta\ndata: {no json\n\n")
+
+    def output_tool(self) -> str:
+        return str(self._body["tools"][-1]["name"])
 
 
 class _Anthropic(_Speech):

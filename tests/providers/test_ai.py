@@ -17,13 +17,8 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.providers.ai import (
-    AiPart,
-    ChosenModel,
-    choose_model,
-    default_timeout_ms,
-    read_overtime,
-)
+from shotclock.providers.ai import PROMPT_LIMIT, AiPart, read_overtime
+from shotclock.providers.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
 from shotclock.providers.ai_tools import HEAD_KEPT, TAIL_KEPT, KeptText
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunCaller, RunRequest, start
@@ -32,14 +27,14 @@ from shotclock.workflow.loader import Finding, load_text
 from shotclock.workflow.plan import plan_of
 from shotclock.workflow.state import record_workflow
 from tests.providers.model_servers import CallTool, Garbage, Hang, ModelServer, Say, Status, model_server
+from tests.providers.warm_agents import warm_agents
 from tests.runtime.bounds import ROOT, eventually, marked
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 RUN_LIMIT_S = 90.0
-# Importing pydantic-ai and an SDK takes one to eight seconds here, once for each run. So what is measured begins
-# after a step that has waited for it.
-STARTED_MS = 60_000
+# Of a step that is not about its clock.
+ENOUGH_MS = 60_000
 # Past a bell, on two cores that others use as well.
 LATE_S = 4.0
 # What a server has sent is in the hands of the run a moment later; only this can be waited for.
@@ -50,6 +45,12 @@ GREET = (
     "{greet: {description: greets somebody, exec: 'echo \"hello {{ args.who }}\"', "
     "input_schema: {type: object, properties: {who: {type: string}}, required: [who]}}}"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def agents() -> Iterator[None]:
+    with warm_agents("openai", "anthropic", "google"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,7 @@ def steps(envelope: Envelope) -> dict[str, dict[str, Any]]:
     return envelope.data["steps"]
 
 
-def ask(server: ModelServer, more: str = "", step: str = "", timeout: int = STARTED_MS) -> str:
+def ask(server: ModelServer, more: str = "", step: str = "", timeout: int = ENOUGH_MS) -> str:
     """A step that asks a server, in one line of YAML."""
     block = f"base_url: {server.url}/v1, model: m, timeout: {timeout}"
     return f"{{type: ai, prompt: what is it?, ai: {{{block}{', ' if more else ''}{more}}}{', ' if step else ''}{step}}}"
@@ -132,11 +133,13 @@ def test_blocks_that_exist_run_unchanged_beside_other_steps(run: Callable[..., E
                 type: ai
                 prompt: hello
                 ai: {{provider: anthropic, model: claude-3-opus, timeout: 120000}}
-              page: {{type: http_client, url: "{server.url}/none", depends_on: diff, continue_on_failure: true}}
+              page: {{type: http_client, url: "{server.url}/v1/models", depends_on: diff}}
             """,
             {**server.openai, **server.anthropic, "SHOTCLOCK_AI_MODEL": "gpt-x"},
         )
+    assert envelope.ok, envelope
     found = steps(envelope)
+    assert found["page"]["output"] == {"object": "list", "data": []}
     for name in ("plain", "negotiated", "claude"):
         assert found[name]["status"] == "succeeded", found[name]
         assert found[name]["output"] == "hello world"
@@ -168,8 +171,8 @@ def test_a_model_of_google_answers_calls_tools_and_fails_as_the_others(run: Call
             f"""
             tools: {GREET}
             steps:
-              it: {{type: ai, prompt: greet, ai: {{model: gemini-x, timeout: {STARTED_MS}, tools: greet}}}}
-              bad: {{type: ai, prompt: fail, ai: {{model: gemini-x, timeout: {STARTED_MS}, retry: {{max: 0}}}}}}
+              it: {{type: ai, prompt: greet, ai: {{model: gemini-x, timeout: {ENOUGH_MS}, tools: greet}}}}
+              bad: {{type: ai, prompt: fail, ai: {{model: gemini-x, timeout: {ENOUGH_MS}, retry: {{max: 0}}}}}}
             """,
             server.google,
         )
@@ -240,12 +243,11 @@ BAD = {
 
 @pytest.fixture(scope="module", params=["openai", "anthropic"])
 def misbehaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What became of a step with each of them, all in one run: coming up takes longer than all of the rest."""
+    """What became of a step with each of them, all in one run, at the same time."""
     folder = tmp_path_factory.mktemp("misbehaved")
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOTCLOCK_HOME", str(folder / "home"))
         servers = {name: stack.enter_context(model_server(action)) for name, action in BAD.items()}
-        first = stack.enter_context(model_server(Say("up")))
 
         def step(name: str, server: ModelServer, more: str, timeout: int) -> str:
             path = "/v1" if request.param == "openai" else ""
@@ -253,10 +255,10 @@ def misbehaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             retry = "retry: {max: 1, backoff: {delay_ms: 10}}"
             return f"  {name}: {{type: ai, prompt: what, ai: {{{block}, {retry}}}, grace: 300{more}}}\n"
 
-        text = "max_parallelism: 20\nsteps:\n" + step("first", first, "", STARTED_MS)
+        text = "max_parallelism: 20\nsteps:\n"
         for name, server in servers.items():
             idle = ", idle: 4000" if name == "silent" else ""
-            text += step(name, server, f"{idle}, depends_on: first", STARTED_MS if idle else 8_000)
+            text += step(name, server, idle, ENOUGH_MS if idle else 8_000)
         loaded = load_text(text.encode(), "flow.yaml", folder)
         assert loaded.workflow is not None, loaded.findings
         keys = {"OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY}
@@ -268,7 +270,6 @@ def misbehaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
                 return await start(asked, Store.open(folder / "home"), RunCaller(environment={**os.environ, **keys}))
 
         found: dict[str, Any] = steps(asyncio.run(main()))
-        assert found["first"]["status"] == "succeeded", found["first"]["error"]
         yield {"steps": found, "requests": {name: len(server.requests) for name, server in servers.items()}}
 
 
@@ -347,9 +348,28 @@ def test_a_request_that_failed_is_sent_again_when_its_server_says_and_then_to_th
     assert found["fallen"]["output"] == "the other"
     assert found["fallen"]["details"]["model"] == "claude-x"
     assert len(broken.requests) == 2
+    (given_up,) = found["fallen"]["details"]["failed_models"]
+    assert (given_up["model"], given_up["code"]) == ("m", "MODEL_UNAVAILABLE")
     # What the first answer had begun with is not part of the second.
     assert found["cut"]["output"] == "whole"
     assert "partial" not in found["cut"]
+
+
+def test_a_model_that_hangs_is_given_up_for_the_next_and_only_the_last_one_stalls(run: Callable[..., Envelope]) -> None:
+    with model_server(Say("a ", "word", then="hang")) as silent, model_server(Say("the other")) as other:
+        to = "fallback: [{{base_url: {}/v1, model: n}}]"
+        envelope = run(f"""
+            steps:
+              well: {ask(silent, to.format(other.url), "idle: 2500")}
+              alone: {ask(silent, to.format(silent.url), "idle: 2500, grace: 200")}
+        """)
+    found = steps(envelope)
+    assert (found["well"]["output"], found["well"]["details"]["model"]) == ("the other", "n"), found["well"]
+    assert found["well"]["details"]["failed_models"][0]["message"].startswith("it was silent for 2.5s")
+    assert (found["alone"]["error"]["code"], found["alone"]["output"]) == ("STALLED", "a word"), found["alone"]
+    assert found["alone"]["details"]["model"] == "n"
+    assert found["alone"]["error"]["context"]["clock"]["limit_ms"] == 2500
+    assert len(silent.requests) == 3
 
 
 # --- tools ------------------------------------------------------------------------------------------------------
@@ -390,7 +410,7 @@ def test_tools_of_the_file_and_of_servers_are_called_over_one_connection(run: Ca
     told = results(server.requests[-1])
     first, second, greeted = (json.loads(text) for text in told[:3])
     assert (first["result"], second["result"]) == ("first", "second")
-    assert 0 < first["remaining_ms"] <= STARTED_MS
+    assert 0 < first["remaining_ms"] <= ENOUGH_MS
     # What a model says is neither a template nor a script.
     assert greeted["result"] == "hello {{ env.HOME }} $(id) 'x'\n"
     assert "'who' is a required property" in told[3]
@@ -418,6 +438,22 @@ def test_a_tool_that_hangs_is_stopped_and_the_model_is_told(run: Callable[..., E
     assert "did not answer within 700ms" in slow
     assert "of your time are left" in slow
     assert "timed out after 700ms" in slept or "timed out after 0.7" in slept, slept
+
+
+def test_a_server_that_dies_in_the_middle_is_told_to_the_model_and_the_step_goes_on(
+    run: Callable[..., Envelope],
+) -> None:
+    def model(body: dict[str, Any]) -> Any:
+        return CallTool("echo") if len(results(body)) < 2 else Say("without it")
+
+    with model_server(model) as server:
+        envelope = run(f"""
+            steps:
+              it: {ask(server, "mcp_servers: {hands: " + mcp("dies") + "}")}
+        """)
+    step = steps(envelope)["it"]
+    assert (step["output"], step["side_effects"]) == ("without it", "unknown"), step
+    assert all("the MCP server did not answer" in told for told in results(server.requests[-1]))
 
 
 def test_what_a_tool_may_have_done_that_did_not_end_well_is_unknown(run: Callable[..., Envelope]) -> None:
@@ -553,15 +589,14 @@ LOOK = "kill -0 $(cat pid) 2>/dev/null && echo alive || echo gone"
 def test_a_tool_that_runs_when_the_agent_is_stopped_is_gone_with_the_step(
     run: Callable[..., Envelope], tmp_path: Path, by: str
 ) -> None:
-    timeout = 3000 if by == "its clock" else STARTED_MS
-    with model_server(Say("up")) as first, model_server(CallTool("deaf")) as server:
+    timeout = 3000 if by == "its clock" else ENOUGH_MS
+    with model_server(CallTool("deaf")) as server:
         envelope = run(
             f"""
             tools:
               deaf: {{exec: "{DEAF}", timeout: 60000}}
             steps:
-              first: {ask(first)}
-              it: {ask(server, "tools: deaf", "depends_on: first, grace: 500, on_fail: {run: after}", timeout=timeout)}
+              it: {ask(server, "tools: deaf", "grace: 500, on_fail: {run: after}", timeout=timeout)}
               after: {{exec: "{LOOK}"}}
             """,
             stop_after=None if by == "its clock" else Appears(tmp_path / "pid"),
@@ -580,13 +615,12 @@ def test_at_the_soft_clock_tools_stop_and_the_model_is_asked_to_answer(run: Call
     def model(body: dict[str, Any]) -> Any:
         return Say("what I have") if results(body) else CallTool("sleep", says="let me see ")
 
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             tools:
               sleep: {{exec: sleep 60, timeout: 60000}}
             steps:
-              first: {ask(first)}
-              it: {ask(server, "tools: sleep, ai_timeout: 2500", "depends_on: first")}
+              it: {ask(server, "tools: sleep, ai_timeout: 2500")}
         """)
     step = steps(envelope)["it"]
     assert step["status"] == "succeeded", step
@@ -605,11 +639,10 @@ def test_at_the_soft_clock_a_model_that_has_said_nothing_is_asked_anew(run: Call
     def model(body: dict[str, Any]) -> Any:
         return Say("in short: yes") if "Answer now" in str(body["messages"][-1]["content"]) else Hang()
 
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, "ai_timeout: 2000, max_iterations: 1", "depends_on: first")}
+              it: {ask(server, "ai_timeout: 2000, max_iterations: 1")}
         """)
     step = steps(envelope)["it"]
     assert (step["status"], step["output"], step.get("partial")) == ("succeeded", "in short: yes", True), step
@@ -618,11 +651,10 @@ def test_at_the_soft_clock_a_model_that_has_said_nothing_is_asked_anew(run: Call
 
 
 def test_a_model_that_is_writing_its_answer_at_the_soft_clock_may_end_it(run: Callable[..., Envelope]) -> None:
-    with model_server(Say("up")) as first, model_server(Say(*"abcdefghij", pause_s=0.4)) as server:
+    with model_server(Say(*"abcdefghij", pause_s=0.4)) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, "ai_timeout: 2000", "depends_on: first")}
+              it: {ask(server, "ai_timeout: 2000")}
         """)
     step = steps(envelope)["it"]
     assert (step["status"], step["output"]) == ("succeeded", "abcdefghij"), step
@@ -635,13 +667,12 @@ def test_a_model_that_does_not_come_to_an_end_is_stopped_and_its_text_is_kept(ru
         words = [f"word{number} " for number in range(400)]
         return Say(*words, pause_s=0.1) if results(body) else CallTool("sleep")
 
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             tools:
               sleep: {{exec: sleep 60, timeout: 60000}}
             steps:
-              first: {ask(first)}
-              it: {ask(server, "tools: sleep, ai_timeout: 2000", "depends_on: first, grace: 300", timeout=6000)}
+              it: {ask(server, "tools: sleep, ai_timeout: 2000", "grace: 300", timeout=6000)}
         """)
     step = steps(envelope)["it"]
     assert step["error"]["code"] == "TIMEOUT", step
@@ -769,6 +800,7 @@ def test_a_step_without_the_extra_is_refused_with_how_to_install_it(monkeypatch:
         ("prompt: a, prompt_file: b", "schema/value", "either `prompt`, or `prompt_file`"),
         ("ai: {}", "schema/value", "either `prompt`, or `prompt_file`"),
         ("prompt_file: none.md", "ai/prompt-file", "there is no file"),
+        ("prompt: a, ai: {base_url: 'localhost:11434'}", "ai/base-url", "begins with http:// or https://"),
         ("prompt: a, ai: {provider: mistral}", "schema/value", "is not one of"),
         ("prompt: a, ai: {tools: [none]}", "tool/unknown", "there is no tool 'none'"),
         ("prompt: a, ai: {mcp_servers: {x: {}}}", "schema/value", "either `command` to start it"),
@@ -792,6 +824,14 @@ def test_what_is_wrong_is_said_before_it_runs(
     found = findings(f"steps: {{a: {{type: ai, {step}}}}}", tmp_path)
     assert [each.rule for each in found if each.is_error] == [rule], found
     assert words in found[0].message + (found[0].suggestion or "")
+
+
+def test_a_prompt_file_that_is_too_large_is_refused_before_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "big.md").write_bytes(b"x" * (PROMPT_LIMIT + 1))
+    flow = "steps: {a: {type: ai, prompt_file: big.md, ai: {base_url: 'http://localhost/v1'}}}"
+    (found,) = findings(flow, tmp_path)
+    assert "is larger than" in found.message
+    assert found.suggestion is None
 
 
 def test_a_known_key_is_suggested_inside_the_block() -> None:
@@ -846,7 +886,11 @@ print(*sorted(name for name in ("pydantic_ai", "openai", "anthropic", "mcp") if 
         ((None, "gemini-x", None), {"OPENAI_API_KEY": "k", "GEMINI_API_KEY": "g"}, ("google", "gemini-x", None, "g")),
         ((None, "claude-3-opus", None), {"ANTHROPIC_API_KEY": "k"}, ("anthropic", "claude-3-opus", None, "k")),
         ((None, "any", "http://x/v1"), {}, ("openai", "any", "http://x/v1", "")),
-        (("openai", None, None), {"OPENAI_BASE_URL": "u", "SHOTCLOCK_AI_MODEL": "m"}, ("openai", "m", "u", "")),
+        (
+            ("openai", None, None),
+            {"OPENAI_BASE_URL": "http://u", "SHOTCLOCK_AI_MODEL": "m"},
+            ("openai", "m", "http://u", ""),
+        ),
         ((None, None, None), {"OPENAI_API_KEY": "k", "SHOTCLOCK_AI_MODEL": "gpt-z"}, ("openai", "gpt-z", None, "k")),
         (
             ("google", None, None),
@@ -858,12 +902,77 @@ print(*sorted(name for name in ("pydantic_ai", "openai", "anthropic", "mcp") if 
 def test_the_model_is_what_the_file_the_environment_or_the_key_says(
     written: tuple[Any, ...], environment: dict[str, str], chosen: tuple[Any, ...]
 ) -> None:
-    assert choose_model(*written, environment) == ChosenModel(*chosen)
+    provider, model, base_url = written
+    assert choose_model(AiModel(provider=provider, model=model, base_url=base_url), environment) == ChosenModel(*chosen)
 
 
 def test_without_a_key_no_model_is_chosen() -> None:
     with pytest.raises(Failure, match="ANTHROPIC_API_KEY"):
-        choose_model("anthropic", None, None, {"OPENAI_API_KEY": "k"})
+        choose_model(AiModel(provider="anthropic"), {"OPENAI_API_KEY": "k"})
+
+
+KEYS = {"OPENAI_API_KEY": "of-openai", "MY_API_KEY": "of-mine", "ANTHROPIC_API_KEY": "of-anthropic"}
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://api.openai.com/v1", "of-openai"),
+        ("https://eu.api.openai.com/v1", "of-openai"),
+        ("https://API.OpenAI.com.:443/v1", "of-openai"),
+        ("http://localhost:11434/v1", "of-openai"),
+        ("http://models.localhost/v1", "of-openai"),
+        ("http://127.0.0.1:1234/v1", "of-openai"),
+        ("http://[::1]:1234/v1", "of-openai"),
+        ("http://api.openai.com/v1", ""),  # anybody on the way reads it
+        ("https://api.openai.com.example.org/v1", ""),
+        ("https://example.org/api.openai.com", ""),
+        ("https://notapi.openai.com/v1", ""),
+        ("https://api.openai.com@example.org/v1", ""),
+        ("https://example.org\\@api.openai.com/v1", ""),
+        ("https://example.org/v1#@localhost", ""),
+        ("http://localhost.example.org/v1", ""),
+        ("http://192.168.1.5:8000/v1", ""),
+        ("https://[api.openai.com/v1", ""),
+    ],
+)
+def test_the_key_of_a_provider_goes_to_its_own_hosts_and_to_this_machine_only(url: str, key: str) -> None:
+    assert choose_model(AiModel(base_url=url, model="m"), KEYS).key == key
+
+
+def test_the_key_of_another_server_is_in_the_variable_that_the_file_names() -> None:
+    elsewhere = "https://models.example.org/v1"
+    named = AiModel(base_url=elsewhere, model="m", api_key_env="MY_API_KEY")
+    assert choose_model(named, KEYS).key == "of-mine"
+    assert choose_model(AiModel(provider="openai", api_key_env="MY_API_KEY"), KEYS).key == "of-mine"
+    for name, words in (("OPENAI_API_KEY", "is not sent to models.example.org"), ("NO_API_KEY", "is not set")):
+        with pytest.raises(Failure, match=words):
+            choose_model(AiModel(base_url=elsewhere, model="m", api_key_env=name), KEYS)
+    with pytest.raises(Failure, match=r"models\.example\.org is no host of anthropic's"):
+        choose_model(AiModel(provider="anthropic", base_url=elsewhere), KEYS)
+
+
+def test_what_the_environment_names_as_the_server_is_sent_the_key_but_not_what_a_file_puts_there() -> None:
+    elsewhere = {"OPENAI_BASE_URL": "https://models.example.org/v1"}
+    asked = AiModel(provider="openai", model="m")
+    assert choose_model(asked, {**KEYS, **elsewhere}).key == "of-openai"
+    assert choose_model(asked, KEYS, elsewhere) == ChosenModel("openai", "m", elsewhere["OPENAI_BASE_URL"], "")
+
+
+def test_check_says_which_key_is_not_sent_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = "steps: {a: {type: ai, prompt: hi, ai: {base_url: 'https://models.example.org/v1', model: m%s}}}"
+    assert findings(flow % "") == [], "a server of one's own may need none"
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    (found,) = findings(flow % "")
+    assert (found.rule, found.is_error) == ("ai/key-not-sent", False)
+    assert "OPENAI_API_KEY is not sent to models.example.org" in found.message
+    assert "`api_key_env`" in str(found.suggestion)
+    (refused,) = findings(flow % ", api_key_env: OPENAI_API_KEY")
+    assert (refused.rule, refused.is_error) == ("ai/key", True)
+    (unset,) = findings(flow % ", api_key_env: MY_API_KEY")
+    assert "MY_API_KEY is not set" in unset.message
+    (shown,) = findings(flow % ", api_key_env: MY_SERVER")
+    assert "known for a secret" in shown.message
 
 
 def test_the_default_timeout_follows_the_model_and_is_never_more_than_half_an_hour() -> None:
@@ -945,11 +1054,10 @@ def test_a_model_grants_an_agent_more_time_and_it_comes_to_its_end(run: Callable
         {"extend_ms": 20_000, "reason": "it writes"},
         lambda _: Say("a ", "long ", "answer ", "indeed", pause_s=1.0),
     )
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, NEGOTIATED, "depends_on: first")}
+              it: {ask(server, NEGOTIATED)}
         """)
     step = steps(envelope)["it"]
     assert step["status"] == "succeeded", step
@@ -963,11 +1071,10 @@ def test_a_model_that_declines_or_does_not_decide_has_the_agent_wind_down(
     run: Callable[..., Envelope], decision: dict[str, Any]
 ) -> None:
     model = judging(decision, lambda _: Hang())
-    with model_server(Say("up")) as first, model_server(model) as server:
+    with model_server(model) as server:
         envelope = run(f"""
             steps:
-              first: {ask(first)}
-              it: {ask(server, NEGOTIATED, "depends_on: first")}
+              it: {ask(server, NEGOTIATED)}
         """)
     step = steps(envelope)["it"]
     assert step["status"] == "timed_out" and step["error"]["context"]["clock"]["kind"] == "soft", json.dumps(step)

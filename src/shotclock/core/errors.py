@@ -216,7 +216,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("LIMIT_REACHED", 3, 429, False, UNKNOWN, "The agent has used up what it was given, and was ended.",
                    "raise the limit that error.context names, or ask for less; the output is what it said until then"),
         ErrorEntry("MODEL_AUTH_FAILED", 8, 401, False, NONE, "The provider of the model did not take the key.",
-                   "set the variable that holds the key to one that is valid for this model"),
+                   "set its variable to a key that is valid; `ai.api_key_env` names that of another server"),
         ErrorEntry("MODEL_RATE_LIMITED", 11, 429, True, NONE, "The provider of the model takes no more requests now.",
                    "try again after error.retry_after_ms, raise `ai.retry`, or name a model in `ai.fallback`"),
         ErrorEntry("MODEL_QUOTA_EXCEEDED", 9, 402, False, NONE, "The account at the provider of the model is used up.",

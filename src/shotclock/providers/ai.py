@@ -4,7 +4,7 @@ The agent loop runs in a worker process (`ai_agent`), which is killed like any o
 imports pydantic-ai. It asks this process for every tool call (`ai_tools`). What the model says is streamed here as it
 comes, so whatever ends the step, what was said until then is kept.
 
-The key of a model comes from the environment and goes to that worker alone, as an argument of its call.
+The key of a model comes from the environment (`ai_models`) and goes to that worker alone, as an argument of its call.
 
 docs/design.md: R52.
 """
@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.errors import Ending, Failure, SideEffects
@@ -25,6 +24,17 @@ from ..core.redaction import looks_secret
 from ..core.validation import Before, Part, field
 from ..core.value_types import replace_fields
 from ..process.clock import monotonic_ns
+from .ai_models import (
+    NAME_KEY,
+    OTHER_TIMEOUT_MS,
+    PROVIDERS,
+    AiModel,
+    ChosenModel,
+    choose_model,
+    default_timeout_ms,
+    host_of,
+    withheld_key,
+)
 from .provider import (
     Backoff,
     Milliseconds,
@@ -38,6 +48,7 @@ from .provider import (
     StepType,
     as_list,
     cancelled_outcome,
+    check_server,
     duration_ms,
     hand_over,
 )
@@ -45,101 +56,14 @@ from .provider import (
 if TYPE_CHECKING:
     from ..core.overtime import Decision
     from ..runtime.call import Call, Outcome
+    from ..runtime.preloaded_zygote import Preloaded
     from ..runtime.runtime import Runtime
     from .ai_tools import AgentListener
 
-# --- providers of models ------------------------------------------------------------------------------------
-
-
-class ModelProvider(NamedTuple):
-    """A provider of models, and where what it needs is found in the environment."""
-
-    keys: tuple[str, ...]
-    """The variables that may hold the key, the first that is set counts."""
-    url_variable: str
-    package: str
-    """The SDK that speaks with it."""
-    default_model: str
-    names: str
-    """What names of its models begin with."""
-
-
-PROVIDERS = {
-    "anthropic": ModelProvider(("ANTHROPIC_API_KEY",), "ANTHROPIC_BASE_URL", "anthropic", "claude-sonnet-5", r"claude"),
-    "openai": ModelProvider(("OPENAI_API_KEY",), "OPENAI_BASE_URL", "openai", "gpt-5.5", r"gpt|chatgpt|o\d"),
-    "google": ModelProvider(
-        ("GOOGLE_API_KEY", "GEMINI_API_KEY"), "GOOGLE_GEMINI_BASE_URL", "google.genai", "gemini-3.5-flash", r"gemini"
-    ),
-}
-MODEL_VARIABLE = "SHOTCLOCK_AI_MODEL"
 INSTALL = "pip install 'shotclock[ai]'"
-
-# How long a step may take where the file does not say: by the family of its model, the first that fits. Small models
-# answer at once, large ones think for long; none has more than half an hour.
-OTHER_TIMEOUT_MS = 10 * 60_000
-TIMEOUTS_MS = (
-    (re.compile(r"haiku|\bmini\b|\bnano\b|flash|\blite\b"), 5 * 60_000),
-    (re.compile(r"opus|mythos|-pro\b|deep-research|^o\d"), 30 * 60_000),
-    (re.compile(r"claude|gpt|gemini"), 15 * 60_000),
-)
-
-
-def default_timeout_ms(model: str | None) -> int:
-    """Return how long a step with this model may take where nobody says."""
-    for family, timeout_ms in TIMEOUTS_MS:
-        if model is not None and family.search(model):
-            return timeout_ms
-    return OTHER_TIMEOUT_MS
-
-
-class ChosenModel(NamedTuple):
-    """A model as the agent process is told of it."""
-
-    provider: str
-    model: str
-    base_url: str | None
-    key: str
-
-
-def choose_model(
-    provider: str | None, model: str | None, base_url: str | None, variables: Mapping[str, str]
-) -> ChosenModel:
-    """Return the model that is meant, with its key. Raise Failure where its key is not set, or none is named and no key
-    is there to choose by.
-
-    The provider is what the file says; or OpenAI's protocol, where it names a `base_url`; or the one whose models are
-    called like that; or the first whose key is set. The model is what the file says, or SHOTCLOCK_AI_MODEL, or the
-    provider's default."""
-    wanted = model or variables.get(MODEL_VARIABLE) or None
-    if provider is None and base_url is not None:
-        provider = "openai"
-    if provider is None and wanted is not None:
-        provider = next((name for name, each in PROVIDERS.items() if re.match(each.names, wanted)), None)
-    if provider is None:
-        provider = next((name for name, each in PROVIDERS.items() if _find_key(each, variables)), None)
-    if provider is None and variables.get(PROVIDERS["openai"].url_variable):
-        provider = "openai"
-    if provider is None:
-        names = ", ".join(each.keys[0] for each in PROVIDERS.values())
-        raise Failure("PRECONDITION", f"no key of a model is set: set one of {names}")
-    known = PROVIDERS[provider]
-    url, key = base_url or variables.get(known.url_variable) or None, _find_key(known, variables)
-    if not key and not (provider == "openai" and url):  # a server of one's own may need none
-        raise Failure(
-            "PRECONDITION", f"the variable {known.keys[0]} is not set: it holds the key of {provider}'s models"
-        )
-    if model is None and wanted is not None and not re.match(known.names, wanted) and url is None:
-        wanted = None  # what the environment names is another provider's
-    return ChosenModel(provider, wanted or known.default_model, url, key)
-
-
-def _find_key(provider: ModelProvider, variables: Mapping[str, str]) -> str:
-    return next((variables[name] for name in provider.keys if variables.get(name)), "")
-
 
 # --- what a step may say ------------------------------------------------------------------------------------
 
-ProviderName = Literal["anthropic", "openai", "google"]
 Cost = int | float
 
 
@@ -147,14 +71,6 @@ def _above_zero(written: Any) -> Any:
     if isinstance(written, int | float) and not isinstance(written, bool) and not 0 < written < float("inf"):
         raise ValueError("should be an amount above 0, in US dollars")
     return written
-
-
-class AiModel(Part):
-    """`fallback`: a model to ask where the one before it does not answer."""
-
-    provider: ProviderName | None = None
-    model: str | None = None
-    base_url: str | None = None
 
 
 class AiLimits(Part):
@@ -185,10 +101,7 @@ class AiServer(Part):
     transport: Literal["stdio", "http"] | None = None
 
     def check_together(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("name one server: either `command` to start it, or `url` to reach it")
-        if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
-            raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
+        check_server(self.command, self.url, self.transport)
 
 
 DEFAULT_RETRY = Retry(max=2, backoff=Backoff(mode="exponential", delay_ms=500, max_delay_ms=30_000, jitter=True))
@@ -280,7 +193,7 @@ def read_overtime(ai: AiPart) -> dict[str, Any] | None:
         "observer": "model",
         "budget": f"{duration_ms(ai.negotiated_timeout_budget, 'ms')}ms",
         "max_requests": ai.negotiated_timeout_max_requests,
-        "model": {"provider": ai.provider, "model": ai.model, "base_url": ai.base_url},
+        "model": {name: getattr(ai, name) for name in ("provider", "model", "base_url", "api_key_env")},
     }
     if ai.negotiated_timeout_max_per_request is not None:
         keys["max_per_request"] = f"{duration_ms(ai.negotiated_timeout_max_per_request, 'ms')}ms"
@@ -319,11 +232,14 @@ class AiFlaw(NamedTuple):
     message: str
     path: tuple[str, ...]
     suggestion: str | None = None
+    is_error: bool = True
 
 
-def find_flaws(step: AiStep, tools: Collection[str], variables: Mapping[str, str]) -> Iterator[AiFlaw]:
-    """Yield why an `ai` step could not run here: no extra, no key, no such tool, no price. `variables` is what the step
-    would find in its environment."""
+def find_flaws(
+    step: AiStep, tools: Collection[str], environment: Mapping[str, str], own: Mapping[str, str]
+) -> Iterator[AiFlaw]:
+    """Yield why an `ai` step could not run here: no extra, no key, no such tool, no price. `environment` is the user's,
+    `own` what the file adds to it for the step."""
     yield from _find_unknown_tools(step.ai, tools)
     models: list[AiModel] = [step.ai, *step.ai.fallback]
     for number, each in enumerate(models):
@@ -331,10 +247,14 @@ def find_flaws(step: AiStep, tools: Collection[str], variables: Mapping[str, str
         if _is_template(each.base_url) or (_is_template(each.model) and each.provider is None):
             continue  # which it is, is known when it runs
         try:
-            chosen = choose_model(each.provider, each.model, each.base_url, variables)
+            chosen = choose_model(each, environment, own)
         except Failure as failure:
-            yield AiFlaw("ai/key", str(failure), path)
+            rule = "ai/base-url" if failure.code == "STEP_INVALID" else "ai/key"
+            yield AiFlaw(rule, str(failure), path, failure.suggestion)
             continue
+        if (name := withheld_key(chosen, {**environment, **own})) is not None:
+            message = f"{name} is not sent to {host_of(str(chosen.base_url))}, which is no host of {chosen.provider}'s"
+            yield AiFlaw("ai/key-not-sent", message, path, f"if it needs a key, {NAME_KEY}", is_error=False)
         if (missing := _find_missing(PROVIDERS[chosen.provider].package)) is not None:
             yield AiFlaw("ai/extra", f"`ai` steps need {missing}, which is not installed", (), INSTALL)
             return
@@ -408,6 +328,9 @@ class AiProvider(Provider):
     `ai/rate_limited`, `ai/refused`, `ai/unavailable`, `ai/answer`, `ai/mcp_server`, `ai/cancelled` or `ai/failed`."""
 
     step_type = AI
+    preloaded: ClassVar[Preloaded | None] = None
+    """What forks the agents of all runs of this process, where somebody has started it; not said, each run has its
+    own."""
 
     def __init__(self, services: RunServices) -> None:
         """Start nothing yet: the processes of agents come up with the first step."""
@@ -420,9 +343,8 @@ class AiProvider(Provider):
         from .ai_tools import AgentListener, AgentTools, AgentWork
 
         ai = AiPart.model_validate(step.settings["ai"])
-        variables = {**self._services.environment, **(step.own_env or {})}
         named: list[AiModel] = [ai, *ai.fallback]
-        models = [choose_model(each.provider, each.model, each.base_url, variables) for each in named]
+        models = [choose_model(each, self._services.environment, step.own_env) for each in named]
         if (missing := _find_missing(PROVIDERS[models[0].provider].package)) is not None:
             raise Failure("PRECONDITION", f"`ai` steps need {missing}, which is not installed", suggestion=INSTALL)
         call.mutates = bool(ai.tools or ai.mcp_servers)
@@ -431,7 +353,7 @@ class AiProvider(Provider):
         listener = AgentListener(tools)
         try:
             async with tools:
-                arguments = {"task": _describe_task(step, ai, models, tools.definitions)}
+                arguments = {"task": _describe_task(step, ai, models, tools.definitions, call.clocks.idle_ms)}
                 part = replace_fields(call, operation=_ASK_MODEL, arguments=arguments)
                 call.work = AgentWork(call, part, listener)
                 outcome = await agents.perform(part, listener)
@@ -460,7 +382,7 @@ class AiProvider(Provider):
         assert call.overtime is not None
         policy = call.overtime.policy
         written = AiModel.model_validate(dict(policy.model or {}))
-        chosen = choose_model(written.provider, written.model, written.base_url, self._services.environment)
+        chosen = choose_model(written, self._services.environment)
         agents = await self._open_agents([chosen])
         task = {
             "prompt": f"{_OBSERVER_PROMPT}\n\n{json.dumps(summary)}",
@@ -493,7 +415,9 @@ class AiProvider(Provider):
             preload = (_AGENT_MODULE, *dict.fromkeys(f"pydantic_ai.models.{each.provider}" for each in models))
             # Not the keys: the one that a model needs is told to its agent alone.
             environment = {name: text for name, text in self._services.environment.items() if not looks_secret(name)}
-            self._agents = Runtime(program=Program(), workers=1, preload=preload, environment=environment)
+            self._agents = Runtime(
+                program=Program(), workers=1, preload=preload, preloaded=self.preloaded, environment=environment
+            )
             await self._agents.__aenter__()
         return self._agents
 
@@ -514,7 +438,7 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
 
 
 def _describe_task(
-    step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]]
+    step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]], idle_ms: int | None
 ) -> dict[str, Any]:
     """Return everything that the agent process is told, as plain values."""
     requests = [each for each in (ai.max_iterations, ai.limits.requests) if each is not None]
@@ -526,6 +450,7 @@ def _describe_task(
         "output_schema": step.settings.get("output_schema"),
         "limits": {**ai.limits.model_dump(), "requests": min(requests, default=DEFAULT_REQUESTS)},
         "retry": ai.retry.model_dump(),
+        "idle_ms": idle_ms,
     }
 
 
@@ -550,4 +475,4 @@ def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepR
     return StepResult(outcome, output, details=details)
 
 
-_DETAILS = ("model", "finish_reason", "usage", "retries", "partial")
+_DETAILS = ("model", "finish_reason", "usage", "retries", "failed_models", "partial")

@@ -3,7 +3,8 @@
 Nothing in here is trusted to end: the supervisor of this process holds the clock. When the soft clock rings the model
 is told to answer with what it has, and calls no tool any more. A model that is writing its answer by then may end it;
 one that has said nothing yet is asked anew. A request that fails is sent again, or to the next
-model, with all that was said and done before it: no tool is ever called twice for that.
+model, with all that was said and done before it: no tool is ever called twice for that. A model that is silent is not
+asked again; while another is left, that one is asked.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+import resource
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -49,7 +50,7 @@ from pydantic_ai.messages import (
     TextPartDelta,
     UserPromptPart,
 )
-from pydantic_ai.models import Model, create_async_httpx2_client
+from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
@@ -59,7 +60,8 @@ from pydantic_core import SchemaValidator, core_schema
 from ..core.clocks import format_duration
 from ..core.errors import Failure
 from ..process.context import Context
-from .ai_schema import as_object
+from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
+from .ai_schema import as_object, find_value_flaw
 
 # Between two signs of life while a tool runs or a pause is waited out, and two looks at whether to come to an end.
 HEARTBEAT_S = 0.05
@@ -69,20 +71,16 @@ LEAVE_LIMIT_S = 1.0
 CORRECTIONS = 2
 # A request has at least this long: less would be refused by clients that take 0 for no time at all.
 LEAST_REQUEST_S = 0.1
-# Where the step has no deadline of its own, its run's or its caller's ends it.
-LONGEST_REQUEST_S = 24 * 3600.0
 # Tools that run at a time for one agent, however many its model asks for at once.
 MOST_TOOLS_AT_ONCE = 8
-# Characters of one answer, with what it asks tools for. No model has so much to say.
-ANSWER_LIMIT = 16_000_000
-# Bytes of one line of a stream, which has one piece of an answer. SDKs look for its end anew with each packet, so that
-# four times as much takes sixteen times as long.
-LINE_LIMIT = 4 * 1024 * 1024
-# To reach the server of a model, and how many reasons of an error are looked at.
-CONNECT_S = 5.0
+# Characters of one conversation: what the model says and asks tools for, and what they answer. No model takes so much.
+CONVERSATION_LIMIT = 16_000_000
+# How many reasons of an error are looked at.
 MOST_REASONS = 10
-# What a part of an answer takes by itself: a model can ask for tools without end as well.
-PART_SIZE = 200
+# What a part of it takes by itself: a model can ask for tools without end as well.
+PART_SIZE = 2_000
+# Bytes that this process may take, whatever makes an SDK keep more than the limits above. 80 MiB are its modules.
+MEMORY_LIMIT = 1024**3
 # How deep an answer or the arguments of a tool may be nested: readers of JSON refuse more.
 MOST_NESTED = 100
 # What a provider said, in a message of ours.
@@ -112,8 +110,9 @@ _CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         ),
         "MODEL_UNAVAILABLE",
     ),
-    # What is left of the first is a body that is no JSON; one that is nested without end is a RecursionError.
-    ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError), "MODEL_ANSWER_INVALID"),
+    # What is left of the first is a body that is no JSON; one that is nested without end is a RecursionError, and one
+    # that does not fit into memory a MemoryError.
+    ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError, MemoryError), "MODEL_ANSWER_INVALID"),
 )
 _STATUSES = {
     401: "MODEL_AUTH_FAILED",
@@ -130,66 +129,12 @@ _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_t
 
 
 async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
-    """Run an agent to its answer. Raises Failure with one of the codes of models."""
+    """Run an agent to its answer. Raises Failure with one of the codes of models. The memory of this process is bounded
+    from here on."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     return await AgentRun(ctx, task, [build_model(*each) for each in task["models"]]).answer()
-
-
-# A worker serves one step after another: the next one finds the connections of the last. More models than this nobody
-# names in a file.
-@lru_cache(maxsize=16)
-def build_model(provider: str, model: str, base_url: str | None, key: str) -> Model:
-    """Return a model of pydantic-ai. Imports the SDK of its provider."""
-    if provider == "anthropic":
-        from pydantic_ai.models.anthropic import AnthropicModel
-        from pydantic_ai.providers.anthropic import AnthropicProvider
-
-        own = AnthropicProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
-        return AnthropicModel(model, provider=own)
-    if provider == "google":
-        from pydantic_ai.models.google import GoogleModel
-        from pydantic_ai.providers.google import GoogleProvider
-
-        asked = GoogleProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
-        return GoogleModel(model, provider=asked)
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    # What others offer under OpenAI's protocol is the older one of its two.
-    kind = OpenAIResponsesModel if base_url is None else OpenAIChatModel
-    client = open_bounded_client()
-    return kind(model, provider=OpenAIProvider(api_key=key or "none", base_url=base_url, http_client=client))
-
-
-def open_bounded_client() -> httpx2.AsyncClient:
-    """Return a client that takes no line longer than LINE_LIMIT: what reads the stream keeps each until its end. It
-    lives as long as this process."""
-    client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
-    client.event_hooks = {"response": [_bound_lines]}
-    return client
-
-
-async def _bound_lines(response: httpx2.Response) -> None:
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _BoundedLines(response.stream)
-
-
-class _BoundedLines(httpx2.AsyncByteStream):
-    """The bytes of a body, until a line of it is too long. A body that is no stream is one line, or few."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for data in self._stream:
-            end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-            size = size + len(data) if end < 0 else len(data) - end - 1
-            if size > LINE_LIMIT:
-                raise _TooLong(f"a line of its answer is longer than {LINE_LIMIT} bytes, and was given up")
-            yield data
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 class _CutShort(Exception):
@@ -200,8 +145,8 @@ class _Truncated(ConnectionError):
     """A stream that ended before the answer did."""
 
 
-class _TooLong(ValueError):
-    """An answer of which no more is taken."""
+class _Silent(ConnectionError):
+    """A model that has said nothing for as long as it may, where another one can be asked."""
 
 
 class AgentRun:
@@ -216,8 +161,20 @@ class AgentRun:
         self._is_winding_down = False
         self._has_text = False
         """Of the answer to the request that is under way."""
+        self._heard_at = 0.0
+        """When its model last sent anything, by the clock of the loop."""
+        self._stops_at: float | None = None
+        """When the step is stopped that winds down, which may be before its deadline."""
+        self._waiting = len(models)
+        """Models that may still be asked, with the one that is."""
+        self._corrected = 0
+        """Answers that did not fit the schema, and were asked for again."""
+        self._failed: list[dict[str, object]] = []
+        """Models that were given up for the next, and why."""
         self._size = 0
         """Of that answer."""
+        self._kept = 0
+        """Size of what was said before it."""
         self._requests = 0
         """That were sent, whatever came of them."""
         self._tool_calls = 0
@@ -257,17 +214,24 @@ class AgentRun:
         return agent
 
     def _check_output(self, output: dict[str, Any]) -> dict[str, Any]:
+        """Have the model correct an answer that is not what it was asked for. One that does not fit the schema is taken
+        in the end: the caller says what is wrong with it, and has it."""
         if self._is_wrapped and "result" not in output:
             raise ModelRetry("give the answer as `result`")
         if is_nested_deeper(output, MOST_NESTED):
             raise ModelRetry(f"the answer is nested more than {MOST_NESTED} deep: give it flatter")
+        if self._corrected < CORRECTIONS and not self._ctx.stopping and self._may_send:
+            flaw = find_value_flaw(self._task["output_schema"], output["result"] if self._is_wrapped else output)
+            if flaw is not None:
+                self._corrected += 1
+                raise ModelRetry(f"the answer does not fit its schema: {flaw[:MESSAGE_SHOWN]}")
         return output
 
     def _build(self, output: Any, *capabilities: Any) -> Agent[None, Any]:
         return Agent(
             output_type=output,
             instructions=self._task.get("system_prompt"),
-            toolsets=[_Tools(self._ctx, self._task["tools"])],
+            toolsets=[_Tools(self._ctx, self._task["tools"], self._count_result)],
             retries=CORRECTIONS,
             name="shotclock",
             deps_type=type(None),
@@ -276,13 +240,15 @@ class AgentRun:
 
     async def answer(self) -> dict[str, Any]:
         """Return the model's answer. Raises Failure, with the usage until then in its data."""
-        for number, model in enumerate(self._models):
+        for model in self._models:
             try:
                 return await self._ask(model)
             except Failure as failure:
                 failure.data = self._describe(model.model_name)
-                if failure.code == "LIMIT_REACHED" or number == len(self._models) - 1 or not self._may_send:
+                self._waiting -= 1
+                if failure.code == "LIMIT_REACHED" or not self._waiting or not self._may_send:
                     raise
+                self._failed.append({"model": model.model_name, "code": failure.code, "message": str(failure)})
                 await self._begin_again()
         raise AssertionError("there is a model")
 
@@ -304,6 +270,8 @@ class AgentRun:
                 failure = self._make_failure(error)
                 pause_s = self._pause_s(retry, tries, failure)
                 is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
+                # It was waited for as long as the file says; the same once more would only wait longer.
+                is_over = is_over or isinstance(error, _Silent)
                 if failure.code not in _PASSING or is_over:
                     raise failure from error
             tries += 1
@@ -328,14 +296,15 @@ class AgentRun:
             try:
                 async for node in run:
                     if Agent.is_model_request_node(node):
+                        self._count_request()
+                        self._take_time(await self._ctx.ask("request", self._describe(model.model_name)))
                         if self._ctx.stopping:
                             self._wind_down(node.request.parts)
-                        self._count_request()
-                        await self._ctx.ask("request", self._describe(model.model_name))
-                        async with self._until_stopping(), node.stream(run.ctx) as stream:
+                        async with self._watched(), node.stream(run.ctx) as stream:
                             async for event in stream:
                                 self._note(event)
                             self._check_end(stream.response)
+                        self._kept += self._size
                         self._check_price(model)
                     elif Agent.is_call_tools_node(node):
                         self._count_tool_calls(node.model_response)
@@ -373,6 +342,12 @@ class AgentRun:
             raise self._limit_reached("tool_calls")
         self._tool_calls += asked
 
+    def _count_result(self, result: object) -> None:
+        """Count what a tool has answered, which is sent with every further request."""
+        self._kept += PART_SIZE + len(str(result))
+        if self._kept > CONVERSATION_LIMIT:
+            raise self._limit_reached("characters")
+
     def _check_end(self, response: ModelResponse) -> None:
         """Raise _Truncated where the stream of an answer has ended, and its model has not said why. What pydantic-ai
         knows as `finish_reason` may be its own guess."""
@@ -381,37 +356,66 @@ class AgentRun:
         if self._tells_end and not is_ended:
             raise _Truncated("the connection was lost before the model had ended its answer")
 
+    def _take_time(self, told: object) -> None:
+        """Take note of when the step is stopped, where its caller says that it winds down."""
+        if isinstance(told, dict) and told.get("stops_in_ms") is not None:
+            self._stops_at = asyncio.get_running_loop().time() + told["stops_in_ms"] / 1000
+
+    def _left_s(self) -> float | None:
+        """Return what is left before the step is stopped; None where it has no end."""
+        remaining_ms = self._ctx.remaining_ms()
+        left_s = [] if remaining_ms is None else [remaining_ms / 1000]
+        if self._stops_at is not None:
+            left_s.append(max(0.0, self._stops_at - asyncio.get_running_loop().time()))
+        return min(left_s, default=None)
+
     @contextlib.asynccontextmanager
-    async def _until_stopping(self) -> AsyncIterator[None]:
-        """Let a request go on until the soft clock rings; raise _CutShort then, if the model has not been told before
-        and has written nothing of an answer yet."""
-        self._has_text = False
-        if self._is_winding_down:
-            yield
-            return
+    async def _watched(self) -> AsyncIterator[None]:
+        """Let a request go on until the soft clock rings, or its model has been silent for too long: raise _CutShort
+        or _Silent then."""
+        self._has_text, self._heard_at = False, asyncio.get_running_loop().time()
+        reasons: list[Exception] = []
         try:
             async with asyncio.timeout(None) as patience:
-                watching = asyncio.ensure_future(self._watch(patience))
+                watching = asyncio.ensure_future(self._watch(self._most_silence_s(), patience, reasons))
                 try:
                     yield
                 finally:
                     watching.cancel()
         except TimeoutError:
-            if patience.expired():
-                raise _CutShort from None
+            if reasons:
+                raise reasons[0] from None
             raise
 
-    async def _watch(self, patience: asyncio.Timeout) -> None:
-        while not self._ctx.stopping:  # noqa: ASYNC110 - nothing is told when it changes
+    async def _watch(self, silence_s: float | None, patience: asyncio.Timeout, reasons: list[Exception]) -> None:
+        loop = asyncio.get_running_loop()
+        while not reasons:
             await asyncio.sleep(HEARTBEAT_S)
-        if not self._has_text:
-            patience.reschedule(asyncio.get_running_loop().time())
+            # A model that was told before, or has begun to answer, may go on.
+            if self._ctx.stopping and not self._is_winding_down and not self._has_text:
+                reasons.append(_CutShort())
+            elif silence_s is not None and loop.time() - self._heard_at >= silence_s:
+                said = format_duration(int(silence_s * 1000))
+                reasons.append(_Silent(f"it was silent for {said}, and another model was asked"))
+            elif silence_s is not None:
+                self._ctx.write("")  # the idle clock of the step is for the last model; here is who watches this one
+        patience.reschedule(loop.time())
+
+    def _most_silence_s(self) -> float | None:
+        """Return how long a model may be silent before the next one is asked: as long as the idle clock says, or its
+        share of the time that is left. None where there is no next one: then the clocks of the step end it."""
+        if self._waiting < 2 or not self._may_send:
+            return None
+        idle_ms: int | None = self._task.get("idle_ms")
+        left_s = self._left_s()
+        shares = [idle_ms / 1000] if idle_ms else []
+        return min([*shares, *([] if left_s is None else [left_s / self._waiting])], default=None)
 
     def _settings(self, ctx: RunContext[None]) -> ModelSettings:
         """Return the settings of the next request: our retries, not the SDK's, and no clock but the call's."""
-        remaining_ms = self._ctx.remaining_ms()
-        left_s = LONGEST_REQUEST_S if remaining_ms is None else max(LEAST_REQUEST_S, remaining_ms / 1000)
-        settings = ModelSettings(max_retries=0, timeout=left_s)
+        left_s = self._left_s()
+        timeout_s = LONGEST_REQUEST_S if left_s is None else max(LEAST_REQUEST_S, left_s)
+        settings = ModelSettings(max_retries=0, timeout=timeout_s)
         if self._is_winding_down and self._task["tools"]:
             settings["tool_choice"] = "none"
         return settings
@@ -420,8 +424,8 @@ class AgentRun:
         """Tell the model, once, that it has to come to an end."""
         if not self._is_winding_down:
             self._is_winding_down = True
-            remaining_ms = self._ctx.remaining_ms()
-            left = "little time is" if remaining_ms is None else f"{format_duration(max(1, remaining_ms))} is"
+            left_s = self._left_s()
+            left = "little time is" if left_s is None else f"{format_duration(max(1, int(left_s * 1000)))} is"
             parts.append(UserPromptPart(WIND_DOWN.format(left=left)))
 
     def _note(self, event: object) -> None:
@@ -431,11 +435,11 @@ class AgentRun:
             text = event.part.content
         elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
             text = event.delta.content_delta
-        self._has_text = self._has_text or bool(text)
+        self._has_text, self._heard_at = self._has_text or bool(text), asyncio.get_running_loop().time()
         self._ctx.write(text)
         self._size += _size_of(event)
-        if self._size > ANSWER_LIMIT:
-            raise _TooLong(f"its answer is longer than {ANSWER_LIMIT} characters, and was given up")
+        if self._kept + self._size > CONVERSATION_LIMIT:
+            raise AnswerTooLong(f"what it says is longer than {CONVERSATION_LIMIT} characters, and was given up")
 
     def _check_price(self, model: Model) -> None:
         if self._limits.cost_limit is not None and self._usage.cost is None:
@@ -445,7 +449,7 @@ class AgentRun:
     # --- when it does not go well -------------------------------------------------------------------------
 
     def _limit_reached(self, which: str) -> Failure:
-        most = self._task["limits"].get(which)
+        most = CONVERSATION_LIMIT if which == "characters" else self._task["limits"].get(which)
         message = f"the agent has reached its limit of {most} {which.replace('_', ' ')}"
         return Failure("LIMIT_REACHED", message, context={"limit": which, "most": most})
 
@@ -453,6 +457,10 @@ class AgentRun:
         error = _find_too_long(error) or error
         code = next(code for kinds, code in _CODES if isinstance(error, kinds))
         said = str(error) or type(error).__name__
+        if isinstance(error, ModelConnectionError) and (reason := _find_reason(error)):
+            said = f"{said.rstrip('.')}: {reason}"
+        if isinstance(error, MemoryError):
+            said = f"its answer does not fit into {MEMORY_LIMIT} bytes of memory, and was given up"
         context: dict[str, object] = {"exception": type(error).__name__}
         if isinstance(error, ModelHTTPError):
             context["status"] = error.status_code
@@ -472,8 +480,8 @@ class AgentRun:
         if backoff["jitter"]:
             delay_ms = int(delay_ms * random.uniform(0.5, 1.0))
         delay_ms = max(delay_ms, failure.retry_after_ms or 0)
-        remaining_ms = self._ctx.remaining_ms()
-        if remaining_ms is not None and remaining_ms <= delay_ms:
+        left_s = self._left_s()
+        if left_s is not None and left_s * 1000 <= delay_ms:
             return None
         return delay_ms / 1000
 
@@ -501,7 +509,11 @@ class AgentRun:
         if used.cost is not None:
             usage["cost"] = float(used.cost)
         told: dict[str, Any] = {"model": model, "usage": usage}
-        return {**told, "retries": self._retries} if self._retries else told
+        if self._retries:
+            told["retries"] = self._retries
+        if self._failed:
+            told["failed_models"] = list(self._failed)
+        return told
 
 
 def _without_unfinished(messages: list[ModelMessage], *, is_void: bool) -> list[ModelMessage]:
@@ -517,10 +529,20 @@ def _find_too_long(error: BaseException) -> BaseException | None:
     """Return the reason of a failure where that is an answer too long: an SDK takes it for a lost connection."""
     reason: BaseException | None = error
     for _ in range(MOST_REASONS):
-        if reason is None or isinstance(reason, _TooLong):
+        if reason is None or isinstance(reason, AnswerTooLong):
             return reason
         reason = reason.__cause__ or reason.__context__
     return None
+
+
+def _find_reason(error: BaseException) -> str:
+    """Return why a server was not reached: SDKs say no more than that it was not."""
+    reason: BaseException | None = error
+    for _ in range(MOST_REASONS):
+        reason = None if reason is None else reason.__cause__ or reason.__context__
+        if isinstance(reason, httpx2.HTTPError | httpx2.InvalidURL | OSError) and str(reason):
+            return str(reason)
+    return ""
 
 
 def _output_names() -> Iterator[str]:
@@ -557,8 +579,9 @@ def is_nested_deeper(value: object, most: int) -> bool:
 class _Tools(AbstractToolset[None]):
     """The tools of the agent, each of which its caller runs."""
 
-    def __init__(self, ctx: Context, tools: list[dict[str, Any]]) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: Context, tools: list[dict[str, Any]], count: Callable[[object], None]) -> None:
+        """`count` is told each result, and raises where there is no room for it."""
+        self._ctx, self._count = ctx, count
         self._turns = asyncio.Semaphore(MOST_TOOLS_AT_ONCE)
         arguments = SchemaValidator(core_schema.dict_schema(keys_schema=core_schema.str_schema()))
         self._tools = {
@@ -585,11 +608,14 @@ class _Tools(AbstractToolset[None]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
-        """Have a tool called. Raises ToolFailed with what the model is told where it has failed or is not run."""
+        """Have a tool called. Raises ToolFailed with what the model is told where it has failed or is not run, and
+        Failure where there is no room for more."""
         if is_nested_deeper(tool_args, MOST_NESTED):
             raise ToolFailed(f"not run: its arguments are nested more than {MOST_NESTED} deep")
         async with self._turns:
-            return await self._ask_for(name, tool_args)
+            result = await self._ask_for(name, tool_args)
+        self._count(result)
+        return result
 
     async def _ask_for(self, name: str, tool_args: dict[str, Any]) -> Any:
         if self._ctx.stopping:

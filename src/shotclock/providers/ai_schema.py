@@ -41,6 +41,16 @@ def find_schema_flaw(schema: Mapping[str, Any]) -> str | None:
     return None
 
 
+def find_value_flaw(schema: Mapping[str, Any], value: object) -> str | None:
+    """Return what is wrong with a value by its schema, and where; None where it fits. Imports jsonschema, which is
+    slow."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    return None if error is None else f"{error.json_path}: {error.message}"
+
+
 def _compile(pattern: str) -> None:
     try:
         re.compile(pattern)

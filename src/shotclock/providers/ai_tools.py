@@ -15,7 +15,7 @@ from dataclasses import field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..core.clocks import ClockKind, Clocks, format_duration
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
@@ -248,7 +248,7 @@ class AgentTools:
             self._running.discard(task)
             self.has_left_doubt = self.has_left_doubt or not is_clear
         if envelope.ok:
-            return {"ok": True, "output": _shorten(output), "remaining_ms": self._remaining_ms()}
+            return {"ok": True, "output": _shorten(output), "remaining_ms": self.remaining_ms()}
         told = envelope.error or {}
         said = as_text(output).strip() if output else ""
         stderr = envelope.data.get("stderr") if isinstance(envelope.data, dict) else None
@@ -256,11 +256,19 @@ class AgentTools:
         return self._tell_failure("\n".join(part for part in parts if part))
 
     def _tell_failure(self, message: str) -> dict[str, Any]:
-        return {"ok": False, "error": _shorten(message), "remaining_ms": self._remaining_ms()}
+        return {"ok": False, "error": _shorten(message), "remaining_ms": self.remaining_ms()}
 
-    def _remaining_ms(self) -> int | None:
-        bell = self._call.bound.bell
-        return None if bell is None else bell.remaining_ms(monotonic_ns())
+    @property
+    def is_winding_down(self) -> bool:
+        return self._call.winding_down is not None
+
+    def remaining_ms(self) -> int | None:
+        """Return what is left before the step is stopped: it winds down, or its bell rings."""
+        bell, winding_down, now_ns = self._call.bound.bell, self._call.winding_down, monotonic_ns()
+        ends_ns = [] if bell is None else [bell.at_ns]
+        if winding_down is not None:
+            ends_ns.append(winding_down.until_ns)
+        return max(0, min(ends_ns) - now_ns) // NS_PER_MS if ends_ns else None
 
     async def _call_on_server(self, tool: _Tool, server: _Server, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
         written = server.written.timeout
@@ -423,12 +431,14 @@ class AgentListener(CallListener):
                 return self._note_request(told)
         return super().ask(question, value)
 
-    async def _note_request(self, told: dict[str, Any]) -> None:
-        """Take note that the model is about to be asked, or asked again: then what it said of its answer is void."""
+    async def _note_request(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Take note that the model is about to be asked, or asked again: then what it said of its answer is void.
+        Return when the step is stopped, where it winds down."""
         if told.pop("again", False):
             self._kept.cut(self._request_began)
         self._request_began = self._kept.size
         self.details.update(told)
+        return {"stops_in_ms": self._tools.remaining_ms() if self._tools.is_winding_down else None}
 
 
 class RequestListener(CallListener):

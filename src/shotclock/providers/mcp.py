@@ -42,6 +42,7 @@ from .provider import (
     StepType,
     bounded_by_run,
     cancelled_outcome,
+    check_server,
     hand_over,
 )
 
@@ -65,10 +66,7 @@ class McpStep(StepPart):
     """As in other files: it follows from `command` or `url`."""
 
     def check_together(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("name one server: either `command` to start it, or `url` to reach it")
-        if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
-            raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
+        check_server(self.command, self.url, self.transport)
 
 
 MCP = StepType(

@@ -184,6 +184,14 @@ class StepPart(Part):
 _CLOCKS = frozenset((*WORK_CLOCKS, "connect_timeout", "min_time"))
 
 
+def check_server(command: str | None, url: str | None, transport: str | None) -> None:
+    """Raise ValueError unless an MCP server is named in one way, and its transport is the one that goes with it."""
+    if (command is None) == (url is None):
+        raise ValueError("name one server: either `command` to start it, or `url` to reach it")
+    if transport is not None and (transport == "stdio") != (command is not None):
+        raise ValueError("`transport: stdio` goes with `command`, `transport: http` with `url`")
+
+
 # --- the types ---------------------------------------------------------------------------------------------
 
 

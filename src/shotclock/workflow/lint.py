@@ -574,9 +574,10 @@ def _check_models(workflow: WorkflowFile) -> Iterator[Finding]:
 
         asked = {**workflow.env, **workflow.defaults.env, **step.env}
         # What a reference stands for is looked at where it is filled in.
-        variables = {**os.environ, **{name: str(value) for name, value in asked.items() if value is not None}}
-        for flaw in find_flaws(step, workflow.tools, variables):
-            yield Finding(flaw.rule, flaw.message, ("steps", step_id, *flaw.path), suggestion=flaw.suggestion)
+        own = {name: str(value) for name, value in asked.items() if value is not None}
+        for flaw in find_flaws(step, workflow.tools, os.environ, own):
+            path = ("steps", step_id, *flaw.path)
+            yield Finding(flaw.rule, flaw.message, path, suggestion=flaw.suggestion, is_error=flaw.is_error)
 
 
 def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str], list[Finding]]:
@@ -593,7 +594,7 @@ def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str
         try:
             prompts[step_id] = read_prompt(file)
         except Failure as failure:
-            hint = suggest(file.name, _files_in(file.parent))
+            hint = suggest(file.name, _files_in(file.parent)) if failure.code == "FILE_NOT_FOUND" else None
             flaws.append(Finding("ai/prompt-file", str(failure), ("steps", step_id, "prompt_file"), suggestion=hint))
     return prompts, flaws
 

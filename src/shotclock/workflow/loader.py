@@ -416,9 +416,9 @@ def _model_at(loc: Sequence[Any]) -> type[Part]:
         case ("steps" | "checks", _, str(kind)):
             return STEP_TYPES[kind].schema
         case ("steps" | "checks", _, "ai", "ai", *inside):
-            from ..providers import ai
+            from ..providers import ai, ai_models
 
-            parts = {"limits": ai.AiLimits, "mcp_servers": ai.AiServer, "fallback": ai.AiModel, "retry": Retry}
+            parts = {"limits": ai.AiLimits, "mcp_servers": ai.AiServer, "fallback": ai_models.AiModel, "retry": Retry}
             if inside[-1:] == ["backoff"]:
                 return Backoff
             return parts.get(str(inside[0]), ai.AiPart) if inside else ai.AiPart

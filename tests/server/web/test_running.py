@@ -21,6 +21,8 @@ expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
 WITHIN_S = 60.0
+# What is shown is called old after 5 s.
+STALE_MS = 20_000
 FLOW = """
 name: nightly
 timeout: 10m
@@ -119,6 +121,14 @@ def test_an_operator_extends_and_winds_down_a_step_on_the_page(served: Served, n
     expect(build).to_contain_text("5 m 00 s more by")
     expect(build.locator(".left-text")).to_contain_text("m")
     shoot(page, "running")
+    as_of = page.locator(".facts .age")
+    expect(as_of).to_have_text("now")
+    page.route("**/api/running", lambda route: route.abort())
+    expect(page.locator("#detail [role=alert]")).to_contain_text("Shown as it was", timeout=STALE_MS)
+    expect(as_of).to_contain_text("s ago", timeout=STALE_MS)
+    page.unroute("**/api/running")
+    expect(as_of).to_have_text("now", timeout=STALE_MS)
+    expect(page.locator("#detail [role=alert]")).to_have_count(0)
     build.get_by_role("button", name="Wind down").click()
     build.get_by_role("button", name="press again").click()
     expect(page.locator("#detail")).to_contain_text("It does not run any more")

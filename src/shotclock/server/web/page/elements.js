@@ -84,8 +84,26 @@ function showLeft(node) {
   node.classList.toggle("soon", left < Math.min(300_000, whole / 5));
 }
 
+// What is looked at again and again is as good as now for this long.
+const FRESH_MS = 5_000;
+
+/** How old what is shown is, kept up to date by `tick`. */
+export function age(iso) {
+  const node = el("span", { class: "age", "data-as-of": iso });
+  showAge(node);
+  return node;
+}
+
+function showAge(node) {
+  const ms = now() - Date.parse(node.dataset.asOf);
+  const said = ms < FRESH_MS ? "now" : `${span(ms)} ago`;
+  if (node.textContent !== said) node.textContent = said;
+  node.classList.toggle("soon", ms >= FRESH_MS);
+}
+
 export function tick(root) {
   for (const node of root.querySelectorAll("[data-until]")) showLeft(node);
+  for (const node of root.querySelectorAll("[data-as-of]")) showAge(node);
   for (const node of root.querySelectorAll("[data-ago]")) {
     const said = ago(node.dataset.ago);
     if (node.textContent !== said) node.textContent = said;

@@ -1,9 +1,10 @@
 // What runs now: runs with their steps, jobs and calls of this server, their clocks, and what is decided about them.
 
 import { askRunning } from "/page/api.js";
-import { complaint, countdown, el, moment, setClock, span } from "/page/elements.js";
+import { age, complaint, countdown, el, moment, setClock, span } from "/page/elements.js";
 
-// Clocks run down here by themselves in between; this is how soon something new is seen.
+// How clocks stand is known to the processes that hold them, and they tell nobody of a change: so they are asked. Clocks run
+// down here by themselves in between; this is how soon something new is seen. How old it is, is shown.
 const LOOK_EVERY_MS = 1_500;
 // What a button gives at once.
 const AMOUNTS = [["+30 s", 30_000], ["+5 m", 300_000], ["+1 h", 3_600_000]];
@@ -19,7 +20,9 @@ export class RunningView {
   #timer = 0;
   #isShown = false;
   #loaded = false;
-  #said = "";
+  #said = ""; // what a button was answered
+  #lost = ""; // why what is shown is not what is there now
+  #seenAt = null;
   #sure = new Map(); // what is to be wound down, once it is pressed again → until when
 
   constructor(list, detail, on) {
@@ -55,6 +58,8 @@ export class RunningView {
     try {
       const data = await askRunning("GET");
       setClock(data.now);
+      this.#seenAt = data.now;
+      this.#lost = "";
       this.#items = [
         ...data.runs.map((run) => ({ kind: "run", ...run })),
         ...data.jobs.map((job) => ({ kind: "job", ...job })),
@@ -63,7 +68,7 @@ export class RunningView {
       this.#loaded = true;
     } catch (refusal) {
       if (await this.#on.onRefused(refusal)) return;
-      this.#said = refusal.message;
+      this.#lost = refusal.message;
     }
     this.#on.onCount(this.#items.length);
     this.#paint();
@@ -94,15 +99,22 @@ export class RunningView {
   #blank() {
     const words = !this.#loaded ? "Looking…" : this.#open ? "It does not run any more" : this.#items.length ? `${this.#items.length} running` : "Nothing runs now";
     return el("div", { class: "blank" }, el("h2", {}, words),
-      this.#said ? el("p", { class: "error" }, complaint(this.#said)) : null,
+      this.#trouble(),
       this.#open ? el("p", {}, el("a", { href: "#/running" }, "Back to what runs")) : null,
       this.#loaded && !this.#items.length ? el("p", {}, "Runs, jobs and calls of this server appear here while they are under way.") : null);
+  }
+
+  #trouble() {
+    const said = this.#lost || this.#said;
+    if (!said) return null;
+    return el("p", { class: "error", role: "alert" }, complaint(said), this.#lost && this.#seenAt ? [" Shown as it was ", age(this.#seenAt), "."] : null);
   }
 
   #page(item) {
     const facts = [
       el("div", { class: "fact" }, el("span", { class: "label" }, "began"), moment(item.started_at)),
       el("div", { class: "fact" }, el("span", { class: "label" }, "time left"), clockOf(item, true)),
+      el("div", { class: "fact" }, el("span", { class: "label" }, "as of"), age(this.#seenAt)),
       el("div", { class: "fact" }, el("span", { class: "label" }, "id"), el("bdi", { class: "name" }, complaint(item.id))),
     ];
     const target = item.kind === "call" ? { request_id: item.id } : { [item.kind]: item.id };
@@ -110,7 +122,7 @@ export class RunningView {
       el("button", { class: "quiet back", type: "button", onclick: this.#on.onBack }, "‹ Running"),
       el("div", { class: "title" }, el("h2", {}, el("bdi", {}, complaint(item.name))), el("span", { class: "pill pending" }, item.kind)),
       el("div", { class: "facts" }, facts),
-      this.#said ? el("p", { class: "error", role: "alert" }, complaint(this.#said)) : null,
+      this.#trouble(),
       el("div", { class: "body" },
         item.call ? el("section", {}, news(item.call), this.#buttons(target, item.call, item.name))
           : el("p", { class: "muted" }, "Its process does not answer: how its clocks stand is not known."),

@@ -1,0 +1,89 @@
+"""The models of pydantic-ai, in the process of an agent, over connections that bound what is taken from a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import lru_cache
+
+import httpx2
+from pydantic_ai.models import Model, create_async_httpx2_client
+
+# Where the step has no deadline of its own, its run's or its caller's ends it.
+LONGEST_REQUEST_S = 24 * 3600.0
+# Bytes of one event of a stream, which has one piece of an answer, and of a body that is no stream. SDKs keep all of
+# one until its end, and look for that anew with each packet, so that four times as much takes sixteen times as long.
+EVENT_LIMIT = 4 * 1024 * 1024
+# To reach the server of a model.
+CONNECT_S = 5.0
+
+
+class AnswerTooLong(ValueError):
+    """An answer of which no more is taken, because it might not fit into memory."""
+
+
+# A worker serves one step after another: the next one finds the connections of the last. More models than this nobody
+# names in a file.
+@lru_cache(maxsize=16)
+def build_model(provider: str, model: str, base_url: str | None, key: str) -> Model:
+    """Return a model of pydantic-ai. Imports the SDK of its provider."""
+    if provider == "anthropic":
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
+        own = AnthropicProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
+        return AnthropicModel(model, provider=own)
+    if provider == "google":
+        from pydantic_ai.models.google import GoogleModel
+        from pydantic_ai.providers.google import GoogleProvider
+
+        asked = GoogleProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
+        return GoogleModel(model, provider=asked)
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    # What others offer under OpenAI's protocol is the older one of its two.
+    kind = OpenAIResponsesModel if base_url is None else OpenAIChatModel
+    client = open_bounded_client()
+    return kind(model, provider=OpenAIProvider(api_key=key or "none", base_url=base_url, http_client=client))
+
+
+def open_bounded_client() -> httpx2.AsyncClient:
+    """Return a client that takes no event longer than EVENT_LIMIT, and nothing compressed: a few bytes could become
+    gigabytes. It lives as long as this process."""
+    client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
+    client.headers["Accept-Encoding"] = "identity"
+    client.event_hooks = {"response": [_bound_body]}
+    return client
+
+
+async def _bound_body(response: httpx2.Response) -> None:
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise AnswerTooLong(f"its answer is compressed ({encoding[:40]}), which was not asked for")
+    response.stream = _BoundedBody(response.stream, has_events=response.is_success)
+
+
+class _BoundedBody(httpx2.AsyncByteStream):
+    """The bytes of a body, until an event of it is too long. An error is read as a whole, so it is one."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, *, has_events: bool) -> None:
+        self._stream, self._has_events = stream, has_events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size, last = 0, b""
+        async for data in self._stream:
+            seen = last + data  # an end may come in two packets
+            end = max(seen.rfind(each) for each in _ENDS) if self._has_events else -1
+            size = size + len(data) if end < 0 else len(seen) - end
+            last = seen[-3:]
+            if size > EVENT_LIMIT:
+                raise AnswerTooLong(f"a part of its answer is longer than {EVENT_LIMIT} bytes, and was given up")
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+# Of an event: an empty line.
+_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
