@@ -623,3 +623,27 @@ def test_what_shows_nothing_inside_a_step_gets_no_more_than_its_start_has_earned
         *granted, declined, wound_down = step(envelope, name)["overtime"]
         assert (declined["verdict"], wound_down["event"]) == ("declined", "wind_down"), name
         assert {each["verdict"] for each in granted} <= {"granted"}
+
+
+def test_a_server_is_told_of_a_wind_down_that_began_before_it_was_started(run: Run, monkeypatch: pytest.MonkeyPatch):
+    from shotclock.providers import mcp, mcp_client
+
+    winds_down, asked = threading.Event(), []
+    load, ask_to_stop = mcp.importlib.import_module, mcp_client.Conversation.ask_to_stop
+
+    def load_late(name: str) -> Any:
+        assert winds_down.wait(START_S)
+        return load(name)
+
+    async def note_and_ask(conversation: Any, *words: Any) -> None:
+        asked.append(words)
+        await ask_to_stop(conversation, *words)
+
+    def on_news(name: str, news: dict[str, Any]) -> None:
+        winds_down.set()
+
+    monkeypatch.setattr(mcp.importlib, "import_module", load_late)
+    monkeypatch.setattr(mcp_client.Conversation, "ask_to_stop", note_and_ask)
+    server = speaking_server("good", method="slow")
+    envelope = run(f"steps: {{a: {{{server}, timeout: 60, soft: 50ms, wind_down: 2s, grace: 0}}}}", on_news=on_news)
+    assert statuses(envelope) == {"a": "timed_out"} and len(asked) == 1

@@ -241,6 +241,8 @@ class _ToolCall(Work):
 
     async def result(self) -> StepResult:
         self._admission.work = self
+        if (asked := self._admission.winding_down) is not None:  # while the client was being loaded
+            self.wind_down(asked.until_ns)
         try:
             return await self._result()
         finally:
