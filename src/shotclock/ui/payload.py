@@ -444,8 +444,11 @@ class PayloadProblems:
         """Return the refusal: the first problem is its message and its details, the others stand beside it."""
         first = self._found[0]
         details = {name: text for name, text in first.items() if name != "message"}
+        errors = [{"field": each["path"] or "execution", "message": each["message"]} for each in self._found]
         message = first["message"] if len(self._found) == 1 else f"{first['message']} (and {len(self._found) - 1} more)"
-        return Failure("EXECUTION_VALIDATION_FAILED", message, context={**details, "problems": self._found})
+        return Failure(
+            "EXECUTION_VALIDATION_FAILED", message, context={**details, "problems": self._found, "errors": errors}
+        )
 
 
 def read_execution(written: Any, *, timeout_ms: Any = None) -> Execution:
