@@ -21,10 +21,10 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired, reserve_ms_for
+from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired
 from ..core.envelope import describe_exception
 from ..core.errors import Failure, SideEffects
-from ..core.value_types import record, value
+from ..core.value_types import record, replace_fields, value
 from ..process.clock import monotonic_ns
 from . import budgets
 from .device import Device, Place, Snapshot
@@ -71,6 +71,15 @@ class StepBudget:
 
     limit_ms: int
     owner: str
+    fired: Fired
+    """The clock that rings at its end, as it was set; the time until then is not in it."""
+    since_ns: int
+    """When that clock began."""
+
+    def ring(self) -> dict[str, object]:
+        """Return the clock as it rings now."""
+        elapsed_ms = (monotonic_ns() - self.since_ns) // NS_PER_MS
+        return replace_fields(self.fired, elapsed_ms=elapsed_ms).as_context()
 
 
 @record
@@ -81,12 +90,14 @@ class ExecutionRun:
     device: Device
     on_event: Callable[[Event], None]
     """Told of every step as it begins and ends. Does not wait."""
+    within_ms: int | None = None
+    """What whoever waits for the result has left, where that is less than the execution's own time."""
 
     async def run(self) -> dict[str, Any]:
         """Run the actions and return the result. Raises only what cancels it."""
         execution = self.execution
         started_ns = monotonic_ns()
-        deadline = Deadline.after_ms(started_ns, execution.timeout_ms - reserve_ms_for(execution.timeout_ms))
+        deadline = Deadline.after_ms(started_ns, budgets.usable_ms(self._limit_ms))
         before = self.device.place_seen()
         if before is None:
             before = await self._glance()
@@ -95,7 +106,7 @@ class ExecutionRun:
         page: dict[str, object] | None = None
         index, in_a_row = -1, 0
         for index, action in enumerate(execution.actions):
-            budget = self._budget(action, deadline)
+            budget = self._budget(action, deadline, started_ns)
             if budget is None:
                 index -= 1
                 failures.append(self._ran_out(action, started_ns))
@@ -119,21 +130,31 @@ class ExecutionRun:
             page = self._seen(before)
         return self._result(steps, failures, index, page, started_ns)
 
+    @property
+    def _limit_ms(self) -> int:
+        own_ms = self.execution.timeout_ms
+        return own_ms if self.within_ms is None else max(1, min(own_ms, self.within_ms))
+
+    @property
+    def _owner(self) -> str:
+        return f"execution {self.execution.command_id}" if self._limit_ms == self.execution.timeout_ms else "caller"
+
     # --- one step -------------------------------------------------------------------------------------------
 
-    def _budget(self, action: Action, deadline: Deadline) -> StepBudget | None:
+    def _budget(self, action: Action, deadline: Deadline, started_ns: int) -> StepBudget | None:
         """Return what the action has: its own budget or its type's, inside what is left of the execution."""
-        left_ms = deadline.remaining_ms(monotonic_ns())
+        now_ns = monotonic_ns()
+        left_ms = deadline.remaining_ms(now_ns)
         if left_ms <= 0:
             return None
         wanted_ms = action.kind.default_ms if action.limit_ms is None else action.limit_ms
         if wanted_ms <= left_ms:
-            return StepBudget(wanted_ms, f"action {action.id}")
-        return StepBudget(left_ms, f"execution {self.execution.command_id}")
+            owner = f"action {action.id}"
+            return StepBudget(wanted_ms, owner, Fired(ClockKind.TIMEOUT, owner, wanted_ms, 0), now_ns)
+        return StepBudget(left_ms, self._owner, Fired(ClockKind.TIMEOUT, self._owner, self._limit_ms, 0), started_ns)
 
     async def _step(self, action: Action, budget: StepBudget) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the result of one step, and why it failed."""
-        started_ns = monotonic_ns()
         error: dict[str, Any] | None = None
         try:
             if isinstance(action.params, SleepParams):
@@ -143,8 +164,7 @@ class ExecutionRun:
                     data = await perform(self.device, action, budget.limit_ms)
         except TimeoutError:
             # Our own guard: a device says by a Failure that it was waited for in vain.
-            whole = budget.owner.startswith("execution")
-            code = "OPERATION_TIMEOUT" if whole else _timeout_code(action)
+            code = "OPERATION_TIMEOUT" if budget.owner == self._owner else _timeout_code(action)
             message = f"{action.type} {action.id} was not answered within {budget.limit_ms} ms"
             error = {"code": code, "message": message}
         except Failure as failure:
@@ -155,20 +175,18 @@ class ExecutionRun:
         if error is None:
             return {"id": action.id, "actionType": action.type, "success": True, "data": data}, None
         if error["code"] in _TIMEOUTS:
-            elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-            fired = Fired(ClockKind.TIMEOUT, budget.owner, budget.limit_ms, elapsed_ms)
-            error["clock"] = fired.as_context()
+            error["clock"] = budget.ring()
         step = {"id": action.id, "actionType": action.type, "success": False, "data": error}
         return step, {**error, "actionId": action.id, "actionType": action.type}
 
     def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
         """Say that the execution's time was over before an action began."""
-        limit_ms = self.execution.timeout_ms
+        limit_ms = self._limit_ms
         elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-        fired = Fired(ClockKind.TIMEOUT, f"execution {self.execution.command_id}", limit_ms, elapsed_ms)
+        fired = Fired(ClockKind.TIMEOUT, self._owner, limit_ms, elapsed_ms)
         return {
             "code": "OPERATION_TIMEOUT",
-            "message": f"the execution's timeoutMs of {limit_ms} ran out before {action.type} {action.id} began",
+            "message": f"the {limit_ms} ms of the execution ran out before {action.type} {action.id} began",
             "clock": fired.as_context(),
         }
 
