@@ -296,6 +296,12 @@ def _inbox_main(words: list[str]) -> int:
     return main(words)
 
 
+def _ui_main(words: list[str]) -> int:
+    from .ui import main
+
+    return main(words)
+
+
 def _token_main(words: list[str]) -> int:
     from .job_and_token import token_main
 
@@ -485,6 +491,7 @@ TABLE = CommandTable(
             "Decide what agents propose, or propose something: a person's yes or no, waited for but never for long.",
             main=_inbox_main,
         ),
+        Command("ui", "Run UI actions on a browser or a phone, each in its budget.", main=_ui_main),
         Command(
             "token",
             "Make, list and revoke the tokens with which agents and operators come over the network.",

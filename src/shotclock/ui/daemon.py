@@ -37,6 +37,7 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from . import client
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
+from .devices import RuntimeServices
 from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND
@@ -89,8 +90,9 @@ def main(device: str, idle_ms: str) -> None:
     with contextlib.suppress(OSError):
         os.truncate(f"{stem}.log", 0)
     scratch = tempfile.mkdtemp(prefix="shotclock-ui-")
-    with open(f"{stem}.tmp", "w", encoding="utf-8") as file:
-        file.write(scratch)
+    for ending, text in ((".tmp", scratch), (".device", device)):
+        with open(f"{stem}{ending}", "w", encoding="utf-8") as file:
+            file.write(text)
     try:
         asyncio.run(Daemon(device, int(idle_ms), stem, scratch).serve())
     finally:
@@ -100,8 +102,9 @@ def main(device: str, idle_ms: str) -> None:
 
 def _remove_leftovers(stem: str) -> None:
     """Remove the socket and the temporary files of this device's last daemon. Only who holds the lock may."""
-    with contextlib.suppress(OSError):
-        os.unlink(f"{stem}.sock")
+    for ending in (".sock", ".device"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{stem}{ending}")
     with contextlib.suppress(OSError):
         with open(f"{stem}.tmp", encoding="utf-8") as file:
             scratch = file.read()
@@ -330,12 +333,9 @@ class Daemon:
 
     async def run_command(self, argv: list[str], within_ms: int) -> dict[str, object]:
         """Run a program for a device, in its own tree. Raises Failure."""
-        envelope = await self._runtime.run(argv, Clocks(timeout_ms=max(1, within_ms), grace_ms=0))
-        data = envelope.data if isinstance(envelope.data, dict) else {}
-        if envelope.error is not None and envelope.code != "COMMAND_FAILED":
-            raise Failure(str(envelope.code), str(envelope.error["message"]))
-        stdout = data.get("stdout_base64") or base64.b64encode(str(data.get("stdout", "")).encode()).decode()
-        return {"exit_code": data.get("exit_code", 0), "stdout": stdout, "stderr": str(data.get("stderr", ""))}
+        output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
+        stdout = base64.b64encode(output.stdout).decode()
+        return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
 
     # --- executions -------------------------------------------------------------------------------------------
 
