@@ -1,13 +1,17 @@
 """What tests of executions share: payloads, and a device in memory for what is about order and budgets alone."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.ui.device import Place, Snapshot
 from shotclock.ui.execution import ExecutionRun
 from shotclock.ui.payload import Scroll, read_execution
+
+from .pages import Session, session_in
 
 Script = dict[str, Callable[[int], Any]]
 
@@ -89,3 +93,20 @@ def act(action_type: str, action_id: str, text: str | None = None, **params: Any
 def run_on(device: Any, payload: dict[str, Any], events: list[Any] | None = None) -> dict[str, Any]:
     told = events if events is not None else []
     return asyncio.run(ExecutionRun(read_execution(payload), device, told.append).run())
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with session_in(tmp_path_factory.mktemp("ui") / "home") as found:
+        told = found.run(found.open("/"))
+        assert told["ok"], told
+        yield found
+
+
+def data_of(envelope: dict[str, Any], action_id: str) -> dict[str, Any]:
+    """The data of one step that went well."""
+    assert envelope["data"], envelope
+    steps = {step["id"]: step for step in envelope["data"]["stepResults"]}
+    assert steps[action_id]["success"], steps[action_id]
+    found: dict[str, Any] = steps[action_id]["data"]
+    return found

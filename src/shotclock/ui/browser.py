@@ -133,6 +133,7 @@ class BrowserDevice:
         self._sessions: dict[Any, Any] = {}
         self._documents: dict[Any, str] = {}
         self._dialogs: list[dict[str, str]] = []
+        self._downloads: list[dict[str, str]] = []
         self._waiting: set[asyncio.Future[Any]] = set()
 
     async def open_page(self) -> None:
@@ -155,6 +156,7 @@ class BrowserDevice:
         page.on("close", lambda _: self._forget(page))
         page.on("crash", lambda _: self._forget(page))
         page.on("dialog", lambda dialog: self._later(self._dismiss(dialog)))
+        page.on("download", lambda download: self._later(self._refuse_download(download)))
         session = self._sessions[page] = await self._context.new_cdp_session(page)
         session.on("Page.frameNavigated", lambda told: self._note_document(page, told))
         await session.send("Page.enable")
@@ -175,6 +177,13 @@ class BrowserDevice:
         self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": "dismissed"})
         with contextlib.suppress(Exception):  # the page has gone with it
             await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
+
+    async def _refuse_download(self, download: Any) -> None:
+        """Cancel a download, and note it: there is no action that would take it, and one that hangs would hold one of
+        the few connections to its server."""
+        self._downloads.append({"url": download.url[:500], "name": download.suggested_filename[:200]})
+        with contextlib.suppress(Exception):
+            await download.cancel()
 
     def _later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -206,11 +215,17 @@ class BrowserDevice:
     async def look(self, within_ms: int) -> Place:
         page = self._page
         async with self._explained("look", within_ms, "EVAL_TIMEOUT"):
-            await _bounded(page.evaluate("1"), within_ms)
+            await self._ask(page, within_ms)
         place = self.place_seen()
         if place is None:
             raise Failure("DEVICE_LOST", "the page is gone")
         return place
+
+    async def _ask(self, page: Any, within_ms: int) -> None:
+        """Have the page answer something. Not by Playwright's own evaluation, which waits for a navigation to end."""
+        session = self._sessions.get(page)
+        asked = page.evaluate("1") if session is None else session.send("Runtime.evaluate", {"expression": "1"})
+        await _bounded(asked, within_ms)
 
     async def recover(self, within_ms: int) -> Place:
         """End the script that holds the page; where that does not help, give up the page and open another."""
@@ -298,14 +313,17 @@ class BrowserDevice:
 
     async def _answers(self) -> bool:
         with contextlib.suppress(Exception):
-            await _bounded(self._page.evaluate("1"), DOUBT_MS)
+            await self._ask(self._page, DOUBT_MS)
             return True
         return False
 
     def _done(self, **data: object) -> dict[str, object]:
-        """Return the data of a step, with the dialogs that came up meanwhile."""
-        dialogs, self._dialogs = self._dialogs, []
-        return {**data, "dialogs": dialogs} if dialogs else data
+        """Return the data of a step, with the dialogs and downloads that came up meanwhile, and were declined."""
+        for name, seen in (("dialogs", self._dialogs), ("downloads", self._downloads)):
+            if seen:
+                data[name] = seen[:]
+                seen.clear()
+        return data
 
     # --- actions ----------------------------------------------------------------------------------------------
 
@@ -320,6 +338,9 @@ class BrowserDevice:
             try:
                 answer = await page.goto(uri, wait_until="domcontentloaded", timeout=within_ms)
             except Exception as error:
+                session = self._sessions.get(page)
+                if session is not None:  # or it would go on, and the page be another one some time later
+                    self._later(session.send("Page.stopLoading"))
                 if "Download is starting" not in str(error):
                     raise
                 return self._done(where=page.url, download=True)
