@@ -40,7 +40,7 @@ from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
 from .devices import RuntimeServices
 from .execution import effects_of_steps
 from .payload import Execution, read_execution
-from .session import RUN_COMMAND
+from .session import RUN_COMMAND, START_PROGRAM
 
 # Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
 ANSWER_RESERVE_MS = 1_000
@@ -153,6 +153,8 @@ class _Listener(CallListener):
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         if question == RUN_COMMAND and isinstance(value, dict):
             return self._daemon.run_command(list(value["argv"]), int(value["within_ms"]))
+        if question == START_PROGRAM and isinstance(value, list):
+            return self._daemon.start_program(value)
         return super().ask(question, value)
 
 
@@ -336,6 +338,10 @@ class Daemon:
         output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
         stdout = base64.b64encode(output.stdout).decode()
         return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
+
+    async def start_program(self, argv: list[str]) -> None:
+        """Start a program for a device that outlives us. Raises Failure."""
+        await RuntimeServices(self._runtime).start_program(argv)
 
     # --- executions -------------------------------------------------------------------------------------------
 

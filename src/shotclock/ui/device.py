@@ -73,6 +73,11 @@ class DeviceServices(Protocol):
         COMMAND_NOT_FOUND and the other codes of `shotclock exec`."""
         ...
 
+    async def start_program(self, argv: Sequence[str]) -> None:
+        """Start a program that is meant to outlive the device and its daemon: a server that all of this machine share.
+        Raises Failure SPAWN_FAILED."""
+        ...
+
 
 class Device(Protocol):
     """A browser's page or a phone."""

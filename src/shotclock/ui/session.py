@@ -19,6 +19,8 @@ from .payload import read_execution
 
 RUN_COMMAND = "command"
 """The question by which a device has the daemon run a program."""
+START_PROGRAM = "program"
+"""The one by which it has the daemon start a program that outlives both."""
 
 
 class _Services:
@@ -31,6 +33,10 @@ class _Services:
         assert self.ctx is not None, "a device asks inside a call"
         told: dict[str, Any] = await self.ctx.ask(RUN_COMMAND, {"argv": list(argv), "within_ms": within_ms})
         return CommandOutput(told["exit_code"], base64.b64decode(told["stdout"]), told["stderr"])
+
+    async def start_program(self, argv: Sequence[str]) -> None:
+        assert self.ctx is not None, "a device asks inside a call"
+        await self.ctx.ask(START_PROGRAM, list(argv))
 
 
 _services = _Services()
