@@ -18,6 +18,7 @@ from typing import Literal
 
 from ..core.clocks import NS_PER_MS, Deadline
 from ..core.errors import Failure
+from ..core.value_types import value
 from ..process.clock import monotonic_ns
 from ..process.command_task import make_private_directory
 from . import client
@@ -96,6 +97,30 @@ def _lock_phone(serial: str) -> int:
     return lock
 
 
+@value
+class _Budget:
+    """What an action has."""
+
+    limit_ms: int
+    deadline: Deadline
+
+    @classmethod
+    def of(cls, within_ms: int) -> _Budget:
+        return cls(within_ms, Deadline.after_ms(monotonic_ns(), within_ms))
+
+    @property
+    def left_ms(self) -> int:
+        return max(1, self.deadline.remaining_ms(monotonic_ns()))
+
+    @property
+    def is_over(self) -> bool:
+        return self.deadline.remaining_ms(monotonic_ns()) <= 0
+
+    async def pause(self) -> None:
+        """Wait before the next look."""
+        await asyncio.sleep(min(LOOK_PAUSE_S, self.left_ms / 1000))
+
+
 class AndroidDevice:
     """A phone."""
 
@@ -122,26 +147,26 @@ class AndroidDevice:
 
     async def recover(self, within_ms: int) -> Place:
         """Reach the phone again, and end the dump that it may hang in."""
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         try:
             await self._adb.start_server()
-            await self._adb.connect(_left_ms(deadline))
+            await self._adb.connect(budget.left_ms)
             with contextlib.suppress(Failure):
-                await self._adb.shell(_END_DUMP, min(STATE_MS, _left_ms(deadline)))
-            return await self.look(_left_ms(deadline))
+                await self._adb.shell(_END_DUMP, min(STATE_MS, budget.left_ms))
+            return await self.look(budget.left_ms)
         except Failure as failure:
             raise Failure("DEVICE_LOST", str(failure)) from None
 
     async def close(self) -> None:
         os.close(self._lock)
 
-    async def _dump(self, deadline: Deadline) -> Hierarchy:
+    async def _dump(self, budget: _Budget) -> Hierarchy:
         """Return what is to be seen, asked for again where the phone gives nothing usable. Raises EVAL_TIMEOUT,
         DEVICE_LOST."""
-        why, limit_ms = "", _left_ms(deadline)
+        why = ""
         while True:
             try:
-                return parse_dump((await self._adb.shell(_DUMP, _left_ms(deadline)))[1])
+                return parse_dump((await self._adb.shell(_DUMP, budget.left_ms))[1])
             except Failure as failure:
                 if failure.code == "DEVICE_LOST":
                     raise
@@ -149,70 +174,71 @@ class AndroidDevice:
                     why = str(failure)
             except ValueError as error:
                 why = str(error)
-            await _pause(deadline)
-            if deadline.remaining_ms(monotonic_ns()) <= 0:
+            await budget.pause()
+            if budget.is_over:
                 told = (
-                    f"gave no hierarchy within {limit_ms} ms: {why}" if why else f"did not answer within {limit_ms} ms"
+                    f"gave no hierarchy within {budget.limit_ms} ms: {why}"
+                    if why
+                    else f"did not answer within {budget.limit_ms} ms"
                 )
                 raise Failure("EVAL_TIMEOUT", f"the phone's uiautomator dump {told}")
 
     async def _find(
-        self, matcher: Matcher, deadline: Deadline, wanted: Callable[[Node], bool] = lambda node: True
+        self, matcher: Matcher, budget: _Budget, wanted: Callable[[Node], bool] = lambda node: True
     ) -> tuple[Hierarchy, list[Node]]:
         """Wait until nodes that match, and are as wanted, are to be seen. Raises WAIT_TIMEOUT."""
-        limit_ms = _left_ms(deadline)
         hierarchy: Hierarchy | None = None
+        found: list[Node] = []
         while True:
             try:
-                hierarchy = await self._dump(deadline)
+                hierarchy = await self._dump(budget)
             except Failure as failure:
                 if failure.code != "EVAL_TIMEOUT" or hierarchy is None:
-                    raise
-                found = []  # it answered before, and the time is over
+                    raise  # else it answered before, and the time is over
             else:
                 found = list(hierarchy.find(matcher, self._refs))
                 if any(map(wanted, found)):
                     return hierarchy, [node for node in found if wanted(node)]
-            await _pause(deadline)
-            if deadline.remaining_ms(monotonic_ns()) <= 0:
+            await budget.pause()
+            if budget.is_over:
                 why = ": it is disabled" if found else ""
-                message = f"no node with {matcher.describe()} could be used within {limit_ms} ms{why}"
+                message = f"no node with {matcher.describe()} could be used within {budget.limit_ms} ms{why}"
                 raise Failure("WAIT_TIMEOUT", message)
 
     # --- apps -------------------------------------------------------------------------------------------------
 
     async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         app, package = _check_app(application_id), application_id.partition("/")[0]
         start = f"am start -W -n {app}" if "/" in app else f"monkey -p {app} -c android.intent.category.LAUNCHER 1"
-        await self._order(f"open_app {application_id}", start, deadline)
-        while _package_of(place := await self._look_once(deadline)) != package:
-            await _pause(deadline)
-            if deadline.remaining_ms(monotonic_ns()) <= 0:
+        await self._order(f"open_app {application_id}", start, budget)
+        while _package_of(place := await self._look_once(budget)) != package:
+            await budget.pause()
+            if budget.is_over:
                 message = f"{package} was started, and {place.where} is in the foreground after {within_ms} ms"
                 raise Failure("OPERATION_TIMEOUT", message)
         return {"where": place.where}
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(uri)}"
-        await self._order(f"open_uri {uri[:200]}", script, deadline)
-        return {"where": (await self._look_once(deadline)).where}
+        await self._order(f"open_uri {uri[:200]}", script, budget)
+        return {"where": (await self._look_once(budget)).where}
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         package = application_id.partition("/")[0] if application_id else _package_of(await self.look(within_ms))
-        await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", deadline)
+        await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", budget)
         return {"applicationId": package}
 
-    async def _look_once(self, deadline: Deadline) -> Place:
-        return await self.look(_left_ms(deadline))
+    async def _look_once(self, budget: _Budget) -> Place:
+        return await self.look(budget.left_ms)
 
-    async def _order(self, what: str, script: str, deadline: Deadline) -> None:
+    async def _order(self, what: str, script: str, budget: _Budget) -> None:
         """Have the phone do something. Raises OPERATION_TIMEOUT, DEVICE_LOST, and ACTION_FAILED with what it said."""
         self._seen = None
-        async with _explained(what, _left_ms(deadline), "OPERATION_TIMEOUT"):
-            code, said = await self._adb.shell(script, _left_ms(deadline))
+        async with _explained(what, budget.left_ms, "OPERATION_TIMEOUT"):
+            code, said = await self._adb.shell(script, budget.left_ms)
         lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
         refusals = [line for line in lines if re.match(r"(\*\* )?(Error|No activities|.*Exception\b)", line)]
         if code or refusals:
@@ -222,9 +248,9 @@ class AndroidDevice:
     # --- touch and keys ---------------------------------------------------------------------------------------
 
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         if params.matcher is not None:
-            _, found = await self._find(params.matcher, deadline, lambda node: "enabled" in node.states)
+            _, found = await self._find(params.matcher, budget, lambda node: "enabled" in node.states)
             if params.click_type == "focus" and not found[0].is_editable:
                 raise Failure(
                     "ACTION_UNSUPPORTED", "a phone focuses text fields only: what else is touched, is clicked"
@@ -234,13 +260,13 @@ class AndroidDevice:
             assert params.coordinate is not None
             x, y = round(params.coordinate.x), round(params.coordinate.y)
         script = f"input swipe {x} {y} {x} {y} {LONG_CLICK_MS}" if params.click_type == "long_click" else _tap(x, y)
-        await self._order("click", script, deadline)
+        await self._order("click", script, budget)
         return {"x": x, "y": y}
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         typed = _type(params.text)
-        _, found = await self._find(params.matcher, deadline, lambda node: "enabled" in node.states)
+        _, found = await self._find(params.matcher, budget, lambda node: "enabled" in node.states)
         if not found[0].is_editable:
             raise Failure("ACTION_FAILED", f"the node with {params.matcher.describe()} is no text field")
         steps = [_tap(*found[0].centre)]
@@ -252,7 +278,7 @@ class AndroidDevice:
         steps += typed
         if params.submit:
             steps.append(f"input keyevent {_ENTER}")
-        await self._order("enter_text", " && ".join(steps), deadline)
+        await self._order("enter_text", " && ".join(steps), budget)
         return {"length": len(params.text)}
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
@@ -262,16 +288,16 @@ class AndroidDevice:
         else:
             codes = " ".join(str(_code_of(each)) for each in (*modifiers, last))
             script = f"input {'keycombination' if modifiers else 'keyevent'} {codes}"
-        await self._order(f"press_key {key}", script, Deadline.after_ms(monotonic_ns(), within_ms))
+        await self._order(f"press_key {key}", script, _Budget.of(within_ms))
         return {}
 
     async def scroll(self, params: Scroll, within_ms: int) -> bool:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         if params.container is None:
-            before = await self._dump(deadline)
+            before = await self._dump(budget)
             left, top, right, bottom = before.screen
         else:
-            before, found = await self._find(params.container, deadline)
+            before, found = await self._find(params.container, budget)
             left, top, right, bottom = found[0].box
         x, y = (left + right) // 2, (top + bottom) // 2
         # The finger goes the other way.
@@ -279,17 +305,17 @@ class AndroidDevice:
         reach_x = round(along_x * (right - left) * params.distance_ratio * SWIPE_SHARE / 2)
         reach_y = round(along_y * (bottom - top) * params.distance_ratio * SWIPE_SHARE / 2)
         script = f"input swipe {x - reach_x} {y - reach_y} {x + reach_x} {y + reach_y} {SWIPE_MS}"
-        await self._order("scroll", script, deadline)
-        return (await self._dump(deadline)).looks != before.looks
+        await self._order("scroll", script, budget)
+        return (await self._dump(budget)).looks != before.looks
 
     # --- reading and waiting ----------------------------------------------------------------------------------
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        hierarchy, found = await self._find(matcher, Deadline.after_ms(monotonic_ns(), within_ms))
+        hierarchy, found = await self._find(matcher, _Budget.of(within_ms))
         return [hierarchy.text_of(node) for node in found]
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        hierarchy, found = await self._find(label, Deadline.after_ms(monotonic_ns(), within_ms))
+        hierarchy, found = await self._find(label, _Budget.of(within_ms))
         if (pair := hierarchy.find_value(found[0])) is None:
             raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
         return pair
@@ -297,13 +323,13 @@ class AndroidDevice:
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         if state == "visible":
-            await self._find(matcher, deadline)
+            await self._find(matcher, budget)
             return {"state": state}
-        while any((await self._dump(deadline)).find(matcher, self._refs)):
-            await _pause(deadline)
-            if deadline.remaining_ms(monotonic_ns()) <= 0:
+        while any((await self._dump(budget)).find(matcher, self._refs)):
+            await budget.pause()
+            if budget.is_over:
                 message = f"a node with {matcher.describe()} is still to be seen after {within_ms} ms"
                 raise Failure("WAIT_TIMEOUT", message)
         return {"state": state}
@@ -311,44 +337,36 @@ class AndroidDevice:
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
         if params.expected_url is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: say expectedPackage or expectedNode")
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         node = params.expected_node
         while True:
-            place = await self._look_once(deadline)
+            place = await self._look_once(budget)
             missing = ""
             if params.expected_package not in (None, _package_of(place)):
                 missing = f"{place.where} is in the foreground, not {params.expected_package}"
-            elif node is not None and not any((await self._dump(deadline)).find(node, self._refs)):
+            elif node is not None and not any((await self._dump(budget)).find(node, self._refs)):
                 missing = f"no node with {node.describe()} is to be seen"
             if not missing:
                 return {"where": place.where}
-            await _pause(deadline)
-            if deadline.remaining_ms(monotonic_ns()) <= 0:
+            await budget.pause()
+            if budget.is_over:
                 raise Failure("WAIT_TIMEOUT", f"{missing}, within {within_ms} ms")
 
     async def snapshot(self, within_ms: int) -> Snapshot:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
-        hierarchy = await self._dump(deadline)
-        place = await self._look_once(deadline)
+        budget = _Budget.of(within_ms)
+        hierarchy = await self._dump(budget)
+        place = await self._look_once(budget)
         return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref), place)
 
     async def screenshot(self, within_ms: int) -> bytes:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        budget = _Budget.of(within_ms)
         async with _explained("take_screenshot", within_ms):
             output = await self._adb.run("exec-out", "screencap -p", within_ms=within_ms)
             # Some phones write a warning in front of it.
             start, end = output.stdout.find(_PNG), output.stdout.rfind(_PNG_END)
             if start < 0 or end < start:
-                await self._adb.explain_failure(output, deadline)
+                await self._adb.explain_failure(output, budget.deadline)
         return output.stdout[start : end + len(_PNG_END)]
-
-
-def _left_ms(deadline: Deadline) -> int:
-    return max(1, deadline.remaining_ms(monotonic_ns()))
-
-
-async def _pause(deadline: Deadline) -> None:
-    await asyncio.sleep(min(LOOK_PAUSE_S, max(0, deadline.remaining_ms(monotonic_ns())) / 1000))
 
 
 @contextlib.asynccontextmanager
