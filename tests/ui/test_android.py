@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
+from shotclock.runtime.runtime import Runtime
 from shotclock.ui.adb import server_address
-from shotclock.ui.devices import find_all_devices
+from shotclock.ui.android import open_device
+from shotclock.ui.devices import RuntimeServices, find_all_devices
 
 from .conftest import act, data_of
 from .pages import Session, is_alive, kill
@@ -41,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 SNAP = {"id": "snap", "type": "snapshot_ui"}
 TIMES = 3
-BUDGET_MS = 1500
+BUDGET_MS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -317,11 +319,12 @@ def test_a_phone_without_exit_codes_works_as_well(adb: int, tmp_path: Path) -> N
 
 # --- phones that hang, talk nonsense and go away --------------------------------------------------------------
 
+LOOK = {"id": "snap", "type": "snapshot_ui", "params": {"timeoutMs": 600}}
 WAIT = act("wait_for_node", "w", "Never", timeoutMs=600)
 TAP = act("click", "c", "Buy", timeoutMs=600)
 SHOT = {"id": "s", "type": "take_screenshot", "params": {"timeoutMs": 600}}
 CASES = [
-    ("uiautomator", hang, SNAP, {"OPERATION_TIMEOUT", "EVAL_TIMEOUT"}),
+    ("uiautomator", hang, LOOK, {"EVAL_TIMEOUT"}),
     ("uiautomator", hang, WAIT, {"EVAL_TIMEOUT", "WAIT_TIMEOUT"}),
     ("uiautomator", drip, WAIT, {"EVAL_TIMEOUT", "WAIT_TIMEOUT"}),
     ("uiautomator", garbage, WAIT, {"EVAL_TIMEOUT"}),
@@ -332,7 +335,7 @@ CASES = [
     ("input", drop, TAP, {"DEVICE_LOST"}),
     ("screencap", garbage, SHOT, {"ACTION_FAILED"}),
     ("screencap", drop, SHOT, {"DEVICE_LOST"}),
-    ("", hang, SNAP, {"EVAL_TIMEOUT", "OPERATION_TIMEOUT"}),
+    ("", hang, LOOK, {"EVAL_TIMEOUT", "OPERATION_TIMEOUT"}),
 ]
 
 
@@ -382,31 +385,45 @@ def test_a_screen_that_is_off_is_told_in_words(phone: ScriptedPhone, session: Se
 # --- phones that cannot be used -------------------------------------------------------------------------------
 
 
-def refused(home: Path, device: str) -> str:
-    """What is said of a device that is not there."""
-    with phone_session(home, None, device) as session:  # type: ignore[arg-type]
-        told = session.run(SNAP, timeout_ms=5000)
-        assert told["error"]["code"] == "DEVICE_UNAVAILABLE", told
-        return str(told["error"]["message"])
+def refused(device: str) -> str:
+    """What is said of a device that cannot be opened."""
+
+    async def open_it() -> None:
+        async with Runtime() as runtime:
+            await open_device(device, RuntimeServices(runtime))
+
+    with pytest.raises(Failure) as raised:
+        asyncio.run(open_it())
+    assert raised.value.code == "DEVICE_UNAVAILABLE"
+    return str(raised.value)
 
 
-def test_nobody_on_the_network_is_said(adb: int, tmp_path: Path) -> None:
-    assert "Connection refused" in refused(tmp_path / "home", f"android:127.0.0.1:{free_port()}")
+@pytest.fixture
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
 
 
-def test_a_serial_that_nobody_has_is_said(adb: int, tmp_path: Path) -> None:
-    assert "there is no phone 'R58M123'" in refused(tmp_path / "home", "android:R58M123")
+@pytest.mark.usefixtures("own_store")
+def test_nobody_on_the_network_is_said(adb: int) -> None:
+    assert "Connection refused" in refused(f"android:127.0.0.1:{free_port()}")
 
 
+@pytest.mark.usefixtures("own_store")
+def test_a_serial_that_nobody_has_is_said(adb: int) -> None:
+    assert "there is no phone 'R58M123'" in refused("android:R58M123")
+
+
+@pytest.mark.usefixtures("own_store")
 def test_a_phone_that_wants_to_be_asked_is_said_with_what_to_do(other_phone: ScriptedPhone, tmp_path: Path) -> None:
     other_phone.greeting = "authorize"
-    said = refused(tmp_path / "home", f"android:{other_phone.serial}")
+    said = refused(f"android:{other_phone.serial}")
     assert "allow USB debugging" in said
 
 
+@pytest.mark.usefixtures("own_store")
 def test_a_phone_that_says_nothing_is_said(other_phone: ScriptedPhone, tmp_path: Path) -> None:
     other_phone.greeting = "silence"
-    assert other_phone.serial in refused(tmp_path / "home", f"android:{other_phone.serial}")
+    assert other_phone.serial in refused(f"android:{other_phone.serial}")
 
 
 def test_several_phones_have_to_be_told_apart_and_one_is_kept_once(
@@ -415,13 +432,13 @@ def test_several_phones_have_to_be_told_apart_and_one_is_kept_once(
     assert session.run(SNAP)["ok"]
     with phone_session(tmp_path / "home", other_phone) as other:
         assert other.run(SNAP)["ok"]
-        said = refused(tmp_path / "another", "android")
+        said = refused("android")
         assert f"android:{phone.serial}" in said and f"android:{other_phone.serial}" in said
         found = {entry.name: entry for entry in asyncio.run(find_all_devices()) if entry.name.startswith("android")}
         assert found[f"android:{phone.serial}"].usable and found[f"android:{phone.serial}"].detail == "Scripted One"
         os.environ["ANDROID_SERIAL"] = other_phone.serial
         try:
-            assert "under another name" in refused(tmp_path / "home", "android")
+            assert "under another name" in refused("android")
         finally:
             del os.environ["ANDROID_SERIAL"]
 
@@ -429,9 +446,10 @@ def test_several_phones_have_to_be_told_apart_and_one_is_kept_once(
 # --- adb itself -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("own_store")
 def test_without_adb_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHOTCLOCK_ADB", str(tmp_path / "none"))
-    assert "apt install adb" in refused(tmp_path / "home", "android")
+    assert "apt install adb" in refused("android")
     [entry] = [each for each in asyncio.run(find_all_devices()) if each.name == "android"]
     assert not entry.usable and "apt install adb" in entry.detail
 
@@ -467,6 +485,7 @@ def test_the_server_outlives_the_daemon_and_nothing_else_does(tmp_path: Path) ->
             phone.close()
 
 
+@pytest.mark.usefixtures("own_store")
 @pytest.mark.parametrize(
     ("answer", "said"), [(b"OKAY00040001", "version 1"), (b"HTTP/1.1 400", "no adb server"), (b"", "no adb server")]
 )
@@ -488,7 +507,7 @@ def test_what_listens_in_place_of_a_server_is_not_relied_on(answer: bytes, said:
                 pass
 
         threading.Thread(target=serve, daemon=True).start()
-        assert said in refused(tmp_path / "home", "android")
+        assert said in refused("android")
         assert set(asked) == {b"000chost:version"}, "it was not told to end"
         listener.shutdown(socket.SHUT_RDWR)
 

@@ -36,7 +36,7 @@ LIST_MS = 4_000
 # What a server may take to come up, and a phone on the network to be connected with.
 SERVER_START_MS = 8_000
 SERVER_PAUSE_S = 0.05
-CONNECT_MS = 8_000
+CONNECT_MS = 5_000
 STATE_MS = 500
 
 INSTALL = (

@@ -13,8 +13,8 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal, TypeVar
 
 from ..core.clocks import NS_PER_MS, Deadline
 from ..core.errors import Failure
@@ -27,11 +27,17 @@ from .device import DeviceEntry, DeviceServices, Place, Snapshot
 from .hierarchy import Hierarchy, Node, NodeKey, parse_dump
 from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 
+T = TypeVar("T")
+
 SERIAL_VARIABLE = "ANDROID_SERIAL"
 # What was seen longer ago is not known any more.
 SEEN_MS = 2_000
 # Between two looks at a phone that does not show what is waited for.
 LOOK_PAUSE_S = 0.15
+# A phone that answered so recently answers; a dump takes about two seconds on a real one.
+DOUBT_MS = 4_000
+# How long the process that had the phone before may take to be gone.
+LOCK_MS = 3_000
 LONG_CLICK_MS = 700
 SWIPE_MS = 400
 # A swipe that begins at the edge of the screen is a gesture of Android's own.
@@ -73,7 +79,7 @@ async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
     await adb.start_server()
     serial = name.partition(":")[2] or os.environ.get(SERIAL_VARIABLE)
     adb.serial = serial or choose_phone(await adb.list_phones())
-    lock = _lock_phone(adb.serial)
+    lock = await _lock_phone(adb.serial)
     try:
         await adb.connect(CONNECT_MS)
     except BaseException:
@@ -82,19 +88,22 @@ async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
     return AndroidDevice(adb, lock)
 
 
-def _lock_phone(serial: str) -> int:
+async def _lock_phone(serial: str) -> int:
     """Take the phone for this process: `android` and `android:SERIAL` may be the same one. Return the descriptor that
     holds it. Raises Failure DEVICE_UNAVAILABLE."""
     make_private_directory(client.folder())
     path = os.path.join(client.folder(), f"{client.stem_of(f'phone:{serial}')}.phone")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        message = f"the phone {serial} is kept under another name already: see `shotclock ui devices`"
-        raise Failure("DEVICE_UNAVAILABLE", message) from None
-    return lock
+    budget = _Budget.of(LOCK_MS)
+    while not budget.is_over:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            await budget.pause()
+    os.close(lock)
+    message = f"the phone {serial} is kept under another name already: see `shotclock ui devices`"
+    raise Failure("DEVICE_UNAVAILABLE", message)
 
 
 @value
@@ -119,6 +128,10 @@ class _Budget:
     async def pause(self) -> None:
         """Wait before the next look."""
         await asyncio.sleep(min(LOOK_PAUSE_S, self.left_ms / 1000))
+
+
+class _NotYet(Exception):
+    """What is waited for is not there yet; the text says what is."""
 
 
 class AndroidDevice:
@@ -183,27 +196,35 @@ class AndroidDevice:
                 )
                 raise Failure("EVAL_TIMEOUT", f"the phone's uiautomator dump {told}")
 
-    async def _find(
-        self, matcher: Matcher, budget: _Budget, wanted: Callable[[Node], bool] = lambda node: True
-    ) -> tuple[Hierarchy, list[Node]]:
-        """Wait until nodes that match, and are as wanted, are to be seen. Raises WAIT_TIMEOUT."""
-        hierarchy: Hierarchy | None = None
-        found: list[Node] = []
+    async def _until(self, budget: _Budget, check: Callable[[], Awaitable[T]]) -> T:
+        """Check again until it holds. Raises WAIT_TIMEOUT with what is missing, and EVAL_TIMEOUT where the phone fell
+        silent long before the end."""
+        missing, answered_ns = "", 0
         while True:
             try:
-                hierarchy = await self._dump(budget)
+                return await check()
+            except _NotYet as not_yet:
+                missing, answered_ns = str(not_yet), monotonic_ns()
             except Failure as failure:
-                if failure.code != "EVAL_TIMEOUT" or hierarchy is None:
-                    raise  # else it answered before, and the time is over
-            else:
-                found = list(hierarchy.find(matcher, self._refs))
-                if any(map(wanted, found)):
-                    return hierarchy, [node for node in found if wanted(node)]
+                is_late = monotonic_ns() - answered_ns > DOUBT_MS * NS_PER_MS
+                if failure.code != "EVAL_TIMEOUT" or is_late:
+                    raise
             await budget.pause()
             if budget.is_over:
-                why = ": it is disabled" if found else ""
-                message = f"no node with {matcher.describe()} could be used within {budget.limit_ms} ms{why}"
-                raise Failure("WAIT_TIMEOUT", message)
+                raise Failure("WAIT_TIMEOUT", f"{missing}, within {budget.limit_ms} ms")
+
+    async def _find(self, matcher: Matcher, budget: _Budget, *, enabled: bool = False) -> tuple[Hierarchy, list[Node]]:
+        """Wait until nodes that match are to be seen. Raises WAIT_TIMEOUT."""
+
+        async def check() -> tuple[Hierarchy, list[Node]]:
+            hierarchy = await self._dump(budget)
+            found = list(hierarchy.find(matcher, self._refs))
+            usable = [node for node in found if "enabled" in node.states] if enabled else found
+            if not usable:
+                raise _NotYet(f"{'only a disabled' if found else 'no'} node with {matcher.describe()} is to be seen")
+            return hierarchy, usable
+
+        return await self._until(budget, check)
 
     # --- apps -------------------------------------------------------------------------------------------------
 
@@ -212,27 +233,31 @@ class AndroidDevice:
         app, package = _check_app(application_id), application_id.partition("/")[0]
         start = f"am start -W -n {app}" if "/" in app else f"monkey -p {app} -c android.intent.category.LAUNCHER 1"
         await self._order(f"open_app {application_id}", start, budget)
-        while _package_of(place := await self._look_once(budget)) != package:
-            await budget.pause()
-            if budget.is_over:
-                message = f"{package} was started, and {place.where} is in the foreground after {within_ms} ms"
-                raise Failure("OPERATION_TIMEOUT", message)
-        return {"where": place.where}
+
+        async def check() -> dict[str, object]:
+            place = await self.look(budget.left_ms)
+            if _package_of(place) != package:
+                raise _NotYet(f"{package} was started, and {place.where} is in the foreground")
+            return {"where": place.where}
+
+        try:
+            return await self._until(budget, check)
+        except Failure as failure:
+            if failure.code != "WAIT_TIMEOUT":  # which would say that nothing was changed
+                raise
+            raise Failure("OPERATION_TIMEOUT", str(failure)) from None
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
         budget = _Budget.of(within_ms)
         script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(uri)}"
         await self._order(f"open_uri {uri[:200]}", script, budget)
-        return {"where": (await self._look_once(budget)).where}
+        return {"where": (await self.look(budget.left_ms)).where}
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
         budget = _Budget.of(within_ms)
         package = application_id.partition("/")[0] if application_id else _package_of(await self.look(within_ms))
         await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", budget)
         return {"applicationId": package}
-
-    async def _look_once(self, budget: _Budget) -> Place:
-        return await self.look(budget.left_ms)
 
     async def _order(self, what: str, script: str, budget: _Budget) -> None:
         """Have the phone do something. Raises OPERATION_TIMEOUT, DEVICE_LOST, and ACTION_FAILED with what it said."""
@@ -250,7 +275,7 @@ class AndroidDevice:
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
         budget = _Budget.of(within_ms)
         if params.matcher is not None:
-            _, found = await self._find(params.matcher, budget, lambda node: "enabled" in node.states)
+            _, found = await self._find(params.matcher, budget, enabled=True)
             if params.click_type == "focus" and not found[0].is_editable:
                 raise Failure(
                     "ACTION_UNSUPPORTED", "a phone focuses text fields only: what else is touched, is clicked"
@@ -266,7 +291,7 @@ class AndroidDevice:
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
         budget = _Budget.of(within_ms)
         typed = _type(params.text)
-        _, found = await self._find(params.matcher, budget, lambda node: "enabled" in node.states)
+        _, found = await self._find(params.matcher, budget, enabled=True)
         if not found[0].is_editable:
             raise Failure("ACTION_FAILED", f"the node with {params.matcher.describe()} is no text field")
         steps = [_tap(*found[0].centre)]
@@ -327,35 +352,34 @@ class AndroidDevice:
         if state == "visible":
             await self._find(matcher, budget)
             return {"state": state}
-        while any((await self._dump(budget)).find(matcher, self._refs)):
-            await budget.pause()
-            if budget.is_over:
-                message = f"a node with {matcher.describe()} is still to be seen after {within_ms} ms"
-                raise Failure("WAIT_TIMEOUT", message)
-        return {"state": state}
+
+        async def check() -> dict[str, object]:
+            if any((await self._dump(budget)).find(matcher, self._refs)):
+                raise _NotYet(f"a node with {matcher.describe()} is still to be seen")
+            return {"state": state}
+
+        return await self._until(budget, check)
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
         if params.expected_url is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: say expectedPackage or expectedNode")
         budget = _Budget.of(within_ms)
         node = params.expected_node
-        while True:
-            place = await self._look_once(budget)
-            missing = ""
+
+        async def check() -> dict[str, object]:
+            place = await self.look(budget.left_ms)
             if params.expected_package not in (None, _package_of(place)):
-                missing = f"{place.where} is in the foreground, not {params.expected_package}"
-            elif node is not None and not any((await self._dump(budget)).find(node, self._refs)):
-                missing = f"no node with {node.describe()} is to be seen"
-            if not missing:
-                return {"where": place.where}
-            await budget.pause()
-            if budget.is_over:
-                raise Failure("WAIT_TIMEOUT", f"{missing}, within {within_ms} ms")
+                raise _NotYet(f"{place.where} is in the foreground, not {params.expected_package}")
+            if node is not None and not any((await self._dump(budget)).find(node, self._refs)):
+                raise _NotYet(f"no node with {node.describe()} is to be seen")
+            return {"where": place.where}
+
+        return await self._until(budget, check)
 
     async def snapshot(self, within_ms: int) -> Snapshot:
         budget = _Budget.of(within_ms)
         hierarchy = await self._dump(budget)
-        place = await self._look_once(budget)
+        place = await self.look(budget.left_ms)
         return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref), place)
 
     async def screenshot(self, within_ms: int) -> bytes:
