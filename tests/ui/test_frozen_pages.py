@@ -67,9 +67,7 @@ def hanging_download(session: Session) -> None:
 def crashed_renderer(session: Session) -> None:
     assert session.run(session.open("/"))["ok"]
     kill(session.processes("--type=renderer"))
-    frozen(
-        session, session.run(act("wait_for_node", "w", "Never", timeoutMs=500), timeout_ms=BUDGET_MS), "DEVICE_LOST"
-    )
+    frozen(session, session.run(act("wait_for_node", "w", "Never", timeoutMs=500), timeout_ms=BUDGET_MS), "DEVICE_LOST")
 
 
 def killed_browser(session: Session) -> None:
