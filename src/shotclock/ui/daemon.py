@@ -75,6 +75,7 @@ STATUS = _operation("ui status", "open_session", START_LIMIT_MS, mutates=False)
 
 def main(device: str, idle_ms: str) -> None:
     """Keep a device until it is told to stop, or was idle for long. What goes wrong is on stderr, which is a log."""
+    os.chdir("/")  # whoever started it may want to remove the directory that it was started in
     make_private_directory(client.folder())
     stem = os.path.join(client.folder(), client.stem_of(device))
     lock = os.open(f"{stem}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
