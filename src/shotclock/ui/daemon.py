@@ -5,6 +5,8 @@ clock.
 
 It runs no code of a device itself. If it is killed, all below it dies with it, and the next command starts another. It
 ends by itself when nothing was asked of it for a while.
+
+docs/design.md: R55.
 """
 
 from __future__ import annotations
