@@ -31,7 +31,9 @@ app = App(
 
 async def _run(payload: dict[str, Any], device: str, ctx: Context, timeout_ms: int | None = None) -> dict[str, Any]:
     """Run an execution and return its result. Raises Failure with the code, the data and the effects of what failed."""
-    envelope = await execute(device, payload, timeout_ms=timeout_ms, remaining_ms=ctx.remaining_ms())
+    envelope = await execute(
+        device, payload, timeout_ms=timeout_ms, remaining_ms=ctx.remaining_ms(), traceparent=ctx.traceparent
+    )
     if envelope.error is not None:
         raise _failure(envelope)
     assert isinstance(envelope.data, dict)
@@ -80,6 +82,15 @@ async def ui_execute(
         timeout_ms: Instead of the payload's timeoutMs.
         device: browser, cdp:URL or android:SERIAL.
     """
+    actions = execution.get("actions")
+    params = (
+        [action.get("params") for action in actions if isinstance(action, dict)] if isinstance(actions, list) else []
+    )
+    if any(isinstance(each, dict) and {"path", "file"} & each.keys() for each in params):
+        # Whoever calls may be on another machine, and has no files here to write.
+        raise Failure(
+            "NOT_ALLOWED", "take_screenshot has no path here: the picture is in the result, or use ui_screenshot"
+        )
     return await _run(execution, device, ctx, timeout_ms)
 
 

@@ -30,8 +30,21 @@ def test_a_step_has_an_execution_or_actions(keys: str) -> None:
     assert any("either `execution` or `actions`" in finding.message for finding in loaded.findings)
 
 
+def test_what_is_wrong_with_a_payload_is_found_before_it_runs() -> None:
+    wait = "{id: w, type: wait_for_node, params: {matcher: {role: x}, timeoutMs: 5000}}"
+    flow = f"steps: {{it: {{type: ui, timeout: 4000, actions: [{wait}, {{id: w, type: fly}}]}}}}"
+    (finding,) = load_text(flow.encode()).findings
+    assert "actions.1.id: id 'w' is used before" in finding.message and "unknown action type 'fly'" in finding.message
+    flow = f"steps: {{it: {{type: ui, timeout: 4000, actions: [{wait}]}}}}"
+    assert "raise timeoutMs to 5500" in load_text(flow.encode()).findings[0].message
+    assert not load_text(flow.replace("4000", "6s").encode()).findings
+
+
 def test_a_step_without_a_timeout_has_its_executions_and_what_is_waited_for_the_result() -> None:
-    flow = "steps: {it: {type: ui, execution: {timeoutMs: 60000}}, other: {type: ui, actions: [{}]}}"
+    flow = """steps:
+      it: {type: ui, execution: {timeoutMs: 60000, commandId: "{{ 1 }}"}}
+      other: {type: ui, actions: [{id: s, type: snap}]}
+    """
     loaded = load_text(flow.encode())
     assert loaded.workflow is not None and not [f for f in lint(loaded) if f.level == "error"]
     kind = STEP_TYPES["ui"]
@@ -72,7 +85,7 @@ def test_steps_act_on_the_page_with_the_outputs_of_others(page: Session, tmp_pat
         needs: buy
         timeout: 900
         actions: [{{id: w, type: wait_for_node, params: {{matcher: {{textEquals: Nowhere}}}}}}]
-      wrong: {{type: ui, actions: [{{id: x, type: fly}}]}}
+      wrong: {{type: ui, needs: word, actions: [{{id: x, type: "{{{{ outputs.word }}}}"}}]}}
       say: {{needs: buy, exec: "echo {{{{ outputs.buy.steps.said.text }}}}"}}
     """
     steps = run_flow(flow, tmp_path)["data"]["steps"]

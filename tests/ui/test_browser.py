@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shotclock.ui import client
@@ -52,6 +53,8 @@ def test_a_snapshot_has_roles_names_states_and_refs_that_can_be_clicked(session:
     ref = line.partition("[ref=")[2].partition("]")[0]
     told = session.run({"id": "c", "type": "click", "params": {"matcher": {"ref": ref}}}, SNAP)
     assert "bought" in data_of(told, "snap")["text"] and told["data"]["page"]["state"] == "same"
+    told = session.run({"id": "c", "type": "click", "params": {"matcher": {"ref": "e9999"}}})
+    assert told["error"]["code"] == "NODE_NOT_FOUND" and told["meta"]["side_effects"] == "none"
     short = session.run({**SNAP, "params": {"maxBytes": 60}})
     assert data_of(short, "snap")["truncated"] and len(data_of(short, "snap")["text"]) <= 60
 
@@ -90,7 +93,7 @@ def test_waits_end_as_soon_as_what_they_wait_for_is_there(session: Session) -> N
     ("action", "code", "said"),
     [
         (act("wait_for_node", "x", "Nowhere", timeoutMs=400), "WAIT_TIMEOUT", "textEquals='Nowhere'"),
-        (act("click", "x", "Closed", timeoutMs=400), "WAIT_TIMEOUT", "not enabled"),
+        (act("click", "x", "Closed", timeoutMs=2500), "WAIT_TIMEOUT", "not enabled"),
         (act("wait_for_navigation", "x", expectedUrl="*/other", timeoutMs=400), "WAIT_TIMEOUT", "the address is"),
         (act("wait_for_navigation", "x", expectedPackage="com.x", timeoutMs=400), "ACTION_UNSUPPORTED", "packages"),
         ({"id": "x", "type": "click", "params": {"matcher": {"css": "[["}}}, "ACTION_FAILED", "[["),
@@ -243,6 +246,57 @@ def test_a_daemon_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> No
         os.kill(status["pid"], signal.SIGCONT)
         assert told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT" and 7000 < told["elapsed_ms"] < 11000, told
         assert told["error"]["context"]["events"]
+
+
+def test_a_stopped_browser_is_answered_in_time_killed_and_replaced(tmp_path: Path) -> None:
+    with session_in(tmp_path / "home") as session:
+        assert session.run(session.open("/"))["ok"]
+        stopped = session.processes("--remote-debugging-pipe")
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        told = session.run(SNAP, timeout_ms=1000)
+        assert told["elapsed_ms"] <= 6000 and told["error"]["code"] in ("EVAL_TIMEOUT", "OPERATION_TIMEOUT"), told
+        assert told["data"]["page"] == {"state": "unresponsive", "where": f"{session.url}/", "next": "none"}
+        told = session.run(session.open("/"), SNAP)
+        assert told["ok"] and not any(is_alive(pid) for pid in stopped), told
+
+
+def test_a_stopped_process_of_the_device_is_answered_in_time_killed_and_replaced(tmp_path: Path) -> None:
+    with session_in(tmp_path / "home") as session:
+        assert session.run(session.open("/"))["ok"]
+        status, picture = session.status(), tmp_path / "picture.png"
+        assert status is not None
+        below = psutil.Process(status["pid"]).children(recursive=True)
+        (host,) = [process.pid for process in below if process.name() == "shotclock-host"]
+
+        def stop_soon() -> None:
+            while not picture.exists():
+                time.sleep(0.005)
+            os.kill(host, signal.SIGSTOP)
+
+        thread = threading.Thread(target=stop_soon)
+        thread.start()
+        take = {"id": "p", "type": "take_screenshot", "params": {"path": str(picture)}}
+        told = session.run(take, act("sleep", "s", durationMs=1200), timeout_ms=2000)
+        thread.join(10)
+        assert told["elapsed_ms"] <= 7500 and told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT", told
+        assert told["error"]["context"]["events"] and told["error"]["context"]["clock"]["limit_ms"] == 6000
+        assert told["data"]["position"]["total"] == 2 and told["data"]["page"]["next"] == "none"
+        told = session.run(session.open("/"), SNAP)
+        assert told["ok"] and not is_alive(host), told
+
+
+def test_many_who_start_a_device_at_once_share_one(tmp_path: Path) -> None:
+    with session_in(tmp_path / "home") as session:
+        told: list[dict[str, Any]] = []
+        callers = [threading.Thread(target=lambda: told.append(session.run(SNAP))) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(60)
+        codes = sorted("" if each["ok"] else each["error"]["code"] for each in told)
+        assert codes[0] == "" and set(codes) <= {"", "EXECUTION_CONFLICT_IN_FLIGHT"}, told
+        assert len(session.processes("shotclock.ui.daemon")) <= 1 + 3  # those that came too late wait for the lock
 
 
 def test_an_idle_daemon_ends_and_leaves_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from ..core.errors import Ending, Failure
 from ..process.clock import monotonic_ns
 from ..ui import budgets
 from ..ui.client import DEFAULT_DEVICE, RESULT_MARGIN_MS
-from .provider import Provider, StepCall, StepPart, StepResult, StepType, cancelled_outcome, hand_over
+from .provider import (
+    Provider,
+    StepCall,
+    StepPart,
+    StepResult,
+    StepType,
+    cancelled_outcome,
+    duration_ms,
+    hand_over,
+)
 
 if TYPE_CHECKING:
     from ..runtime.call import Call
@@ -27,6 +36,15 @@ class UiStep(StepPart):
     def check_together(self) -> None:
         if (self.execution is None) == (self.actions is None):
             raise ValueError("a ui step has either `execution` or `actions`")
+        written = self.execution or _payload_of(self.actions, self.mode, self.timeout)
+        if not _has_template(written):
+            from ..ui.payload import read_execution
+
+            try:
+                read_execution(written)
+            except Failure as failure:
+                wrong = [f"{each['field']}: {each['message']}" for each in failure.context["errors"]]  # type: ignore[attr-defined]
+                raise ValueError("; ".join(wrong)) from None
 
 
 def _default_ms(step: Any) -> int:
@@ -79,7 +97,9 @@ class UiProvider(Provider):
         remaining_ms = None if call.bound.bell is None else call.bound.bell.remaining_ms(monotonic_ns())
         try:
             payload = read_execution(_payload(step)).written
-            envelope = await execute(str(step.settings["device"]), payload, remaining_ms=remaining_ms)
+            traceparent = call.trace.traceparent
+            device = str(step.settings["device"])
+            envelope = await execute(device, payload, remaining_ms=remaining_ms, traceparent=traceparent)
         except Failure as failure:
             return StepResult(failure_outcome(failure))
         except CancelledError as cancelled:
@@ -96,16 +116,31 @@ def _payload(step: StepCall) -> Any:
     execution = step.settings.get("execution")
     if execution is not None:
         return execution
+    settings, task = step.settings, (step.key or step.step_id)[:128]
+    return _payload_of(settings["actions"], settings["mode"], step.clocks.timeout_ms, task)
+
+
+def _payload_of(actions: Any, mode: str, timeout: Any, task: str = "check") -> dict[str, Any]:
+    """Return a payload of these actions. `timeout` is the step's: a number of milliseconds, or as it is written."""
     from ..ui.builders import EXPECTED_FORMAT, new_command_id
 
-    most = budgets.BEST_EFFORT_MAX_TIMEOUT_MS if step.settings["mode"] == "best_effort" else budgets.MAX_TIMEOUT_MS
-    written_ms = step.clocks.timeout_ms or budgets.DEFAULT_TIMEOUT_MS
+    most = budgets.BEST_EFFORT_MAX_TIMEOUT_MS if mode == "best_effort" else budgets.MAX_TIMEOUT_MS
+    timeout_ms = duration_ms(timeout, "ms") if timeout else budgets.DEFAULT_TIMEOUT_MS
     return {
-        "commandId": new_command_id(f"step-{step.step_id}"[:80]),
-        "taskId": (step.key or step.step_id)[:128],
+        "commandId": new_command_id("step"),
+        "taskId": task,
         "source": "shotclock-workflow",
         "expectedFormat": EXPECTED_FORMAT,
-        "timeoutMs": max(budgets.MIN_TIMEOUT_MS, min(written_ms, most)),
-        "mode": step.settings["mode"],
-        "actions": step.settings["actions"],
+        "timeoutMs": max(budgets.MIN_TIMEOUT_MS, min(timeout_ms, most)),
+        "mode": mode,
+        "actions": actions,
     }
+
+
+def _has_template(written: Any) -> bool:
+    """Return whether anything in it is only known when the step runs."""
+    if isinstance(written, dict):
+        return any(map(_has_template, written.values())) or any(map(_has_template, written))
+    if isinstance(written, list):
+        return any(map(_has_template, written))
+    return isinstance(written, str) and ("{{" in written or "{%" in written)

@@ -14,7 +14,12 @@ CUT_LIMIT_S = 5.0
 
 
 async def execute(
-    device: str, payload: dict[str, Any], *, timeout_ms: Any = None, remaining_ms: int | None = None
+    device: str,
+    payload: dict[str, Any],
+    *,
+    timeout_ms: Any = None,
+    remaining_ms: int | None = None,
+    traceparent: str | None = None,
 ) -> Envelope:
     """Run an execution on a device, and return its envelope. A cancellation stops the execution. Raises Failure."""
     exchanges: list[client.Exchange] = []
@@ -25,6 +30,7 @@ async def execute(
             payload,
             timeout_ms=timeout_ms,
             remaining_ms=remaining_ms,
+            traceparent=traceparent,
             on_exchange=exchanges.append,
         )
     )

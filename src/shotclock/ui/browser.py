@@ -302,6 +302,10 @@ class BrowserDevice:
         from playwright.async_api import Error
         from playwright.async_api import TimeoutError as PlaywrightTimeout
 
+        if matcher.ref is not None and not await _bounded(
+            self._find(matcher).count(), deadline.remaining_ms(monotonic_ns())
+        ):
+            raise Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
         while True:
             left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
             page, node = self._page, self._find(matcher).first

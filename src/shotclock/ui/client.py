@@ -199,15 +199,18 @@ def execute(
     *,
     timeout_ms: Any = None,
     remaining_ms: int | None = None,
+    traceparent: str | None = None,
     on_exchange: Callable[[Exchange], object] | None = None,
 ) -> Envelope:
     """Run an execution on a device, and return its envelope. `timeout_ms` replaces the payload's own; `remaining_ms` is
-    what the caller has left. Blocks, bounded. Raises Failure."""
+    what the caller has left, and `traceparent` its place in a trace. Blocks, bounded. Raises Failure."""
     command_id = payload.get("commandId", payload.get("command_id"))
     command_id = command_id if isinstance(command_id, str) else ""
     request: dict[str, Any] = {"do": "execute", "commandId": command_id, "execution": payload, "pid": os.getpid()}
     if timeout_ms is not None:
         request["timeoutMs"] = timeout_ms
+    if traceparent is not None:
+        request["traceparent"] = traceparent
     until_ns = None
     if remaining_ms is not None:
         request["remainingMs"] = remaining_ms

@@ -22,18 +22,19 @@ import signal
 import socket
 import tempfile
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure, SideEffects
+from ..core.trace import parse_trace
 from ..core.value_types import dataclass, replace_fields
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory
 from ..process.context import CallListener
 from ..runtime.call import Call, Outcome
+from ..runtime.control_channel import peer_of
 from ..runtime.outcomes import failure_outcome
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -230,6 +231,9 @@ class Daemon:
             connection, _ = listener.accept()
         except OSError:
             return
+        if peer_of(connection)[1] != os.geteuid():
+            connection.close()
+            return
         connection.setblocking(False)
         task = asyncio.ensure_future(self._serve(connection))
         self._serving.add(task)
@@ -343,8 +347,7 @@ class Daemon:
     # --- executions -------------------------------------------------------------------------------------------
 
     async def _execute(self, request: dict[str, Any], tell: Any, reader: asyncio.StreamReader) -> Envelope:
-        began_ns = monotonic_ns()
-        refuse = partial(self._runtime.begin, LOOKING, {}, began_ns=began_ns)
+        began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
         try:
             execution = read_execution(request.get("execution"), timeout_ms=request.get("timeoutMs"))
             if self._holder is not None:
@@ -352,13 +355,17 @@ class Daemon:
         except Failure as failure:
             outcome = failure_outcome(failure)
             outcome.ending = Ending.NOT_STARTED
-            return await self._runtime.conclude(refuse(), _come_to(outcome))
+            call = self._runtime.begin(LOOKING, {}, began_ns=began_ns)
+            call.caller = trace or call.caller
+            return await self._runtime.conclude(call, _come_to(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
         try:
             if (failed := await self._open()) is not None:
                 return failed
             tell(begun=True)
-            work = self._run(execution, request.get("remainingMs"), lambda event: tell(event=event), began_ns)
+            call = self._begin(execution, request.get("remainingMs"), began_ns)
+            call.caller = trace or call.caller
+            work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
             left = asyncio.ensure_future(reader.read(1))
             try:
@@ -379,13 +386,16 @@ class Daemon:
         context = {"holder": shown, "device": self._device}
         return Failure("EXECUTION_CONFLICT_IN_FLIGHT", message, context=context, retry_after_ms=left_ms)
 
-    async def _run(self, execution: Execution, remaining_ms: Any, tell: Any, began_ns: int) -> Envelope:
+    def _begin(self, execution: Execution, remaining_ms: Any, began_ns: int) -> Call:
+        """Start the clocks of an execution: its own time, or what its caller has left, and what is waited for it."""
         within_ms = remaining_ms if isinstance(remaining_ms, int) else None
         limit_ms = execution.timeout_ms if within_ms is None else max(1, min(execution.timeout_ms, within_ms))
         clocks = Clocks(timeout_ms=limit_ms + RESULT_MARGIN_MS - ANSWER_RESERVE_MS, grace_ms=GRACE_MS)
         arguments = {"device": self._device, "execution": execution.written, "within_ms": within_ms}
         operation = CHANGING if execution.mutates else LOOKING
-        call = self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
+        return self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
+
+    async def _run(self, execution: Execution, call: Call, tell: Any) -> Envelope:
         listener = _Listener(self, tell)
         envelope = await self._runtime.conclude(call, self._judge(execution, call, listener))
         data = envelope.data
