@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.test_cold_starts import BEFORE_EVERY_COMMAND
 from tests.ui.pages import Session, session_in
 
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
@@ -135,6 +137,7 @@ def test_consecutive_commands_act_on_the_same_page(tmp_path: Path, validate_enve
         assert ui("start")["data"]["open"] is True
         assert ui("open", session.url)["ok"]
         assert ui("click", "--text", "Buy")["meta"]["side_effects"] == "complete"
+        assert not imported_by("click", "--text", "Buy") & {*BEFORE_EVERY_COMMAND, "playwright"} - {"socket"}
         assert ui("read", "--id", "said")["data"]["stepResults"][0]["data"]["text"] == "bought"
         assert ui("wait", "--text", "Never", "--timeout", "300")["error"]["code"] == "WAIT_TIMEOUT"
         kept = {each["name"]: each["kept"] for each in ui("devices")["data"]["devices"]}
@@ -142,6 +145,14 @@ def test_consecutive_commands_act_on_the_same_page(tmp_path: Path, validate_enve
         assert interrupted(session)["error"]["code"] == "CANCELLED"
         assert ui("stop", "--all")["data"] == {"stopped": ["browser"]}
         assert ui("stop")["data"] == {"stopped": []}
+
+
+def imported_by(*words: str) -> set[str]:
+    """The modules that a warm command imports: what it costs every time."""
+    environ = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    ran = subprocess.run([*SHOTCLOCK, "ui", *words], capture_output=True, timeout=WITHIN_S, env=environ)
+    assert ran.returncode == 0, ran
+    return {name.decode() for name in re.findall(rb"^import time:.*\| +([^.\s]+)", ran.stderr, re.MULTILINE)}
 
 
 def interrupted(session: Session) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from .payload import Execution, read_execution
 from .session import RUN_COMMAND
 
 # Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
-ANSWER_RESERVE_MS = 1_000
+ANSWER_RESERVE_MS = 500
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
@@ -426,7 +426,8 @@ def judge_result(
         problem = Problem("RESULT_ENVELOPE_MALFORMED", f"the result cannot be read: {trouble}", context=known)
         outcome.ending = Ending.FINISHED
     elif problem.code == "TIMEOUT":
-        message = f"{device} gave no result within {execution.timeout_ms} ms and 5 s"
+        limit_ms = execution.timeout_ms if problem.fired is None else problem.fired.limit_ms
+        message = f"{device} gave no result of an execution of {execution.timeout_ms} ms within {limit_ms} ms"
         problem = replace_fields(
             problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=known, suggestion=HINT, entry=None
         )
