@@ -228,6 +228,7 @@ def _serve(target: str | None, http: str | None, json: bool, **options: Any) -> 
         mistakes.insert(0, {"field": "target", "message": message})
     if mistakes:
         raise Mistaken(mistakes)
+    target = UI_APP if target == "ui" else target
     return lambda as_json: serve("serve", target, asked, as_json, to_stderr=http is None and not json)
 
 
@@ -307,6 +308,9 @@ def _token_main(words: list[str]) -> int:
 
     return token_main(words)
 
+
+# What `serve ui` serves: an App of our own, imported where every other App is.
+UI_APP = "shotclock.ui_tools:app"
 
 # --- what they take -------------------------------------------------------------------------------------------
 
@@ -458,7 +462,10 @@ TABLE = CommandTable(
             "serve",
             "Serve an App's commands as MCP tools, on stdin and stdout.",
             (
-                argument("target", "package.module:app or path/to/file.py:app (`:app` may be left out)."),
+                argument(
+                    "target",
+                    "package.module:app or path/to/file.py:app (`:app` may be left out); ui: browser and phone.",
+                ),
                 option("--http", "HOST:PORT", "Serve on this address of this machine instead; port 0 is any free one."),
                 flag("--require-token", "With --http: let nobody in without an access token, on this machine either."),
                 option(

@@ -363,7 +363,12 @@ def _run(call: Call, payload: Any, override: Any, said: dict[str, Any]) -> Outco
     exchanges: list[client.Exchange] = []
     try:
         return client.execute(
-            _device(said), payload, timeout_ms=override, remaining_ms=remaining_ms, on_exchange=exchanges.append
+            _device(said),
+            payload,
+            timeout_ms=override,
+            remaining_ms=remaining_ms,
+            traceparent=call.trace.traceparent,
+            on_exchange=exchanges.append,
         )
     except Signalled as signalled:  # our end of the socket is closed, and the daemon stops the execution
         steps = exchanges[0].steps if exchanges else []

@@ -250,6 +250,8 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "look at error.message, and at the device itself before calling again"),
         ErrorEntry("WAIT_TIMEOUT", 10, 504, True, UNKNOWN, "What the action waited for did not come in its budget.",
                    "take a snapshot to see what is there; correct the matcher, or raise the action's timeoutMs"),
+        ErrorEntry("NODE_NOT_FOUND", 5, 404, False, NONE, "The node is not there, and waiting would not help.",
+                   "take another snapshot, and use a ref of that one"),
         ErrorEntry("EVAL_TIMEOUT", 10, 504, True, UNKNOWN, "The page did not answer a question about itself in time.",
                    "the page is busy or frozen; data.page says whether it is still there"),
         ErrorEntry("DEVICE_LOST", 1, 502, False, UNKNOWN, "The page, the browser or the phone went away in between.",

@@ -45,6 +45,7 @@ MODULES = {
     "function": ".function",
     "workflow": ".workflow",
     "ai": ".ai",
+    "ui": ".ui",
 }
 
 Unit = Literal["s", "ms"]

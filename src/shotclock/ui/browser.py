@@ -42,6 +42,8 @@ TERMINATE_MS = 400
 # A page that is given up may take this long to close; then it is left to die with its browser.
 DISCARD_MS = 1_000
 LONG_CLICK_MS = 700
+# How long a node is waited for on one page before it is looked whether another one has come up.
+FOLLOW_MS = 300
 VIEWPORT: Any = {"width": 1280, "height": 800}
 
 _KEYS = {
@@ -265,11 +267,6 @@ class BrowserDevice:
         if matcher.role is not None:
             named = {} if name is None else {"name": name, "exact": matcher.text_equals is not None}
             found.append(page.get_by_role(matcher.role, **named))
-        else:
-            if matcher.text_equals is not None:
-                found.append(page.get_by_text(matcher.text_equals, exact=True))
-            if matcher.text_contains is not None:
-                found.append(page.get_by_text(matcher.text_contains))
         if matcher.resource_id is not None:
             quoted = matcher.resource_id.replace("\\", "\\\\").replace('"', '\\"')
             found.append(page.locator(f'[data-testid="{quoted}"], [id="{quoted}"]'))
@@ -280,10 +277,47 @@ class BrowserDevice:
                 found.append(labelled.or_(described))
         if matcher.css is not None:
             found.append(page.locator(f"css={matcher.css}"))
+        if not found:
+            return self._with_text(page, matcher).filter(visible=True)
         locator = found[0]
         for other in found[1:]:
             locator = locator.and_(other)
+        if matcher.role is None and matcher.text_equals is not None:
+            locator = locator.filter(has_text=re.compile(rf"^\s*{re.escape(matcher.text_equals)}\s*$"))
+        if matcher.role is None and matcher.text_contains is not None:
+            locator = locator.filter(has_text=matcher.text_contains)
         return locator.filter(visible=True)
+
+    @staticmethod
+    def _with_text(page: Any, matcher: Matcher) -> Any:
+        """Return the smallest nodes with a text, where nothing else is said of them."""
+        if matcher.text_equals is None:
+            return page.get_by_text(matcher.text_contains)
+        found = page.get_by_text(matcher.text_equals, exact=True)
+        return found if matcher.text_contains is None else found.and_(page.get_by_text(matcher.text_contains))
+
+    async def _await_node(self, matcher: Matcher, deadline: Deadline) -> Any:
+        """Return the node once it is to be seen, on whichever page is the newest by then: a click may have opened one
+        that is only just coming up. Raises what Playwright raises."""
+        from playwright.async_api import Error
+        from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+        if matcher.ref is not None and not await _bounded(
+            self._find(matcher).count(), deadline.remaining_ms(monotonic_ns())
+        ):
+            raise Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
+        while True:
+            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
+            page, node = self._page, self._find(matcher).first
+            try:
+                await node.wait_for(timeout=min(left_ms, FOLLOW_MS))
+                return node
+            except PlaywrightTimeout:
+                if left_ms <= FOLLOW_MS:
+                    raise
+            except Error:
+                if page in self._pages or not self._pages:  # it did not just close, and leave another one
+                    raise
 
     @contextlib.asynccontextmanager
     async def _explained(
@@ -362,18 +396,21 @@ class BrowserDevice:
                 await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
             return self._done(where=page.url)
         assert params.matcher is not None
-        node = self._find(params.matcher).first
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("click", within_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, patience)
+            left_ms = max(1, patience.remaining_ms(monotonic_ns()))
             if params.click_type == "focus":
-                await node.focus(timeout=_patience(within_ms))
+                await node.focus(timeout=left_ms)
             else:
-                await node.click(timeout=_patience(within_ms), delay=delay)
-        return self._done(where=page.url)
+                await node.click(timeout=left_ms, delay=delay)
+        return self._done(where=self._page.url)
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        node = self._find(params.matcher).first
-        timeout = _patience(within_ms)
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("enter_text", within_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, patience)
+            timeout = max(1, patience.remaining_ms(monotonic_ns()))
             if params.clear:
                 await node.fill(params.text, timeout=timeout)
             else:
@@ -407,17 +444,21 @@ class BrowserDevice:
         return bool(moved)
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        found = self._find(matcher)
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("read_text", within_ms, "EVAL_TIMEOUT", matcher):
-            await found.first.wait_for(timeout=_patience(within_ms))
-            texts: list[str] = await _bounded(found.evaluate_all(_READ_TEXTS), within_ms)
+            await self._await_node(matcher, patience)
+            found = self._find(matcher)
+            left_ms = patience.remaining_ms(monotonic_ns())
+            texts: list[str] = await _bounded(found.evaluate_all(_READ_TEXTS), left_ms)
         if not texts:
             raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
         return texts
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("read_key_value_pair", within_ms, "EVAL_TIMEOUT", label):
-            pair = await self._find(label).first.evaluate(_READ_PAIR, timeout=_patience(within_ms))
+            node = await self._await_node(label, patience)
+            pair = await node.evaluate(_READ_PAIR, timeout=max(1, patience.remaining_ms(monotonic_ns())))
         if pair is None:
             raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
         return str(pair[0]), str(pair[1])
@@ -425,9 +466,12 @@ class BrowserDevice:
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
-        node = self._find(matcher).first
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("wait_for_node", within_ms, "WAIT_TIMEOUT", matcher):
-            await node.wait_for(state=state, timeout=_patience(within_ms))
+            if state == "visible":
+                await self._await_node(matcher, patience)
+            else:
+                await self._find(matcher).first.wait_for(state=state, timeout=_patience(within_ms))
         return self._done(where=self._page.url, state=state)
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:

@@ -6,10 +6,12 @@ bell. What is left is shared by the actions, one after the other: a wait may not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..core.clocks import reserve_ms_for
 from ..core.value_types import value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MIN_TIMEOUT_MS = 1_000
 MAX_TIMEOUT_MS = 120_000

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
 
 from . import budgets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Payload = dict[str, Any]
 
 ACTION_SOURCE = "clawperator-action"
 OBSERVE_SOURCE = "clawperator-observe"
 EXPECTED_FORMAT = "android-ui-automator"
-
-Payload = dict[str, Any]
 
 
 def build_wait(matcher: Any, timeout_ms: Any = None, *, state: str = "visible") -> Payload:

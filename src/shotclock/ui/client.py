@@ -38,6 +38,14 @@ MOST_BYTES = 64 * 1024 * 1024
 KEPT_EVENTS = 20
 DEFAULT_IDLE_MS = 600_000
 
+# What a daemon is told of the environment that it happens to be started in. It outlives whoever that is, and a browser
+# has no use for their keys.
+KEPT_VARIABLES = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_", "TZ", "TMPDIR", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY",
+    "XDG_", "DBUS_", "SHOTCLOCK_", "VIRTUAL_ENV", "PYTHON", "PLAYWRIGHT_", "ANDROID_", "ADB_", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "LD_LIBRARY_PATH",
+)  # fmt: skip
+
 HINT = "run `shotclock doctor` first: the device may be gone; error.context.events is what it said last"
 
 
@@ -191,15 +199,18 @@ def execute(
     *,
     timeout_ms: Any = None,
     remaining_ms: int | None = None,
+    traceparent: str | None = None,
     on_exchange: Callable[[Exchange], object] | None = None,
 ) -> Envelope:
     """Run an execution on a device, and return its envelope. `timeout_ms` replaces the payload's own; `remaining_ms` is
-    what the caller has left. Blocks, bounded. Raises Failure."""
+    what the caller has left, and `traceparent` its place in a trace. Blocks, bounded. Raises Failure."""
     command_id = payload.get("commandId", payload.get("command_id"))
     command_id = command_id if isinstance(command_id, str) else ""
     request: dict[str, Any] = {"do": "execute", "commandId": command_id, "execution": payload, "pid": os.getpid()}
     if timeout_ms is not None:
         request["timeoutMs"] = timeout_ms
+    if traceparent is not None:
+        request["traceparent"] = traceparent
     until_ns = None
     if remaining_ms is not None:
         request["remainingMs"] = remaining_ms
@@ -260,7 +271,8 @@ def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int |
     log = os.path.join(folder(), f"{stem_of(device)}.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        start_detached("shotclock.ui.daemon", [device, str(idle_ms)], output_fd=output, environment=os.environ)
+        environment = {name: text for name, text in os.environ.items() if name.startswith(KEPT_VARIABLES)}
+        start_detached("shotclock.ui.daemon", [device, str(idle_ms)], output_fd=output, environment=environment)
     except OSError as error:
         raise Failure("DEVICE_UNAVAILABLE", f"the daemon of {device} could not be started: {error}") from None
     finally:

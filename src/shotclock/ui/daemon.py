@@ -5,6 +5,8 @@ clock.
 
 It runs no code of a device itself. If it is killed, all below it dies with it, and the next command starts another. It
 ends by itself when nothing was asked of it for a while.
+
+docs/design.md: R55.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ import signal
 import socket
 import tempfile
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure, SideEffects
+from ..core.trace import parse_trace
 from ..core.value_types import dataclass, replace_fields
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory
 from ..process.context import CallListener
 from ..runtime.call import Call, Outcome
+from ..runtime.control_channel import peer_of
 from ..runtime.outcomes import failure_outcome
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -43,7 +46,7 @@ from .payload import Execution, read_execution
 from .session import RUN_COMMAND, START_PROGRAM
 
 # Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
-ANSWER_RESERVE_MS = 1_000
+ANSWER_RESERVE_MS = 500
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
@@ -75,6 +78,7 @@ STATUS = _operation("ui status", "open_session", START_LIMIT_MS, mutates=False)
 
 def main(device: str, idle_ms: str) -> None:
     """Keep a device until it is told to stop, or was idle for long. What goes wrong is on stderr, which is a log."""
+    os.chdir("/")  # whoever started it may want to remove the directory that it was started in
     make_private_directory(client.folder())
     stem = os.path.join(client.folder(), client.stem_of(device))
     lock = os.open(f"{stem}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -229,6 +233,9 @@ class Daemon:
             connection, _ = listener.accept()
         except OSError:
             return
+        if peer_of(connection)[1] != os.geteuid():
+            connection.close()
+            return
         connection.setblocking(False)
         task = asyncio.ensure_future(self._serve(connection))
         self._serving.add(task)
@@ -346,8 +353,7 @@ class Daemon:
     # --- executions -------------------------------------------------------------------------------------------
 
     async def _execute(self, request: dict[str, Any], tell: Any, reader: asyncio.StreamReader) -> Envelope:
-        began_ns = monotonic_ns()
-        refuse = partial(self._runtime.begin, LOOKING, {}, began_ns=began_ns)
+        began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
         try:
             execution = read_execution(request.get("execution"), timeout_ms=request.get("timeoutMs"))
             if self._holder is not None:
@@ -355,13 +361,17 @@ class Daemon:
         except Failure as failure:
             outcome = failure_outcome(failure)
             outcome.ending = Ending.NOT_STARTED
-            return await self._runtime.conclude(refuse(), _come_to(outcome))
+            call = self._runtime.begin(LOOKING, {}, began_ns=began_ns)
+            call.caller = trace or call.caller
+            return await self._runtime.conclude(call, _come_to(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
         try:
             if (failed := await self._open()) is not None:
                 return failed
             tell(begun=True)
-            work = self._run(execution, request.get("remainingMs"), lambda event: tell(event=event), began_ns)
+            call = self._begin(execution, request.get("remainingMs"), began_ns)
+            call.caller = trace or call.caller
+            work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
             left = asyncio.ensure_future(reader.read(1))
             try:
@@ -382,13 +392,16 @@ class Daemon:
         context = {"holder": shown, "device": self._device}
         return Failure("EXECUTION_CONFLICT_IN_FLIGHT", message, context=context, retry_after_ms=left_ms)
 
-    async def _run(self, execution: Execution, remaining_ms: Any, tell: Any, began_ns: int) -> Envelope:
+    def _begin(self, execution: Execution, remaining_ms: Any, began_ns: int) -> Call:
+        """Start the clocks of an execution: its own time, or what its caller has left, and what is waited for it."""
         within_ms = remaining_ms if isinstance(remaining_ms, int) else None
         limit_ms = execution.timeout_ms if within_ms is None else max(1, min(execution.timeout_ms, within_ms))
         clocks = Clocks(timeout_ms=limit_ms + RESULT_MARGIN_MS - ANSWER_RESERVE_MS, grace_ms=GRACE_MS)
         arguments = {"device": self._device, "execution": execution.written, "within_ms": within_ms}
         operation = CHANGING if execution.mutates else LOOKING
-        call = self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
+        return self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
+
+    async def _run(self, execution: Execution, call: Call, tell: Any) -> Envelope:
         listener = _Listener(self, tell)
         envelope = await self._runtime.conclude(call, self._judge(execution, call, listener))
         data = envelope.data
@@ -419,7 +432,8 @@ def judge_result(
         problem = Problem("RESULT_ENVELOPE_MALFORMED", f"the result cannot be read: {trouble}", context=known)
         outcome.ending = Ending.FINISHED
     elif problem.code == "TIMEOUT":
-        message = f"{device} gave no result within {execution.timeout_ms} ms and 5 s"
+        limit_ms = execution.timeout_ms if problem.fired is None else problem.fired.limit_ms
+        message = f"{device} gave no result of an execution of {execution.timeout_ms} ms within {limit_ms} ms"
         problem = replace_fields(
             problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=known, suggestion=HINT, entry=None
         )

@@ -11,6 +11,7 @@ The contract of every method that takes `within_ms`:
 
       WAIT_TIMEOUT        the node, text or place did not come in that time; the device itself answers, and nothing
                           was changed
+      NODE_NOT_FOUND      there is no use in waiting: the ref is none of the last snapshot; nothing was changed
       EVAL_TIMEOUT        the device did not answer a question about what it shows
       OPERATION_TIMEOUT   the device did not take an order in that time
       DEVICE_LOST         the page, the browser, the link or the phone is gone

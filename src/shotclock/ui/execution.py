@@ -265,7 +265,7 @@ def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideE
     changing = [step for step in steps if kinds[step["id"]].mutates]
     if not changing:
         return SideEffects.NONE
-    refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT")  # nothing was tried; the node never came
+    refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried
     done = [step for step in changing if step["success"] or step["data"].get("code") not in refused]
     if not done:
         return SideEffects.NONE

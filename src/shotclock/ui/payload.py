@@ -4,6 +4,8 @@
      "actions": [{"id": "snap", "type": "snapshot_ui"}]}
 
 `read_execution` is the only way to an `Execution`: what is of this type is valid, and its budgets fit.
+
+docs/design.md: R54.
 """
 
 from __future__ import annotations
