@@ -255,11 +255,16 @@ def _errors(code: str | None, markdown: bool, timeout: int, json: bool) -> Any:
     return Work("errors", lambda: look_up_error(code), timeout, show=_show)
 
 
-def _doctor(sweep: bool, trace: str | None, timeout: int, json: bool) -> Work:
-    def body() -> Outcome:
-        from .maintenance import examine_machine
+def _doctor(about: str | None, sweep: bool, trace: str | None, timeout: int, json: bool) -> Work:
+    if about not in (None, "ui"):
+        raise Mistaken([{"field": "about", "message": f"{about!r} is not known here: ui, or nothing"}])
+    if about == "ui" and (sweep or trace is not None):
+        raise Mistaken([{"field": "sweep" if sweep else "trace", "message": "not with `doctor ui`: leave it out"}])
 
-        return examine_machine(sweep=sweep, trace_id=trace)
+    def body() -> Outcome:
+        from .maintenance import examine_devices, examine_machine
+
+        return examine_devices() if about == "ui" else examine_machine(sweep=sweep, trace_id=trace)
 
     return Work("doctor", body, timeout, mutates=sweep, show=_show)
 
@@ -534,6 +539,7 @@ TABLE = CommandTable(
             "doctor",
             "Look at this machine: what stops work here, tried on a live process tree.",
             (
+                argument("about", "ui: the devices of `shotclock ui`, and what is missing for them, instead."),
                 flag("--sweep", "Stop leftovers: this user's, overdue, unguarded. Look at the list first."),
                 option("--trace", "ID", "Only leftovers of this trace (meta.trace_id of the envelope)."),
                 JSON,

@@ -102,12 +102,12 @@ class Hierarchy:
         return [(node.box, node.text, node.description, node.class_name) for node in self.nodes if node.is_seen]
 
     def find(self, matcher: Matcher, refs: Mapping[str, NodeKey]) -> Iterator[Node]:
-        """Yield the nodes that are to be seen and match. Raises Failure ACTION_UNSUPPORTED, and WAIT_TIMEOUT for a ref
-        that is of no snapshot."""
+        """Yield the nodes that are to be seen and match. Raises Failure ACTION_UNSUPPORTED, and NODE_NOT_FOUND for a
+        ref that is none of the last snapshot."""
         if matcher.css is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone has no CSS: match by text, id, role or label")
         if matcher.ref is not None and matcher.ref not in refs:
-            raise Failure("WAIT_TIMEOUT", f"the last snapshot has no ref {matcher.ref!r:.40}: take another one")
+            raise Failure("NODE_NOT_FOUND", f"the last snapshot has no ref {matcher.ref!r:.40}: take another one")
         return (node for node in self.nodes if node.is_seen and self._matches(node, matcher, refs))
 
     def _matches(self, node: Node, matcher: Matcher, refs: Mapping[str, NodeKey]) -> bool:
