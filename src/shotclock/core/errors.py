@@ -245,7 +245,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("EXECUTION_CONFLICT_IN_FLIGHT", 4, 423, True, NONE, "Another execution has the device; nothing ran.",
                    "call again after error.retry_after_ms; error.context.holder says who has it, and since when"),
         ErrorEntry("RESULT_ENVELOPE_TIMEOUT", 10, 504, True, UNKNOWN, "The device gave no result in its time and 5 s.",
-                   "run `shotclock doctor` first; error.context.events is what the device said last"),
+                   "run `shotclock doctor ui` first; error.context.events is what the device said last"),
         ErrorEntry("RESULT_ENVELOPE_MALFORMED", 1, 502, False, UNKNOWN, "The result of the device cannot be read.",
                    "look at error.message, and at the device itself before calling again"),
         ErrorEntry("WAIT_TIMEOUT", 10, 504, True, UNKNOWN, "What the action waited for did not come in its budget.",

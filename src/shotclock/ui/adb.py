@@ -8,6 +8,8 @@ killed with it. Who only looks (`find_phones`) and finds no server has one of it
 
 Nothing that the server or a phone says is relied on: a command that does not answer is killed at its time, and an
 answer counts as whole only where its last line is the one that we asked for.
+
+docs/design.md: R56.
 """
 
 from __future__ import annotations

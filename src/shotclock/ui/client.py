@@ -46,7 +46,7 @@ KEPT_VARIABLES = (
     "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "LD_LIBRARY_PATH",
 )  # fmt: skip
 
-HINT = "run `shotclock doctor` first: the device may be gone; error.context.events is what it said last"
+HINT = "run `shotclock doctor ui` first: the device may be gone; error.context.events is what it said last"
 
 
 def folder() -> str:
