@@ -59,6 +59,13 @@ class MemoryDevice:
     async def read_text(self, matcher: Any, within_ms: int) -> Any:
         return await self._do(matcher.text_equals, within_ms)
 
+    async def sees(self, matcher: Any, within_ms: int) -> bool:
+        try:
+            await self._do(matcher.text_equals, within_ms)
+        except Failure:
+            return False
+        return True
+
     async def wait_for_node(self, matcher: Any, state: str, within_ms: int) -> Any:
         return await self._do(matcher.text_equals, within_ms)
 

@@ -291,12 +291,14 @@ class Adb:
         return int(code), said
 
     async def explain_failure(self, output: CommandOutput, deadline: Deadline) -> NoReturn:
-        """Raise DEVICE_LOST where the phone is gone, and ACTION_FAILED where it gave no whole answer."""
+        """Raise DEVICE_LOST where the phone is seen to be gone, and ACTION_FAILED where it gave no whole answer."""
         said = _last_line(output.stderr) or _last_line(output.stdout.decode("utf-8", "replace")) or "nothing"
         left_ms = max(2 * MARGIN_MS, min(STATE_MS, deadline.remaining_ms(monotonic_ns())))
         try:
             state = (await self.run("get-state", within_ms=left_ms)).stdout.decode("utf-8", "replace").strip()
-        except Failure:
+        except Failure as failure:
+            if failure.code == "TIMEOUT":  # nobody knows
+                raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {said}") from None
             state = ""
         if state != "device":
             raise Failure("DEVICE_LOST", f"the phone {self.serial} went away ({state or 'not connected'}): {said}")

@@ -34,7 +34,7 @@ SERIAL_VARIABLE = "ANDROID_SERIAL"
 SEEN_MS = 2_000
 # Between two looks at a phone that does not show what is waited for.
 LOOK_PAUSE_S = 0.15
-# A phone that answered so recently answers; a dump takes about two seconds on a real one.
+# A phone that answered so recently answers.
 DOUBT_MS = 4_000
 # How long the process that had the phone before may take to be gone.
 LOCK_MS = 3_000
@@ -265,7 +265,11 @@ class AndroidDevice:
         async with _explained(what, budget.left_ms, "OPERATION_TIMEOUT"):
             code, said = await self._adb.shell(script, budget.left_ms)
         lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-        refusals = [line for line in lines if re.match(r"(\*\* )?(Error|No activities|.*Exception\b)", line)]
+        refusals = [
+            line
+            for line in lines
+            if re.match(r"(\*\* )?(Error\b|No activities|[\w.]*Exception\b|Security exception)", line)
+        ]
         if code or refusals:
             why = (refusals or lines or [f"exit code {code}"])[0][:300]
             raise Failure("ACTION_FAILED", f"{what}: the phone said {why!r}")
@@ -344,6 +348,9 @@ class AndroidDevice:
         if (pair := hierarchy.find_value(found[0])) is None:
             raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
         return pair
+
+    async def sees(self, matcher: Matcher, within_ms: int) -> bool:
+        return any((await self._dump(_Budget.of(within_ms))).find(matcher, self._refs))
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int

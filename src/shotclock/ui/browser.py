@@ -41,6 +41,8 @@ DOUBT_MS = 250
 TERMINATE_MS = 400
 # A page that is given up may take this long to close; then it is left to die with its browser.
 DISCARD_MS = 1_000
+# A look at whether a node is there by now.
+GLANCE_MS = 250
 LONG_CLICK_MS = 700
 # How long a node is waited for on one page before it is looked whether another one has come up.
 FOLLOW_MS = 300
@@ -462,6 +464,15 @@ class BrowserDevice:
         if pair is None:
             raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
         return str(pair[0]), str(pair[1])
+
+    async def sees(self, matcher: Matcher, within_ms: int) -> bool:
+        try:
+            await self.wait_for_node(matcher, "visible", min(GLANCE_MS, within_ms))
+        except Failure as failure:
+            if failure.code != "WAIT_TIMEOUT":
+                raise
+            return False
+        return True
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int

@@ -139,6 +139,10 @@ class Device(Protocol):
         """Return the text of a label and of the value that belongs to it."""
         ...
 
+    async def sees(self, matcher: Matcher, within_ms: int) -> bool:
+        """Look once, without waiting for it, whether a node that matches is to be seen."""
+        ...
+
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:

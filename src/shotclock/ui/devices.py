@@ -16,7 +16,7 @@ from .device import KINDS, CommandOutput, DeviceEntry, module_of
 # What a kind of device may take to say which there are; one whose program hangs runs it out.
 FIND_LIMIT_S = 6.0
 # The most that a program may say: an image of a screen is the largest.
-OUTPUT_LIMIT = 32 * 1024 * 1024
+OUTPUT_LIMIT = 16 * 1024 * 1024
 
 
 class RuntimeServices:

@@ -57,8 +57,6 @@ GUARD_MS = 150
 LOOK_MS = 1_000
 # How long one that did not answer has to become usable again. With LOOK_MS less than what is waited for the result.
 RECOVER_MS = 2_500
-# A look of `scroll_until` at whether the node is there by now.
-GLANCE_MS = 250
 # The most of an image that goes into a result; larger ones want a path.
 MAX_IMAGE_BYTES = 4_000_000
 
@@ -366,12 +364,8 @@ async def _scroll_until(device: Device, params: ScrollUntil, within_ms: int) -> 
         if left_ms <= 0:
             why = f"in {within_ms} ms"
             break
-        try:
-            found = await device.wait_for_node(params.matcher, "visible", min(GLANCE_MS, left_ms))
-            return {**found, "scrolls": scrolled}
-        except Failure as failure:
-            if failure.code != "WAIT_TIMEOUT":
-                raise
+        if await device.sees(params.matcher, left_ms):
+            return {"scrolls": scrolled}
         if scrolled >= params.max_scrolls:
             why = f"after {scrolled} scrolls"
             break
