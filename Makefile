@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo browser test test-matrix check bench soak lock clean
+.PHONY: help setup demo browser adb test test-matrix check bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -60,10 +60,17 @@ browser:
 	    { $(BOUND) apt-get update -qq && $(BOUND) apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
 	  echo "no Chromium, and none can be installed here: tests of pages are skipped" >&2
 
+# And the client of adb, for tests of phones; the phone itself is scripted.
+adb:
+	@command -v adb >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { $(BOUND) apt-get install -y -qq --no-install-recommends adb >/dev/null 2>&1 || \
+	    { $(BOUND) apt-get update -qq && $(BOUND) apt-get install -y -qq --no-install-recommends adb >/dev/null; }; }; } || \
+	  echo "no adb, and none can be installed here: tests of phones are skipped" >&2
+
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
 # code that is late is late then too. Last come those that fill the machine by themselves.
 PYTEST = $(BIN)/python -m pytest -q --ask-again 2
-test: $(STAMP) browser ## the whole suite
+test: $(STAMP) browser adb ## the whole suite
 	$(PYTEST) -n 6 --dist worksteal --durations=25 -m "not soak and not alone"
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 

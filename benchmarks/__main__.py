@@ -26,6 +26,7 @@ TOPICS = [
     "inbox",
     "workflows",
     "models",
+    "ui",
     "scoreboard",
 ]
 

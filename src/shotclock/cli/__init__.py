@@ -57,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
         from .exec import main as exec_main
 
         return exec_main(words[1:])
+    if words[:1] == ["ui"]:  # a message to a daemon: it needs the table of no other subcommand
+        from .ui import main as ui_main
+
+        return ui_main(words[1:])
     from .subcommand_options import main as subcommand_main
 
     return subcommand_main(words)

@@ -13,7 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..runtime.doctor import Findings
     from ..store.retention import Retention
+    from ..ui.device_checks import DeviceFindings
 
 # --- errors ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +93,19 @@ def examine_machine(*, sweep: bool, trace_id: str | None) -> Outcome:
     """Probe the machine; the probes are in runtime/doctor.py."""
     from ..runtime.doctor import examine
 
-    findings = examine(sweep=sweep, trace_id=trace_id)
+    return _judge(examine(sweep=sweep, trace_id=trace_id))
+
+
+def examine_devices() -> Outcome:
+    """Look at the devices of `shotclock ui`, and at what is missing for them."""
+    import asyncio
+
+    from ..ui.device_checks import examine_devices
+
+    return _judge(asyncio.run(examine_devices()))
+
+
+def _judge(findings: Findings | DeviceFindings) -> Outcome:
     problem = None
     if findings.failed:
         message = "; ".join(f"{check.name}: {check.detail}" for check in findings.failed)

@@ -122,6 +122,8 @@ def _doctor(envelope: Envelope, console: Console) -> None:
         name = str(check["name"]).replace("_", " ")
         table.add_row(Text(mark, style=style), name, Text(_plain(check["detail"])))
     console.print(table)
+    if "cannot_catch" not in data:  # of the devices alone
+        return
     swept = {each["pid"]: each["gone"] for each in data["swept"]}
     if data["leftovers"]:
         console.print(Text("\nleftovers", style="bold"))

@@ -228,6 +228,7 @@ def _serve(target: str | None, http: str | None, json: bool, **options: Any) -> 
         mistakes.insert(0, {"field": "target", "message": message})
     if mistakes:
         raise Mistaken(mistakes)
+    target = UI_APP if target == "ui" else target
     return lambda as_json: serve("serve", target, asked, as_json, to_stderr=http is None and not json)
 
 
@@ -254,11 +255,16 @@ def _errors(code: str | None, markdown: bool, timeout: int, json: bool) -> Any:
     return Work("errors", lambda: look_up_error(code), timeout, show=_show)
 
 
-def _doctor(sweep: bool, trace: str | None, timeout: int, json: bool) -> Work:
-    def body() -> Outcome:
-        from .maintenance import examine_machine
+def _doctor(about: str | None, sweep: bool, trace: str | None, timeout: int, json: bool) -> Work:
+    if about not in (None, "ui"):
+        raise Mistaken([{"field": "about", "message": f"{about!r} is not known here: ui, or nothing"}])
+    if about == "ui" and (sweep or trace is not None):
+        raise Mistaken([{"field": "sweep" if sweep else "trace", "message": "not with `doctor ui`: leave it out"}])
 
-        return examine_machine(sweep=sweep, trace_id=trace)
+    def body() -> Outcome:
+        from .maintenance import examine_devices, examine_machine
+
+        return examine_devices() if about == "ui" else examine_machine(sweep=sweep, trace_id=trace)
 
     return Work("doctor", body, timeout, mutates=sweep, show=_show)
 
@@ -296,11 +302,20 @@ def _inbox_main(words: list[str]) -> int:
     return main(words)
 
 
+def _ui_main(words: list[str]) -> int:
+    from .ui import main
+
+    return main(words)
+
+
 def _token_main(words: list[str]) -> int:
     from .job_and_token import token_main
 
     return token_main(words)
 
+
+# What `serve ui` serves: an App of our own, imported where every other App is.
+UI_APP = "shotclock.ui_tools:app"
 
 # --- what they take -------------------------------------------------------------------------------------------
 
@@ -452,7 +467,10 @@ TABLE = CommandTable(
             "serve",
             "Serve an App's commands as MCP tools, on stdin and stdout.",
             (
-                argument("target", "package.module:app or path/to/file.py:app (`:app` may be left out)."),
+                argument(
+                    "target",
+                    "package.module:app or path/to/file.py:app (`:app` may be left out); ui: browser and phone.",
+                ),
                 option("--http", "HOST:PORT", "Serve on this address of this machine instead; port 0 is any free one."),
                 flag("--require-token", "With --http: let nobody in without an access token, on this machine either."),
                 option(
@@ -485,6 +503,7 @@ TABLE = CommandTable(
             "Decide what agents propose, or propose something: a person's yes or no, waited for but never for long.",
             main=_inbox_main,
         ),
+        Command("ui", "Run UI actions on a browser or a phone, each in its budget.", main=_ui_main),
         Command(
             "token",
             "Make, list and revoke the tokens with which agents and operators come over the network.",
@@ -520,6 +539,7 @@ TABLE = CommandTable(
             "doctor",
             "Look at this machine: what stops work here, tried on a live process tree.",
             (
+                argument("about", "ui: the devices of `shotclock ui`, and what is missing for them, instead."),
                 flag("--sweep", "Stop leftovers: this user's, overdue, unguarded. Look at the list first."),
                 option("--trace", "ID", "Only leftovers of this trace (meta.trace_id of the envelope)."),
                 JSON,

@@ -1,4 +1,5 @@
-"""Programs without a supervisor: one of ours and a browser, which are meant to outlive us, and an editor.
+"""Programs without a supervisor: those that are meant to outlive us (one of ours, a browser, a server that is shared),
+and an editor.
 
 An editor stays in our session and process group, so that the terminal is its own. A supervisor would take that from it
 (`/dev/tty`, the size of the window, Ctrl-Z). So we are the one who guards it: it is stopped when its time is up, when
@@ -78,18 +79,25 @@ def open_in_browser(path: str, environment: Mapping[str, str]) -> bool:
     command = _find_opener(environment)
     if command is None:
         return False
-    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        start_detached(__name__, [command, path], output_fd=null, environment=environment)
+        start_program([command, path], environment)
     except OSError:
         return False
-    finally:
-        os.close(null)
     return True
 
 
-def main(command: str, path: str) -> None:
-    os.execv(command, [command, path])
+def start_program(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start a program, by its path, that survives us and whoever started us; nobody reads what it writes, and whether
+    it runs nobody knows. Raises OSError."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        start_detached(__name__, list(argv), output_fd=null, environment=environment)
+    finally:
+        os.close(null)
+
+
+def main(*argv: str) -> None:
+    os.execv(argv[0], argv)
 
 
 def _find_opener(environment: Mapping[str, str]) -> str | None:

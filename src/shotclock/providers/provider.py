@@ -46,6 +46,7 @@ MODULES = {
     "function": ".function",
     "workflow": ".workflow",
     "ai": ".ai",
+    "ui": ".ui",
 }
 
 Unit = Literal["s", "ms"]

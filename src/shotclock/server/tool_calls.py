@@ -497,6 +497,7 @@ def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
     """Write the envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
+    envelope, images = _take_image(envelope)
     text, plain = envelope.to_json(), envelope.to_dict()
     if len(text) > LONGEST_RESULT:
         before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
@@ -508,7 +509,7 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
         envelope = _replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message)
         text, plain = envelope.to_json(), envelope.to_dict()
     result: dict[str, Any] = {
-        "content": [{"type": "text", "text": text}],
+        "content": [{"type": "text", "text": text}, *images],
         "structuredContent": plain,
         "isError": not envelope.ok and not _is_pending(envelope),
     }
@@ -521,6 +522,19 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
     if meta:
         result["_meta"] = meta
     return result
+
+
+def _take_image(envelope: Envelope) -> tuple[Envelope, list[dict[str, Any]]]:
+    """Take a picture out of the data, as content that clients show: `{"image": base64, "mimeType": "image/png"}`."""
+    data = envelope.data
+    if not isinstance(data, dict) or not isinstance(data.get("image"), str):
+        return envelope, []
+    kind = data.get("mimeType")
+    if not isinstance(kind, str) or not kind.startswith("image/"):
+        return envelope, []
+    image = {"type": "image", "data": data["image"], "mimeType": kind}
+    rest = {name: item for name, item in data.items() if name != "image"}
+    return Envelope(rest, envelope.error, envelope.warnings, envelope.meta), [image]
 
 
 def _is_pending(envelope: Envelope) -> bool:

@@ -1,0 +1,310 @@
+"""The adb client of this machine, each use of it a program that ends in time.
+
+adb is a client and a server. The server holds the phones: a phone on USB belongs to the one that has claimed it, so a
+machine has one, which Android Studio, a person's terminal and we share. We neither end nor replace it. Where none is
+there, a session starts it, deliberately as something that outlives the session (`adb kill-server` ends it), as every
+use of adb does. Our client is never the one to start it: that server would be a part of a bounded command, and be
+killed with it. Who only looks (`find_phones`) and finds no server has one of its own, for that one command.
+
+Nothing that the server or a phone says is relied on: a command that does not answer is killed at its time, and an
+answer counts as whole only where its last line is the one that we asked for.
+
+docs/design.md: R56.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from typing import NoReturn
+
+from ..core.clocks import Deadline
+from ..core.errors import Failure
+from ..core.value_types import value
+from ..process.clock import monotonic_ns
+from .device import CommandOutput, DeviceServices
+
+ADB_VARIABLE = "SHOTCLOCK_ADB"
+DEFAULT_PORT = 5037
+# Of the time that a command has what is kept to kill it and to hand its answer on.
+MARGIN_MS = 100
+# What the server, which is on this machine, may take to answer a question about itself.
+PROBE_MS = 1_000
+VERSION_MS = 2_000
+LIST_MS = 4_000
+# What a server may take to come up, and a phone on the network to be connected with.
+SERVER_START_MS = 8_000
+SERVER_PAUSE_S = 0.05
+CONNECT_MS = 5_000
+STATE_MS = 500
+
+INSTALL = (
+    "adb is not on PATH: install it (Debian and Ubuntu: apt install adb; macOS: brew install android-platform-tools; "
+    f"others: Android's platform-tools), or name it in {ADB_VARIABLE}"
+)
+NO_PHONE = (
+    "no phone is attached: connect one by USB with USB debugging on (Settings, Developer options), or name one on the "
+    "network, as in android:192.168.1.5:5555"
+)
+_ADVICE = {
+    "unauthorized": "unlock it and allow USB debugging of this computer in the dialog that it shows",
+    "authorizing": "unlock it and allow USB debugging of this computer in the dialog that it shows",
+    "offline": "it is connected and does not answer: unplug it and plug it in again, or run `adb reconnect`",
+    "connecting": "it is being connected with: try again in a moment",
+    "no permissions": "this user may not use the USB device: see udev rules for Android (Debian: android-sdk-platform-"
+    "tools-common), and that you are in the group plugdev",
+    "bootloader": "it is in its bootloader: start Android on it",
+    "recovery": "it is in recovery mode: start Android on it",
+    "sideload": "it waits for an update to be sent: start Android on it",
+}
+_LINE = re.compile(rf"(\S+)\s+(device|unknown|host|rescue|{'|'.join(_ADVICE)})\b(.*)")
+_MARK = "shotclock-end:"
+
+
+@value
+class Phone:
+    """A phone that the adb server knows."""
+
+    serial: str
+    state: str
+    model: str
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state == "device"
+
+    def describe(self) -> str:
+        """Say what it is; of one that cannot be used, what to do."""
+        if self.is_usable:
+            return self.model or "ready"
+        advice = _ADVICE.get(self.state)
+        return self.state if advice is None else f"{self.state}: {advice}"
+
+
+def find_adb() -> str | None:
+    """Return the adb client: the one that SHOTCLOCK_ADB names, else what is on PATH."""
+    return shutil.which(os.environ.get(ADB_VARIABLE) or "adb")
+
+
+def parse_phones(text: str) -> list[Phone]:
+    """Return the phones in what `adb devices -l` says. Lines that are none are passed over."""
+    found = []
+    for line in text.splitlines():
+        if (parts := _LINE.match(line)) is not None and not line.startswith(("*", "List of devices")):
+            model = re.search(r"\bmodel:(\S+)", parts[3])
+            found.append(Phone(parts[1], parts[2], model[1].replace("_", " ") if model else ""))
+    return found
+
+
+def choose_phone(phones: list[Phone]) -> str:
+    """Return the serial of the only phone that can be used. Raises Failure DEVICE_UNAVAILABLE."""
+    usable = [phone.serial for phone in phones if phone.is_usable]
+    if len(usable) == 1:
+        return usable[0]
+    if usable:
+        names = ", ".join(f"android:{serial}" for serial in usable)
+        raise Failure("DEVICE_UNAVAILABLE", f"there are {len(usable)} phones: say which one with --device, of {names}")
+    if phones:
+        states = "; ".join(f"{phone.serial} is {phone.describe()}" for phone in phones)
+        raise Failure("DEVICE_UNAVAILABLE", f"no phone can be used: {states}")
+    raise Failure("DEVICE_UNAVAILABLE", NO_PHONE)
+
+
+def server_address() -> tuple[str, int]:
+    """Return where the adb server is, by the variables that adb itself reads. Raises Failure DEVICE_UNAVAILABLE."""
+    spec = os.environ.get("ADB_SERVER_SOCKET")
+    if not spec:
+        host = os.environ.get("ANDROID_ADB_SERVER_ADDRESS") or "127.0.0.1"
+        spec = f"tcp:{host}:{os.environ.get('ANDROID_ADB_SERVER_PORT') or DEFAULT_PORT}"
+    parts = re.fullmatch(r"tcp:(?:(.*):)?(\d{1,5})", spec)
+    if parts is None:
+        message = f"the address of the adb server is {spec!r:.100}: only tcp:HOST:PORT is understood"
+        raise Failure("DEVICE_UNAVAILABLE", message)
+    return parts[1] or "127.0.0.1", int(parts[2])
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+async def find_server_version() -> int | None:
+    """Return the version of the server's protocol; None where nobody listens. Raises Failure DEVICE_UNAVAILABLE for one
+    that does not answer as a server of adb does."""
+    host, port = server_address()
+    try:
+        async with asyncio.timeout(PROBE_MS / 1000):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+            try:
+                writer.write(b"000chost:version")
+                status = await reader.readexactly(8)
+                version = int(await reader.readexactly(4), 16)
+            finally:
+                writer.close()
+        if status != b"OKAY0004":
+            raise ValueError(status)
+    except ConnectionRefusedError:
+        return None
+    except (OSError, EOFError, ValueError, TimeoutError) as error:
+        why = f"no answer within {PROBE_MS} ms" if isinstance(error, TimeoutError) else f"{error}"
+        message = f"what listens on {host}:{port} is no adb server that works ({why}): end it with `adb kill-server`"
+        raise Failure("DEVICE_UNAVAILABLE", message) from None
+    return version
+
+
+class Adb:
+    """The client, for one phone or for none."""
+
+    def __init__(self, program: str, services: DeviceServices, serial: str = "") -> None:
+        self.program, self.serial = program, serial
+        self._services = services
+
+    @classmethod
+    def find(cls, services: DeviceServices) -> Adb:
+        """Return the client of this machine. Raises Failure DEVICE_UNAVAILABLE."""
+        if (program := find_adb()) is None:
+            raise Failure("DEVICE_UNAVAILABLE", INSTALL)
+        return cls(program, services)
+
+    @property
+    def is_on_network(self) -> bool:
+        return re.fullmatch(r".+:\d{1,5}", self.serial) is not None
+
+    async def run(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
+        """Run the client to its end, on the machine's server or another one. Raises Failure TIMEOUT and DEVICE_LOST."""
+        if socket is None:
+            host, port = server_address()
+            # By this name of the host the client takes it for another machine's, on which it starts no server.
+            socket = f"tcp:{'127.0.0.1' if _is_local(host) else host}:{port}"
+        chosen = ("-s", self.serial) if self.serial else ()
+        try:
+            return await self._services.run_command(
+                [self.program, "-L", socket, *chosen, *words], within_ms=max(1, within_ms - MARGIN_MS)
+            )
+        except Failure as failure:
+            if failure.code == "TIMEOUT":
+                raise
+            raise Failure("DEVICE_LOST", f"adb could not be run: {failure}") from None
+
+    # --- the server -------------------------------------------------------------------------------------------
+
+    async def find_version(self) -> tuple[str, int | None]:
+        """Return the version of the client in words, and of the protocol that it speaks. Raises Failure."""
+        said = (await self._asked("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
+        protocol = re.search(r"version 1\.0\.(\d+)", said)
+        named = re.search(r"^Version (\S+)", said, re.MULTILINE)
+        words = named[1] if named else said.strip().split("\n")[0][:80]
+        return words, int(protocol[1]) if protocol else None
+
+    async def check_server(self) -> bool:
+        """Return whether there is a server. Raises Failure DEVICE_UNAVAILABLE for one that our client would end."""
+        theirs = await find_server_version()
+        if theirs is None:
+            return False
+        ours = (await self.find_version())[1]
+        if ours != theirs:
+            host, port = server_address()
+            message = (
+                f"the adb server on {host}:{port} is of version {theirs}, and {self.program} of {ours}: one would end "
+                f"the other. Name the adb that the server is of in {ADB_VARIABLE}, or run `adb kill-server`"
+            )
+            raise Failure("DEVICE_UNAVAILABLE", message)
+        return True
+
+    async def start_server(self) -> None:
+        """See to it that there is a server; one that is started here stays. Raises Failure DEVICE_UNAVAILABLE."""
+        if await self.check_server():
+            return
+        host, port = server_address()
+        if not _is_local(host):
+            raise Failure("DEVICE_UNAVAILABLE", f"there is no adb server on {host}:{port}")
+        await self._services.start_program([self.program, "-L", f"tcp:localhost:{port}", "start-server"])
+        deadline = Deadline.after_ms(monotonic_ns(), SERVER_START_MS)
+        while await find_server_version() is None:
+            if deadline.remaining_ms(monotonic_ns()) <= 0:
+                message = f"`adb start-server` gave no server on {host}:{port} within {SERVER_START_MS} ms"
+                raise Failure("DEVICE_UNAVAILABLE", message)
+            await asyncio.sleep(SERVER_PAUSE_S)
+
+    async def list_phones(self) -> list[Phone]:
+        """Return the phones that the machine's server knows. Raises Failure DEVICE_UNAVAILABLE."""
+        return parse_phones((await self._asked("devices", "-l", within_ms=LIST_MS)).stdout.decode("utf-8", "replace"))
+
+    async def find_phones(self) -> list[Phone]:
+        """Return the phones of this machine, without leaving a server where there was none. Raises Failure."""
+        if await self.check_server():
+            return await self.list_phones()
+        with tempfile.TemporaryDirectory(prefix="shotclock-adb-") as folder:
+            own = f"localfilesystem:{folder}/server"
+            found = await self._asked("devices", "-l", within_ms=LIST_MS, socket=own)
+        return parse_phones(found.stdout.decode("utf-8", "replace"))
+
+    async def _asked(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
+        try:
+            output = await self.run(*words, within_ms=within_ms, socket=socket)
+        except Failure as failure:
+            why = f"no answer within {within_ms} ms" if failure.code == "TIMEOUT" else str(failure)
+            raise Failure("DEVICE_UNAVAILABLE", f"adb {words[0]}: {why}") from None
+        if output.exit_code:
+            raise Failure("DEVICE_UNAVAILABLE", f"adb {words[0]}: {_last_line(output.stderr)}")
+        return output
+
+    # --- the phone --------------------------------------------------------------------------------------------
+
+    async def connect(self, within_ms: int) -> None:
+        """Make sure that the phone is there, connecting with it where it is on the network. Raises Failure
+        DEVICE_UNAVAILABLE with what to do."""
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        state = next((each for each in await self.list_phones() if each.serial == self.serial), None)
+        if self.is_on_network and (state is None or not state.is_usable):
+            if state is not None:  # or the server would say that it is connected, and go on with the dead link
+                await self._whatever("disconnect", self.serial, within_ms=STATE_MS)
+            left_ms = deadline.remaining_ms(monotonic_ns())
+            said = await self._whatever("connect", self.serial, within_ms=min(CONNECT_MS, left_ms))
+            state = next((each for each in await self.list_phones() if each.serial == self.serial), None)
+            if state is None:
+                raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected with: {said}")
+        if state is None:
+            raise Failure("DEVICE_UNAVAILABLE", f"there is no phone {self.serial!r:.80}: see `shotclock ui devices`")
+        if not state.is_usable:
+            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} is {state.describe()}")
+
+    async def _whatever(self, *words: str, within_ms: int) -> str:
+        """Run the client without a phone, and return what it said; what came of it is seen elsewhere."""
+        try:
+            output = await Adb(self.program, self._services).run(*words, within_ms=within_ms)
+        except Failure as failure:
+            return str(failure)
+        return _last_line(output.stdout.decode("utf-8", "replace") + output.stderr)
+
+    async def shell(self, script: str, within_ms: int) -> tuple[int, bytes]:
+        """Run a script in the phone's shell, and return its exit code and all that it said. Raises Failure TIMEOUT,
+        DEVICE_LOST, and ACTION_FAILED for an answer that is not whole though the phone is there."""
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        marked = f"({script}) 2>&1; shotclock_code=$?; echo; echo {_MARK}$shotclock_code"
+        output = await self.run("shell", marked, within_ms=within_ms)
+        said, mark, code = output.stdout.replace(b"\r\n", b"\n").rpartition(b"\n" + _MARK.encode())
+        if not mark or not code.strip().isdigit():
+            await self.explain_failure(output, deadline)
+        return int(code), said
+
+    async def explain_failure(self, output: CommandOutput, deadline: Deadline) -> NoReturn:
+        """Raise DEVICE_LOST where the phone is seen to be gone, and ACTION_FAILED where it gave no whole answer."""
+        said = _last_line(output.stderr) or _last_line(output.stdout.decode("utf-8", "replace")) or "nothing"
+        left_ms = max(2 * MARGIN_MS, min(STATE_MS, deadline.remaining_ms(monotonic_ns())))
+        try:
+            state = (await self.run("get-state", within_ms=left_ms)).stdout.decode("utf-8", "replace").strip()
+        except Failure as failure:
+            if failure.code == "TIMEOUT":  # nobody knows
+                raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {said}") from None
+            state = ""
+        if state != "device":
+            raise Failure("DEVICE_LOST", f"the phone {self.serial} went away ({state or 'not connected'}): {said}")
+        raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {said}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

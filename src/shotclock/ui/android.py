@@ -1,0 +1,464 @@
+"""An Android phone as a device, over adb: what it shows by `uiautomator dump` and `dumpsys`, touch and keys by `input`.
+
+A phone changes by itself. So what it shows is asked for each time a node is looked for, and what was seen a while ago
+is not taken for what is there now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import shlex
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal, TypeVar
+
+from ..core.clocks import NS_PER_MS, Deadline
+from ..core.errors import Failure
+from ..core.value_types import value
+from ..process.clock import monotonic_ns
+from ..process.command_task import make_private_directory
+from . import client
+from .adb import CONNECT_MS, INSTALL, NO_PHONE, STATE_MS, Adb, choose_phone, find_adb
+from .device import DeviceEntry, DeviceServices, Place, Snapshot
+from .hierarchy import Hierarchy, Node, NodeKey, parse_dump
+from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
+
+T = TypeVar("T")
+
+SERIAL_VARIABLE = "ANDROID_SERIAL"
+# What was seen longer ago is not known any more.
+SEEN_MS = 2_000
+# Between two looks at a phone that does not show what is waited for.
+LOOK_PAUSE_S = 0.15
+# A phone that answered so recently answers.
+DOUBT_MS = 4_000
+# How long the process that had the phone before may take to be gone.
+LOCK_MS = 3_000
+LONG_CLICK_MS = 700
+SWIPE_MS = 400
+# A swipe that begins at the edge of the screen is a gesture of Android's own.
+SWIPE_SHARE = 0.8
+# How many characters are deleted at most before a text is put in their place.
+MOST_DELETED = 2_000
+
+_DUMP_FILE = "/data/local/tmp/shotclock-window.xml"
+_DUMP = f"rm -f {_DUMP_FILE}; uiautomator dump {_DUMP_FILE}; cat {_DUMP_FILE}"
+# The pattern does not match the shell that it stands in.
+_END_DUMP = "pkill -f '[u]iautomator.Launcher'; true"
+_FOREGROUND = (
+    "dumpsys activity activities | grep ResumedActivity; "
+    "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'; true"
+)  # fmt: skip
+_ACTIVITY = re.compile(r"ActivityRecord\{(\S+) u\d+ ([\w.]+)/([\w.$]+)")
+_WINDOW = re.compile(r"mCurrentFocus=Window\{(\S+) u\d+ ([^}\s]+)")
+_APP = re.compile(r"[A-Za-z][\w.]*(/[\w.$]+)?", re.ASCII)
+_PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+
+_CODES = {
+    "back": 4, "home": 3, "recents": 187, "enter": 66, "tab": 61, "escape": 111, "backspace": 67, "delete": 112,
+    "space": 62, "arrow_up": 19, "arrow_down": 20, "arrow_left": 21, "arrow_right": 22, "page_up": 92, "page_down": 93,
+    "move_home": 122, "move_end": 123, "ctrl": 113, "alt": 57, "shift": 59, "meta": 117,
+}  # fmt: skip
+_DELETE, _DELETE_FORWARD, _ENTER = 67, 112, 66
+
+
+async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
+    if find_adb() is None:
+        return [DeviceEntry("android", False, INSTALL)]
+    phones = await Adb.find(services).find_phones()
+    entries = [DeviceEntry(f"android:{phone.serial}", phone.is_usable, phone.describe()) for phone in phones]
+    return entries or [DeviceEntry("android", False, NO_PHONE)]
+
+
+async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
+    adb = Adb.find(services)
+    await adb.start_server()
+    serial = name.partition(":")[2] or os.environ.get(SERIAL_VARIABLE)
+    adb.serial = serial or choose_phone(await adb.list_phones())
+    lock = await _lock_phone(adb.serial)
+    try:
+        await adb.connect(CONNECT_MS)
+    except BaseException:
+        os.close(lock)
+        raise
+    return AndroidDevice(adb, lock)
+
+
+async def _lock_phone(serial: str) -> int:
+    """Take the phone for this process: `android` and `android:SERIAL` may be the same one. Return the descriptor that
+    holds it. Raises Failure DEVICE_UNAVAILABLE."""
+    make_private_directory(client.folder())
+    path = os.path.join(client.folder(), f"{client.stem_of(f'phone:{serial}')}.phone")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    budget = _Budget.of(LOCK_MS)
+    while not budget.is_over:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            await budget.pause()
+    os.close(lock)
+    message = f"the phone {serial} is kept under another name already: see `shotclock ui devices`"
+    raise Failure("DEVICE_UNAVAILABLE", message)
+
+
+@value
+class _Budget:
+    """What an action has."""
+
+    limit_ms: int
+    deadline: Deadline
+
+    @classmethod
+    def of(cls, within_ms: int) -> _Budget:
+        return cls(within_ms, Deadline.after_ms(monotonic_ns(), within_ms))
+
+    @property
+    def left_ms(self) -> int:
+        return max(1, self.deadline.remaining_ms(monotonic_ns()))
+
+    @property
+    def is_over(self) -> bool:
+        return self.deadline.remaining_ms(monotonic_ns()) <= 0
+
+    async def pause(self) -> None:
+        """Wait before the next look."""
+        await asyncio.sleep(min(LOOK_PAUSE_S, self.left_ms / 1000))
+
+
+class _NotYet(Exception):
+    """What is waited for is not there yet; the text says what is."""
+
+
+class AndroidDevice:
+    """A phone."""
+
+    kind = "android"
+
+    def __init__(self, adb: Adb, lock: int) -> None:
+        self._adb, self._lock = adb, lock
+        self._seen: Place | None = None
+        self._seen_ns = 0
+        self._refs: dict[str, NodeKey] = {}
+        self._next_ref = itertools.count(1)
+
+    # --- what it shows ----------------------------------------------------------------------------------------
+
+    def place_seen(self) -> Place | None:
+        is_fresh = monotonic_ns() - self._seen_ns <= SEEN_MS * NS_PER_MS
+        return self._seen if is_fresh else None
+
+    async def look(self, within_ms: int) -> Place:
+        async with _explained("what is in the foreground", within_ms):
+            said = (await self._adb.shell(_FOREGROUND, within_ms))[1].decode("utf-8", "replace")
+        self._seen, self._seen_ns = _read_place(said), monotonic_ns()
+        return self._seen
+
+    async def recover(self, within_ms: int) -> Place:
+        """Reach the phone again, and end the dump that it may hang in."""
+        budget = _Budget.of(within_ms)
+        try:
+            await self._adb.start_server()
+            await self._adb.connect(budget.left_ms)
+            with contextlib.suppress(Failure):
+                await self._adb.shell(_END_DUMP, min(STATE_MS, budget.left_ms))
+            return await self.look(budget.left_ms)
+        except Failure as failure:
+            raise Failure("DEVICE_LOST", str(failure)) from None
+
+    async def close(self) -> None:
+        os.close(self._lock)
+
+    async def _dump(self, budget: _Budget) -> Hierarchy:
+        """Return what is to be seen, asked for again where the phone gives nothing usable. Raises EVAL_TIMEOUT,
+        DEVICE_LOST."""
+        why = ""
+        while True:
+            try:
+                return parse_dump((await self._adb.shell(_DUMP, budget.left_ms))[1])
+            except Failure as failure:
+                if failure.code == "DEVICE_LOST":
+                    raise
+                if failure.code != "TIMEOUT":
+                    why = str(failure)
+            except ValueError as error:
+                why = str(error)
+            await budget.pause()
+            if budget.is_over:
+                told = (
+                    f"gave no hierarchy within {budget.limit_ms} ms: {why}"
+                    if why
+                    else f"did not answer within {budget.limit_ms} ms"
+                )
+                raise Failure("EVAL_TIMEOUT", f"the phone's uiautomator dump {told}")
+
+    async def _until(self, budget: _Budget, check: Callable[[], Awaitable[T]]) -> T:
+        """Check again until it holds. Raises WAIT_TIMEOUT with what is missing, and EVAL_TIMEOUT where the phone fell
+        silent long before the end."""
+        missing, answered_ns = "", 0
+        while True:
+            try:
+                return await check()
+            except _NotYet as not_yet:
+                missing, answered_ns = str(not_yet), monotonic_ns()
+            except Failure as failure:
+                is_late = monotonic_ns() - answered_ns > DOUBT_MS * NS_PER_MS
+                if failure.code != "EVAL_TIMEOUT" or is_late:
+                    raise
+            await budget.pause()
+            if budget.is_over:
+                raise Failure("WAIT_TIMEOUT", f"{missing}, within {budget.limit_ms} ms")
+
+    async def _find(self, matcher: Matcher, budget: _Budget, *, enabled: bool = False) -> tuple[Hierarchy, list[Node]]:
+        """Wait until nodes that match are to be seen. Raises WAIT_TIMEOUT."""
+
+        async def check() -> tuple[Hierarchy, list[Node]]:
+            hierarchy = await self._dump(budget)
+            found = list(hierarchy.find(matcher, self._refs))
+            usable = [node for node in found if "enabled" in node.states] if enabled else found
+            if not usable:
+                raise _NotYet(f"{'only a disabled' if found else 'no'} node with {matcher.describe()} is to be seen")
+            return hierarchy, usable
+
+        return await self._until(budget, check)
+
+    # --- apps -------------------------------------------------------------------------------------------------
+
+    async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
+        budget = _Budget.of(within_ms)
+        app, package = _check_app(application_id), application_id.partition("/")[0]
+        start = f"am start -W -n {app}" if "/" in app else f"monkey -p {app} -c android.intent.category.LAUNCHER 1"
+        await self._order(f"open_app {application_id}", start, budget)
+
+        async def check() -> dict[str, object]:
+            place = await self.look(budget.left_ms)
+            if _package_of(place) != package:
+                raise _NotYet(f"{package} was started, and {place.where} is in the foreground")
+            return {"where": place.where}
+
+        try:
+            return await self._until(budget, check)
+        except Failure as failure:
+            if failure.code != "WAIT_TIMEOUT":  # which would say that nothing was changed
+                raise
+            raise Failure("OPERATION_TIMEOUT", str(failure)) from None
+
+    async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
+        budget = _Budget.of(within_ms)
+        script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(uri)}"
+        await self._order(f"open_uri {uri[:200]}", script, budget)
+        return {"where": (await self.look(budget.left_ms)).where}
+
+    async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
+        budget = _Budget.of(within_ms)
+        package = application_id.partition("/")[0] if application_id else _package_of(await self.look(within_ms))
+        await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", budget)
+        return {"applicationId": package}
+
+    async def _order(self, what: str, script: str, budget: _Budget) -> None:
+        """Have the phone do something. Raises OPERATION_TIMEOUT, DEVICE_LOST, and ACTION_FAILED with what it said."""
+        self._seen = None
+        async with _explained(what, budget.left_ms, "OPERATION_TIMEOUT"):
+            code, said = await self._adb.shell(script, budget.left_ms)
+        lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+        refusals = [
+            line
+            for line in lines
+            if re.match(r"(\*\* )?(Error\b|No activities|[\w.]*Exception\b|Security exception)", line)
+        ]
+        if code or refusals:
+            why = (refusals or lines or [f"exit code {code}"])[0][:300]
+            raise Failure("ACTION_FAILED", f"{what}: the phone said {why!r}")
+
+    # --- touch and keys ---------------------------------------------------------------------------------------
+
+    async def click(self, params: Click, within_ms: int) -> dict[str, object]:
+        budget = _Budget.of(within_ms)
+        if params.matcher is not None:
+            _, found = await self._find(params.matcher, budget, enabled=True)
+            if params.click_type == "focus" and not found[0].is_editable:
+                raise Failure(
+                    "ACTION_UNSUPPORTED", "a phone focuses text fields only: what else is touched, is clicked"
+                )
+            x, y = found[0].centre
+        else:
+            assert params.coordinate is not None
+            x, y = round(params.coordinate.x), round(params.coordinate.y)
+        script = f"input swipe {x} {y} {x} {y} {LONG_CLICK_MS}" if params.click_type == "long_click" else _tap(x, y)
+        await self._order("click", script, budget)
+        return {"x": x, "y": y}
+
+    async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
+        budget = _Budget.of(within_ms)
+        typed = _type(params.text)
+        _, found = await self._find(params.matcher, budget, enabled=True)
+        if not found[0].is_editable:
+            raise Failure("ACTION_FAILED", f"the node with {params.matcher.describe()} is no text field")
+        steps = [_tap(*found[0].centre)]
+        if params.clear and (length := min(len(found[0].text), MOST_DELETED)):
+            # Wherever the cursor stands, and however many lines there are.
+            steps.append(f"input keyevent{f' {_DELETE}' * length}{f' {_DELETE_FORWARD}' * length}")
+        elif not params.clear:
+            steps.append(f"input keyevent {_CODES['move_end']}")
+        steps += typed
+        if params.submit:
+            steps.append(f"input keyevent {_ENTER}")
+        await self._order("enter_text", " && ".join(steps), budget)
+        return {"length": len(params.text)}
+
+    async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
+        *modifiers, last = [key] if len(key) == 1 else key.lower().split("+")
+        if not modifiers and len(last) == 1:
+            script = " && ".join(_type(last))
+        else:
+            codes = " ".join(str(_code_of(each)) for each in (*modifiers, last))
+            script = f"input {'keycombination' if modifiers else 'keyevent'} {codes}"
+        await self._order(f"press_key {key}", script, _Budget.of(within_ms))
+        return {}
+
+    async def scroll(self, params: Scroll, within_ms: int) -> bool:
+        budget = _Budget.of(within_ms)
+        if params.container is None:
+            before = await self._dump(budget)
+            left, top, right, bottom = before.screen
+        else:
+            before, found = await self._find(params.container, budget)
+            left, top, right, bottom = found[0].box
+        x, y = (left + right) // 2, (top + bottom) // 2
+        # The finger goes the other way.
+        along_x, along_y = {"up": (0, 1), "down": (0, -1), "left": (1, 0), "right": (-1, 0)}[params.direction]
+        reach_x = round(along_x * (right - left) * params.distance_ratio * SWIPE_SHARE / 2)
+        reach_y = round(along_y * (bottom - top) * params.distance_ratio * SWIPE_SHARE / 2)
+        script = f"input swipe {x - reach_x} {y - reach_y} {x + reach_x} {y + reach_y} {SWIPE_MS}"
+        await self._order("scroll", script, budget)
+        return (await self._dump(budget)).looks != before.looks
+
+    # --- reading and waiting ----------------------------------------------------------------------------------
+
+    async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
+        hierarchy, found = await self._find(matcher, _Budget.of(within_ms))
+        return [hierarchy.text_of(node) for node in found]
+
+    async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
+        hierarchy, found = await self._find(label, _Budget.of(within_ms))
+        if (pair := hierarchy.find_value(found[0])) is None:
+            raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
+        return pair
+
+    async def sees(self, matcher: Matcher, within_ms: int) -> bool:
+        return any((await self._dump(_Budget.of(within_ms))).find(matcher, self._refs))
+
+    async def wait_for_node(
+        self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
+    ) -> dict[str, object]:
+        budget = _Budget.of(within_ms)
+        if state == "visible":
+            await self._find(matcher, budget)
+            return {"state": state}
+
+        async def check() -> dict[str, object]:
+            if any((await self._dump(budget)).find(matcher, self._refs)):
+                raise _NotYet(f"a node with {matcher.describe()} is still to be seen")
+            return {"state": state}
+
+        return await self._until(budget, check)
+
+    async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
+        if params.expected_url is not None:
+            raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: say expectedPackage or expectedNode")
+        budget = _Budget.of(within_ms)
+        node = params.expected_node
+
+        async def check() -> dict[str, object]:
+            place = await self.look(budget.left_ms)
+            if params.expected_package not in (None, _package_of(place)):
+                raise _NotYet(f"{place.where} is in the foreground, not {params.expected_package}")
+            if node is not None and not any((await self._dump(budget)).find(node, self._refs)):
+                raise _NotYet(f"no node with {node.describe()} is to be seen")
+            return {"where": place.where}
+
+        return await self._until(budget, check)
+
+    async def snapshot(self, within_ms: int) -> Snapshot:
+        budget = _Budget.of(within_ms)
+        hierarchy = await self._dump(budget)
+        place = await self.look(budget.left_ms)
+        return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref), place)
+
+    async def screenshot(self, within_ms: int) -> bytes:
+        budget = _Budget.of(within_ms)
+        async with _explained("take_screenshot", within_ms):
+            output = await self._adb.run("exec-out", "screencap -p", within_ms=within_ms)
+            # Some phones write a warning in front of it.
+            start, end = output.stdout.find(_PNG), output.stdout.rfind(_PNG_END)
+            if start < 0 or end < start:
+                await self._adb.explain_failure(output, budget.deadline)
+        return output.stdout[start : end + len(_PNG_END)]
+
+
+@contextlib.asynccontextmanager
+async def _explained(what: str, within_ms: int, silent: str = "EVAL_TIMEOUT") -> AsyncIterator[None]:
+    """Say of a phone that did not answer what it was asked. `silent` is the code of that."""
+    try:
+        yield
+    except Failure as failure:
+        if failure.code != "TIMEOUT":
+            raise
+        raise Failure(silent, f"the phone did not answer {what} within {within_ms} ms") from None
+
+
+def _read_place(said: str) -> Place:
+    """Return what is in the foreground: the activity that is resumed, else the window that has the focus."""
+    lines = said.splitlines()
+    for sign in ("topResumedActivity", "ResumedActivity", "mFocusedApp"):
+        for line in lines:
+            if sign in line and (activity := _ACTIVITY.search(line)) is not None:
+                where = f"{activity[2]}/{activity[3]}"
+                return Place(where, f"activity {activity[1]} {where}")
+    if (window := _WINDOW.search(said)) is not None:
+        return Place(window[2], f"window {window[1]} {window[2]}")
+    return Place("unknown", "unknown")
+
+
+def _package_of(place: Place) -> str:
+    return place.where.partition("/")[0]
+
+
+def _check_app(application_id: str) -> str:
+    if _APP.fullmatch(application_id) is None:
+        message = f"{application_id!r:.80} is no app: write its package, as in com.android.settings"
+        raise Failure("ACTION_UNSUPPORTED", message)
+    return application_id
+
+
+def _tap(x: int, y: int) -> str:
+    return f"input tap {x} {y}"
+
+
+def _type(text: str) -> list[str]:
+    """Return the commands that type a text. Raises Failure ACTION_UNSUPPORTED for characters that `input` has no key
+    for, before anything is typed."""
+    for position, character in enumerate(text):
+        if not " " <= character <= "~":
+            message = (
+                f"`input text` types printable ASCII only, and character {position + 1} is {character!r}: "
+                "nothing was typed (a new line is press_key enter)"
+            )
+            raise Failure("ACTION_UNSUPPORTED", message)
+    # `%s` is its word for a space. One that is meant as such is typed in two parts.
+    parts = re.split(r"(?<=%)(?=s)", text)
+    return [f"input text {shlex.quote(part.replace(' ', '%s'))}" for part in parts if part]
+
+
+def _code_of(key: str) -> int:
+    if key in _CODES:
+        return _CODES[key]
+    if "a" <= key <= "z":
+        return 29 + ord(key) - ord("a")
+    if "0" <= key <= "9":
+        return 7 + int(key)
+    raise Failure("ACTION_UNSUPPORTED", f"a phone has no key {key!r} that could be pressed with others")

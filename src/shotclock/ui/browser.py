@@ -1,0 +1,541 @@
+"""The browser as a device, driven by Playwright: the system's Chromium with a profile of its own, or a Chromium-based
+app that is reached over its debugging port (`cdp:http://127.0.0.1:9222`).
+
+Playwright is given every action's time, and is not trusted with it: its answers come from a page that may be frozen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from ..core.clocks import Deadline
+from ..core.errors import Failure
+from ..process.clock import monotonic_ns
+from .device import DeviceEntry, DeviceServices, Place, Snapshot
+from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
+
+T = TypeVar("T")
+
+CHROMIUM_VARIABLE = "SHOTCLOCK_CHROMIUM"
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SCHEMES = ("http", "https", "file", "about", "data")
+# Of an action's time what is kept to find out, when it was in vain, whether the page answers at all.
+DOUBT_MS = 250
+# Until a script that holds the page has been ended, and the page answers again.
+TERMINATE_MS = 400
+# A page that is given up may take this long to close; then it is left to die with its browser.
+DISCARD_MS = 1_000
+# A look at whether a node is there by now.
+GLANCE_MS = 250
+LONG_CLICK_MS = 700
+# How long a node is waited for on one page before it is looked whether another one has come up.
+FOLLOW_MS = 300
+VIEWPORT: Any = {"width": 1280, "height": 800}
+
+_KEYS = {
+    "enter": "Enter", "tab": "Tab", "escape": "Escape", "backspace": "Backspace", "delete": "Delete", "space": "Space",
+    "arrow_up": "ArrowUp", "arrow_down": "ArrowDown", "arrow_left": "ArrowLeft", "arrow_right": "ArrowRight",
+    "page_up": "PageUp", "page_down": "PageDown", "move_home": "Home", "move_end": "End",
+    "ctrl": "Control", "alt": "Alt", "shift": "Shift", "meta": "Meta",
+}  # fmt: skip
+
+_READ_TEXTS = "nodes => nodes.map(n => /^(INPUT|TEXTAREA|SELECT)$/.test(n.tagName) ? n.value : n.innerText)"
+# Scrolls the node that is given, or the first one around it that can; of the page, what stands for all of it.
+_SCROLL = """(node, [x, y]) => {
+  let box = node ?? document.scrollingElement ?? document.documentElement;
+  const can = n => y ? n.scrollHeight > n.clientHeight : n.scrollWidth > n.clientWidth;
+  while (node && !can(box) && box.parentElement) box = box.parentElement;
+  const before = [box.scrollLeft, box.scrollTop];
+  box.scrollBy({left: x * box.clientWidth, top: y * box.clientHeight, behavior: "instant"});
+  return box.scrollLeft !== before[0] || box.scrollTop !== before[1];
+}"""
+# The value that belongs to a label: its control, the cell or definition beside it, or what follows a colon.
+_READ_PAIR = """node => {
+  const text = n => (/^(INPUT|TEXTAREA|SELECT)$/.test(n.tagName) ? n.value : n.innerText).trim();
+  const label = text(node);
+  const control = node.closest("label")?.control;
+  if (control) return [label, text(control)];
+  const cell = node.closest("dt, th, td");
+  const beside = cell?.nextElementSibling ?? node.nextElementSibling ?? node.parentElement?.nextElementSibling;
+  const [key, ...rest] = label.split(":");
+  if (rest.join(":").trim()) return [key.trim(), rest.join(":").trim()];
+  return beside ? [label.replace(/:$/, ""), text(beside)] : null;
+}"""
+
+
+def find_chromium() -> str | None:
+    """Return the system's Chromium: the one that SHOTCLOCK_CHROMIUM names, else what is on PATH."""
+    named = os.environ.get(CHROMIUM_VARIABLE)
+    return shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+def _find_missing() -> str | None:
+    """Return what keeps a browser from being used here."""
+    if find_spec("playwright") is None:
+        return "Playwright is not installed: pip install 'shotclock[browser]'"
+    return None
+
+
+async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
+    chromium, missing = find_chromium(), _find_missing()
+    if missing is None and chromium is None:
+        missing = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
+    return [DeviceEntry("browser", missing is None, missing or f"{chromium}, headless")]
+
+
+async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
+    kind, _, rest = name.partition(":")
+    if (missing := _find_missing()) is not None:
+        raise Failure("DEVICE_UNAVAILABLE", missing)
+    from playwright.async_api import Error, async_playwright
+
+    driver = await async_playwright().start()
+    try:
+        if kind == "cdp":
+            browser = await driver.chromium.connect_over_cdp(rest)
+        else:
+            chromium = find_chromium()
+            if chromium is None:
+                message = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
+                raise Failure("DEVICE_UNAVAILABLE", message)
+            browser = await driver.chromium.launch(
+                executable_path=chromium, chromium_sandbox=os.geteuid() != 0, args=list(FLAGS)
+            )
+        device = BrowserDevice(driver, browser, is_own=kind != "cdp")
+        await device.open_page()
+        return device
+    except Error as error:
+        raise Failure("DEVICE_UNAVAILABLE", f"{name} cannot be started: {_first_line(error)}") from error
+
+
+class BrowserDevice:
+    """A browser with one page that is acted on: the newest."""
+
+    kind = "browser"
+
+    def __init__(self, driver: Any, browser: Any, *, is_own: bool) -> None:
+        self._driver, self._browser, self._is_own = driver, browser, is_own
+        self._context: Any = None
+        self._pages: list[Any] = []
+        """The newest last. Those that crashed are not among them."""
+        self._sessions: dict[Any, Any] = {}
+        self._documents: dict[Any, str] = {}
+        self._dialogs: list[dict[str, str]] = []
+        self._downloads: list[dict[str, str]] = []
+        self._waiting: set[asyncio.Future[Any]] = set()
+
+    async def open_page(self) -> None:
+        """Open a page of our own, or take the one that the app shows. Raises what Playwright raises."""
+        if self._is_own:
+            self._context = await self._browser.new_context(viewport=VIEWPORT)
+        else:
+            self._context = self._browser.contexts[0] if self._browser.contexts else await self._browser.new_context()
+        pages = list(self._context.pages) or [await self._context.new_page()]
+        for page in pages:
+            await self._adopt(page)
+        self._context.on("page", lambda page: self._later(self._adopt(page)))
+
+    async def _adopt(self, page: Any) -> None:
+        """Take a page as the one that is acted on, and follow which document it shows."""
+        if page in self._pages:
+            return
+        self._pages.append(page)
+        self._documents[page] = f"page {id(page)}"
+        page.on("close", lambda _: self._forget(page))
+        page.on("crash", lambda _: self._forget(page))
+        page.on("dialog", lambda dialog: self._later(self._dismiss(dialog)))
+        page.on("download", lambda download: self._later(self._refuse_download(download)))
+        session = self._sessions[page] = await self._context.new_cdp_session(page)
+        session.on("Page.frameNavigated", lambda told: self._note_document(page, told))
+        await session.send("Page.enable")
+
+    def _note_document(self, page: Any, told: dict[str, Any]) -> None:
+        frame = told["frame"]
+        if not frame.get("parentId"):
+            self._documents[page] = f"page {id(page)} document {frame['loaderId']}"
+
+    def _forget(self, page: Any) -> None:
+        if page in self._pages:
+            self._pages.remove(page)
+        self._sessions.pop(page, None)
+        self._documents.pop(page, None)
+
+    async def _dismiss(self, dialog: Any) -> None:
+        """Answer a dialog, which holds its page until somebody does, and note it for the step's result."""
+        self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": "dismissed"})
+        with contextlib.suppress(Exception):  # the page has gone with it
+            await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
+
+    async def _refuse_download(self, download: Any) -> None:
+        """Cancel a download, and note it: there is no action that would take it, and one that hangs would hold one of
+        the few connections to its server."""
+        self._downloads.append({"url": download.url[:500], "name": download.suggested_filename[:200]})
+        with contextlib.suppress(Exception):
+            await download.cancel()
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Future[Any]) -> None:
+        self._waiting.discard(task)
+        if not task.cancelled():
+            task.exception()  # a page that closed before it was taken
+
+    # --- what it shows ----------------------------------------------------------------------------------------
+
+    @property
+    def _page(self) -> Any:
+        if not self._browser.is_connected():
+            raise Failure("DEVICE_LOST", "the browser is gone")
+        if not self._pages:
+            raise Failure("DEVICE_LOST", "the page is gone: it crashed, or was closed")
+        return self._pages[-1]
+
+    def place_seen(self) -> Place | None:
+        try:
+            page = self._page
+        except Failure:
+            return None
+        return Place(page.url, self._documents[page])
+
+    async def look(self, within_ms: int) -> Place:
+        page = self._page
+        async with self._explained("look", within_ms, "EVAL_TIMEOUT"):
+            await self._ask(page, within_ms)
+        place = self.place_seen()
+        if place is None:
+            raise Failure("DEVICE_LOST", "the page is gone")
+        return place
+
+    async def _ask(self, page: Any, within_ms: int) -> None:
+        """Have the page answer something. Not by Playwright's own evaluation, which waits for a navigation to end."""
+        session = self._sessions.get(page)
+        asked = page.evaluate("1") if session is None else session.send("Runtime.evaluate", {"expression": "1"})
+        await _bounded(asked, within_ms)
+
+    async def recover(self, within_ms: int) -> Place:
+        """End the script that holds the page; where that does not help, give up the page and open another."""
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        if not self._browser.is_connected():
+            raise Failure("DEVICE_LOST", "the browser is gone")
+        if self._pages:
+            session = self._sessions.get(self._pages[-1])
+            if session is not None:
+                self._later(session.send("Runtime.terminateExecution"))
+                with contextlib.suppress(Failure):
+                    return await self.look(TERMINATE_MS)
+        if not self._is_own:
+            raise Failure("DEVICE_LOST", "the page does not answer, and is not ours to replace")
+        given_up, self._pages = self._context, []
+        async with self._explained("recover", within_ms, "DEVICE_LOST"):
+            with contextlib.suppress(TimeoutError):
+                await _bounded(given_up.close(), DISCARD_MS)
+            await _bounded(self.open_page(), deadline.remaining_ms(monotonic_ns()))
+        return await self.look(max(1, deadline.remaining_ms(monotonic_ns())))
+
+    async def close(self) -> None:
+        if self._is_own:
+            with contextlib.suppress(Exception):
+                await _bounded(self._browser.close(), DISCARD_MS)
+        await _bounded(self._driver.stop(), DISCARD_MS)
+
+    # --- finding nodes ----------------------------------------------------------------------------------------
+
+    def _find(self, matcher: Matcher) -> Any:
+        """Return the locator of what is to be seen and matches."""
+        page = self._page
+        if matcher.ref is not None:
+            return page.get_by_ref(matcher.ref)
+        found: list[Any] = []
+        name = matcher.text_equals or matcher.text_contains
+        if matcher.role is not None:
+            named = {} if name is None else {"name": name, "exact": matcher.text_equals is not None}
+            found.append(page.get_by_role(matcher.role, **named))
+        if matcher.resource_id is not None:
+            quoted = matcher.resource_id.replace("\\", "\\\\").replace('"', '\\"')
+            found.append(page.locator(f'[data-testid="{quoted}"], [id="{quoted}"]'))
+        for label, exact in ((matcher.content_desc_equals, True), (matcher.content_desc_contains, False)):
+            if label is not None:
+                labelled = page.get_by_label(label, exact=exact)
+                described = page.get_by_alt_text(label, exact=exact).or_(page.get_by_title(label, exact=exact))
+                found.append(labelled.or_(described))
+        if matcher.css is not None:
+            found.append(page.locator(f"css={matcher.css}"))
+        if not found:
+            return self._with_text(page, matcher).filter(visible=True)
+        locator = found[0]
+        for other in found[1:]:
+            locator = locator.and_(other)
+        if matcher.role is None and matcher.text_equals is not None:
+            locator = locator.filter(has_text=re.compile(rf"^\s*{re.escape(matcher.text_equals)}\s*$"))
+        if matcher.role is None and matcher.text_contains is not None:
+            locator = locator.filter(has_text=matcher.text_contains)
+        return locator.filter(visible=True)
+
+    @staticmethod
+    def _with_text(page: Any, matcher: Matcher) -> Any:
+        """Return the smallest nodes with a text, where nothing else is said of them."""
+        if matcher.text_equals is None:
+            return page.get_by_text(matcher.text_contains)
+        found = page.get_by_text(matcher.text_equals, exact=True)
+        return found if matcher.text_contains is None else found.and_(page.get_by_text(matcher.text_contains))
+
+    async def _await_node(self, matcher: Matcher, deadline: Deadline) -> Any:
+        """Return the node once it is to be seen, on whichever page is the newest by then: a click may have opened one
+        that is only just coming up. Raises what Playwright raises."""
+        from playwright.async_api import Error
+        from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+        if matcher.ref is not None and not await _bounded(
+            self._find(matcher).count(), deadline.remaining_ms(monotonic_ns())
+        ):
+            raise Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
+        while True:
+            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
+            page, node = self._page, self._find(matcher).first
+            try:
+                await node.wait_for(timeout=min(left_ms, FOLLOW_MS))
+                return node
+            except PlaywrightTimeout:
+                if left_ms <= FOLLOW_MS:
+                    raise
+            except Error:
+                if page in self._pages or not self._pages:  # it did not just close, and leave another one
+                    raise
+
+    @contextlib.asynccontextmanager
+    async def _explained(
+        self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
+    ) -> AsyncIterator[None]:
+        """Turn what Playwright raises into what the contract of devices knows. `silent` is the code where the page does
+        not answer."""
+        from playwright.async_api import Error
+        from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+        try:
+            yield
+        except (PlaywrightTimeout, TimeoutError) as error:
+            waited = f"within {within_ms} ms"
+            if matcher is None or not await self._answers():
+                raise Failure(silent, f"the page did not answer {what} {waited}") from None
+            if "performing" in str(error):  # it was under way: what became of it nobody knows
+                raise Failure(silent, f"{what} did not come to its end {waited}") from None
+            why = _reason_in(str(error))
+            raise Failure("WAIT_TIMEOUT", f"no node with {matcher.describe()} could be used {waited}{why}") from None
+        except Error as error:
+            text = _first_line(error)
+            gone = ("has been closed", "crashed", "Connection closed", "Browser closed", "disconnected")
+            if any(sign in str(error) for sign in gone):
+                raise Failure("DEVICE_LOST", f"the page or the browser went away: {text}") from None
+            raise Failure("ACTION_FAILED", text) from None
+
+    async def _answers(self) -> bool:
+        with contextlib.suppress(Exception):
+            await self._ask(self._page, DOUBT_MS)
+            return True
+        return False
+
+    def _done(self, **data: object) -> dict[str, object]:
+        """Return the data of a step, with the dialogs and downloads that came up meanwhile, and were declined."""
+        for name, seen in (("dialogs", self._dialogs), ("downloads", self._downloads)):
+            if seen:
+                data[name] = seen[:]
+                seen.clear()
+        return data
+
+    # --- actions ----------------------------------------------------------------------------------------------
+
+    async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
+        raise Failure("ACTION_UNSUPPORTED", "a browser has no apps: open an address with open_uri")
+
+    async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
+        if urlsplit(uri).scheme.lower() not in SCHEMES:
+            raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
+        page = self._page
+        async with self._explained(f"opening {uri[:200]}", within_ms):
+            try:
+                answer = await page.goto(uri, wait_until="domcontentloaded", timeout=within_ms)
+            except Exception as error:
+                session = self._sessions.get(page)
+                if session is not None:  # or it would go on, and the page be another one some time later
+                    self._later(session.send("Page.stopLoading"))
+                if "Download is starting" not in str(error):
+                    raise
+                return self._done(where=page.url, download=True)
+        return self._done(where=page.url, **({} if answer is None else {"status": answer.status}))
+
+    async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
+        page = self._page
+        async with self._explained("closing", within_ms):
+            if self._is_own and len(self._pages) == 1:
+                await _bounded(self._context.new_page(), within_ms)
+            await _bounded(page.close(), within_ms)
+        self._forget(page)
+        return self._done()
+
+    async def click(self, params: Click, within_ms: int) -> dict[str, object]:
+        page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
+        if params.coordinate is not None:
+            async with self._explained("click", within_ms):
+                await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
+            return self._done(where=page.url)
+        assert params.matcher is not None
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        async with self._explained("click", within_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, patience)
+            left_ms = max(1, patience.remaining_ms(monotonic_ns()))
+            if params.click_type == "focus":
+                await node.focus(timeout=left_ms)
+            else:
+                await node.click(timeout=left_ms, delay=delay)
+        return self._done(where=self._page.url)
+
+    async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        async with self._explained("enter_text", within_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, patience)
+            timeout = max(1, patience.remaining_ms(monotonic_ns()))
+            if params.clear:
+                await node.fill(params.text, timeout=timeout)
+            else:
+                await node.press_sequentially(params.text, timeout=timeout)
+            if params.submit:
+                await node.press("Enter", timeout=timeout)
+        return self._done(length=len(params.text))
+
+    async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
+        page = self._page
+        if key.lower() in ("home", "recents"):
+            raise Failure("ACTION_UNSUPPORTED", f"a browser has no key {key!r}; move_home is Home")
+        async with self._explained(f"press_key {key}", within_ms):
+            if key.lower() == "back":
+                await page.go_back(timeout=within_ms, wait_until="commit")
+            else:
+                words = [key] if len(key) == 1 else key.split("+")
+                meant = "+".join(_KEYS.get(word.lower(), word) for word in words)
+                await _bounded(page.keyboard.press(meant), within_ms)
+        return self._done(where=page.url)
+
+    async def scroll(self, params: Scroll, within_ms: int) -> bool:
+        page, ratio = self._page, params.distance_ratio
+        x, y = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[params.direction]
+        step = [x * ratio, y * ratio]
+        async with self._explained("scroll", within_ms, matcher=params.container):
+            if params.container is None:
+                moved = await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), within_ms)
+            else:
+                moved = await self._find(params.container).first.evaluate(_SCROLL, step, timeout=_patience(within_ms))
+        return bool(moved)
+
+    async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        async with self._explained("read_text", within_ms, "EVAL_TIMEOUT", matcher):
+            await self._await_node(matcher, patience)
+            found = self._find(matcher)
+            left_ms = patience.remaining_ms(monotonic_ns())
+            texts: list[str] = await _bounded(found.evaluate_all(_READ_TEXTS), left_ms)
+        if not texts:
+            raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
+        return texts
+
+    async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        async with self._explained("read_key_value_pair", within_ms, "EVAL_TIMEOUT", label):
+            node = await self._await_node(label, patience)
+            pair = await node.evaluate(_READ_PAIR, timeout=max(1, patience.remaining_ms(monotonic_ns())))
+        if pair is None:
+            raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
+        return str(pair[0]), str(pair[1])
+
+    async def sees(self, matcher: Matcher, within_ms: int) -> bool:
+        try:
+            await self.wait_for_node(matcher, "visible", min(GLANCE_MS, within_ms))
+        except Failure as failure:
+            if failure.code != "WAIT_TIMEOUT":
+                raise
+            return False
+        return True
+
+    async def wait_for_node(
+        self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
+    ) -> dict[str, object]:
+        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        async with self._explained("wait_for_node", within_ms, "WAIT_TIMEOUT", matcher):
+            if state == "visible":
+                await self._await_node(matcher, patience)
+            else:
+                await self._find(matcher).first.wait_for(state=state, timeout=_patience(within_ms))
+        return self._done(where=self._page.url, state=state)
+
+    async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
+        if params.expected_package is not None:
+            raise Failure("ACTION_UNSUPPORTED", "a browser has no packages: say expectedUrl or expectedNode")
+        page, deadline = self._page, Deadline.after_ms(monotonic_ns(), within_ms)
+        if params.expected_url is not None:
+            pattern = ".*".join(re.escape(part) for part in params.expected_url.split("*"))
+            try:
+                async with self._explained("wait_for_navigation", within_ms, "WAIT_TIMEOUT"):
+                    await page.wait_for_url(re.compile(pattern + r"\Z"), timeout=within_ms, wait_until="commit")
+            except Failure as failure:
+                if failure.code != "WAIT_TIMEOUT":
+                    raise
+                message = f"the address is {page.url[:200]}, not {params.expected_url} within {within_ms} ms"
+                raise Failure("WAIT_TIMEOUT", message) from None
+        if params.expected_node is not None:
+            await self.wait_for_node(params.expected_node, "visible", max(1, deadline.remaining_ms(monotonic_ns())))
+        return self._done(where=page.url)
+
+    async def snapshot(self, within_ms: int) -> Snapshot:
+        page = self._page
+        async with self._explained("snapshot_ui", within_ms, "EVAL_TIMEOUT"):
+            text = await page.aria_snapshot(mode="ai", timeout=within_ms)
+        return Snapshot(text, Place(page.url, self._documents.get(page, "")))
+
+    async def screenshot(self, within_ms: int) -> bytes:
+        page = self._page
+        async with self._explained("take_screenshot", within_ms, "EVAL_TIMEOUT"):
+            image: bytes = await page.screenshot(timeout=within_ms, type="png")
+        return image
+
+
+async def _bounded(asked: Awaitable[T], within_ms: int) -> T:
+    async with asyncio.timeout(max(1, within_ms) / 1000):
+        return await asked
+
+
+def _patience(within_ms: int) -> int:
+    """Return what Playwright may wait for a node, so that there is time to find out why it waited in vain."""
+    return max(1, within_ms - min(DOUBT_MS, within_ms // 4))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:500] if lines else type(error).__name__
+
+
+def _reason_in(text: str) -> str:
+    """Return why Playwright waited, from the last line of its log that says so."""
+    reasons = [
+        line.strip(" -")
+        for line in text.splitlines()
+        if any(sign in line for sign in ("intercepts pointer events", "is not visible", "is not enabled", "not stable"))
+    ]
+    return f": {reasons[-1][:300]}" if reasons else ""

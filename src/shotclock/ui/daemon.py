@@ -1,0 +1,502 @@
+"""The daemon of one device: it keeps the device between commands, gives it to one execution at a time, and holds the
+clock.
+
+    client (waits `timeoutMs` + 5 s)      daemon ── zygotes, supervisor ── process of the device ── browser
+
+It runs no code of a device itself. If it is killed, all below it dies with it, and the next command starts another. It
+ends by itself when nothing was asked of it for a while.
+
+docs/design.md: R55.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Coroutine
+from typing import Any
+
+from ..core.catalogue import HandlerReference, Operation
+from ..core.clocks import NS_PER_MS, Clocks
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Ending, Failure, SideEffects
+from ..core.trace import parse_trace
+from ..core.value_types import dataclass, replace_fields
+from ..process.clock import monotonic_ns, pause
+from ..process.command_task import make_private_directory
+from ..process.context import CallListener
+from ..runtime.call import Call, Outcome
+from ..runtime.control_channel import peer_of
+from ..runtime.outcomes import failure_outcome
+from ..runtime.preloaded_zygote import Program
+from ..runtime.runtime import Runtime
+from . import client
+from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
+from .devices import RuntimeServices
+from .execution import effects_of_steps
+from .payload import Execution, read_execution
+from .session import RUN_COMMAND, START_PROGRAM
+
+# Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
+ANSWER_RESERVE_MS = 500
+# Between the cancellation of an execution that gave no result and the kill of its process.
+GRACE_MS = 300
+# How long a daemon waits for the one before it to be gone.
+LOCK_LIMIT_S = 15.0
+LOCK_PAUSE_S = 0.05
+# Whoever connects and says nothing runs this out.
+READ_LIMIT_S = 5.0
+WRITE_LIMIT_S = 5.0
+MOST_REQUEST_BYTES = 256 * 1024
+CLOSE_LIMIT_MS = 2_000
+# How long those who are told that the daemon ends have to read it.
+LEAVE_LIMIT_S = 2.0
+
+_SESSION = "shotclock.ui.session"
+
+
+def _operation(name: str, function: str, limit_ms: int, *, mutates: bool) -> Operation:
+    clocks = Clocks(timeout_ms=limit_ms, grace_ms=GRACE_MS)
+    return Operation(name, HandlerReference(_SESSION, function, is_async=True), mutates=mutates, clocks=clocks)
+
+
+OPEN = _operation("ui start", "open_session", START_LIMIT_MS, mutates=False)
+CLOSE = _operation("ui stop", "close_session", CLOSE_LIMIT_MS, mutates=False)
+# The same operation: what an execution may change is declared by its actions.
+LOOKING = _operation("ui", "run_execution", START_LIMIT_MS, mutates=False)
+CHANGING = _operation("ui", "run_execution", START_LIMIT_MS, mutates=True)
+STATUS = _operation("ui status", "open_session", START_LIMIT_MS, mutates=False)
+
+
+def main(device: str, idle_ms: str) -> None:
+    """Keep a device until it is told to stop, or was idle for long. What goes wrong is on stderr, which is a log."""
+    os.chdir("/")  # whoever started it may want to remove the directory that it was started in
+    make_private_directory(client.folder())
+    stem = os.path.join(client.folder(), client.stem_of(device))
+    lock = os.open(f"{stem}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    for _ in range(int(LOCK_LIMIT_S / LOCK_PAUSE_S)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:  # another one serves, or is on its way out
+            pause(LOCK_PAUSE_S)
+    else:
+        return
+    _remove_leftovers(stem)
+    with contextlib.suppress(OSError):
+        os.truncate(f"{stem}.log", 0)
+    scratch = tempfile.mkdtemp(prefix="shotclock-ui-")
+    for ending, text in ((".tmp", scratch), (".device", device)):
+        with open(f"{stem}{ending}", "w", encoding="utf-8") as file:
+            file.write(text)
+    try:
+        asyncio.run(Daemon(device, int(idle_ms), stem, scratch).serve())
+    finally:
+        _remove_leftovers(stem)
+        os._exit(0)
+
+
+def _remove_leftovers(stem: str) -> None:
+    """Remove the socket and the temporary files of this device's last daemon. Only who holds the lock may."""
+    for ending in (".sock", ".device"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{stem}{ending}")
+    with contextlib.suppress(OSError):
+        with open(f"{stem}.tmp", encoding="utf-8") as file:
+            scratch = file.read()
+        if os.path.basename(scratch).startswith("shotclock-ui-"):
+            shutil.rmtree(scratch, ignore_errors=True)
+        os.unlink(f"{stem}.tmp")
+
+
+@dataclass(slots=True)
+class _Holder:
+    """The execution that has the device."""
+
+    execution: Execution
+    pid: int
+    since_ns: int
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "commandId": self.execution.command_id,
+            "taskId": self.execution.task_id,
+            "source": self.execution.source,
+            "pid": self.pid,
+            "ageMs": (monotonic_ns() - self.since_ns) // NS_PER_MS,
+            "timeoutMs": self.execution.timeout_ms,
+        }
+
+
+class _Listener(CallListener):
+    """Hears what an execution says: events to its caller, and programs that its device wants to have run."""
+
+    def __init__(self, daemon: Daemon, tell: Any) -> None:
+        self._daemon, self._tell = daemon, tell
+        self._rest = ""
+        self.events: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+
+    def wrote(self, text: str) -> None:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            event = json.loads(line)
+            self.events = [*self.events, event][-KEPT_EVENTS:]
+            if event["event"] == "stepResult":
+                self.steps.append({name: item for name, item in event.items() if name != "event"})
+            self._tell(event)
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        if question == RUN_COMMAND and isinstance(value, dict):
+            return self._daemon.run_command(list(value["argv"]), int(value["within_ms"]))
+        if question == START_PROGRAM and isinstance(value, list):
+            return self._daemon.start_program(value)
+        return super().ask(question, value)
+
+
+class Daemon:
+    """One device, its runtime, and those who are connected."""
+
+    def __init__(self, device: str, idle_ms: int, stem: str, scratch: str) -> None:
+        self._device, self._idle_ms, self._stem, self._scratch = device, idle_ms, stem, scratch
+        self._runtime = self._new_runtime()
+        self._opened = False
+        self._changing = asyncio.Lock()
+        """Held while the device is opened or replaced."""
+        self._holder: _Holder | None = None
+        self._executing: asyncio.Task[Envelope] | None = None
+        self._last_ns = monotonic_ns()
+        self._ending = asyncio.Event()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def _new_runtime(self) -> Runtime:
+        environment = {**os.environ, "TMPDIR": self._scratch}
+        return Runtime(
+            operations=(OPEN, CLOSE, CHANGING),
+            host_process=True,
+            program=Program(imports=(_SESSION,)),
+            environment=environment,
+        )
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._ending.set)
+        path = f"{self._stem}.sock"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        client.with_short_path(path, listener.bind)
+        os.chmod(path, 0o600)
+        listener.listen(64)
+        listener.setblocking(False)
+        await self._runtime.__aenter__()
+        loop.add_reader(listener.fileno(), self._accept, listener)
+        try:
+            while not self._ending.is_set():
+                await self._wait_idle()
+        finally:
+            loop.remove_reader(listener.fileno())
+            listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            await self._leave()
+
+    async def _wait_idle(self) -> None:
+        """Wait until the end is said, or it may have become idle. Bounded by the idle time."""
+        left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
+        if left_s <= 0 and self._holder is None:
+            self._ending.set()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), max(0.05, left_s))
+
+    async def _leave(self) -> None:
+        if self._executing is not None:
+            self._executing.cancel()
+        elif self._opened:
+            await self._runtime.call(CLOSE, {"device": self._device})
+        await self._runtime.close()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
+
+    # --- those who connect ------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        if peer_of(connection)[1] != os.geteuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = asyncio.ensure_future(self._serve(connection))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=MOST_REQUEST_BYTES)
+        try:
+            try:
+                line = await asyncio.wait_for(reader.readline(), READ_LIMIT_S)
+                request = json.loads(line)
+                command_id, verb = str(request["commandId"]), str(request["do"])
+            except (TimeoutError, ValueError, KeyError, TypeError):
+                return
+
+            def tell(**told: object) -> None:
+                writer.write(json.dumps({"commandId": command_id, **told}).encode() + b"\n")
+
+            envelope = await self._answer(verb, request, tell, reader)
+            tell(envelope=envelope.to_dict())
+            with contextlib.suppress(TimeoutError, OSError):
+                await asyncio.wait_for(writer.drain(), WRITE_LIMIT_S)
+        except ConnectionError:  # it has left
+            pass
+        finally:
+            self._last_ns = monotonic_ns()
+            writer.close()
+
+    async def _answer(self, verb: str, request: dict[str, Any], tell: Any, reader: asyncio.StreamReader) -> Envelope:
+        match verb:
+            case "execute":
+                return await self._execute(request, tell, reader)
+            case "start":
+                began_ns = monotonic_ns()
+                failed = await self._open()
+                call = self._runtime.begin(OPEN, {}, began_ns=began_ns)
+                return failed or await self._runtime.conclude(call, _come_to(self._status()))
+            case "stop":
+                call = self._runtime.begin(CLOSE, {}, Clocks(timeout_ms=client.STOP_LIMIT_MS))
+                return await self._runtime.conclude(call, self._stop())
+        return await self._runtime.conclude(self._runtime.begin(STATUS, {}), _come_to(self._status()))
+
+    def _status(self) -> Outcome:
+        holder = None if self._holder is None else self._holder.describe()
+        data: dict[str, object] = {
+            "device": self._device,
+            "pid": os.getpid(),
+            "open": self._opened,
+            "holder": holder,
+            "idleMs": self._idle_ms,
+        }
+        return Outcome(Ending.FINISHED, data=data)
+
+    async def _stop(self) -> Outcome:
+        """Stop everything of the device, and then the daemon."""
+        executing = self._executing
+        if executing is not None:
+            executing.cancel()
+            await asyncio.wait([executing], timeout=client.STOP_LIMIT_MS / 2000)
+        async with self._changing:
+            if self._opened:
+                await self._runtime.call(CLOSE, {"device": self._device})
+            await self._runtime.close()
+            self._opened = False
+        self._ending.set()
+        return Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
+
+    # --- the device -------------------------------------------------------------------------------------------
+
+    async def _open(self) -> Envelope | None:
+        """See to it that the device is open. Return the envelope that says why it is not."""
+        async with self._changing:
+            if self._opened:
+                return None
+            call = self._runtime.begin(OPEN, {"device": self._device})
+            listener = _Listener(self, lambda event: None)
+            envelope = await self._runtime.conclude(call, self._judge_start(call, listener))
+            self._opened = envelope.ok
+            if not envelope.ok:
+                await self._replace_runtime()
+            return None if envelope.ok else envelope
+
+    async def _judge_start(self, call: Call, listener: CallListener) -> Outcome:
+        outcome = await self._runtime.perform(call, listener)
+        problem = outcome.problem() if callable(outcome.problem) else outcome.problem
+        if problem is not None and problem.code != "DEVICE_UNAVAILABLE":
+            message = f"{self._device} could not be started: {problem.message}"
+            outcome.problem = replace_fields(problem, code="DEVICE_UNAVAILABLE", message=message, entry=None)
+        outcome.side_effects = SideEffects.NONE
+        outcome.survivors, outcome.warnings = (), ()  # what was started for the device is meant to stay
+        return outcome
+
+    async def _replace(self) -> None:
+        """Kill all of the device; the next execution opens another."""
+        async with self._changing:
+            if self._opened and not self._ending.is_set():
+                self._opened = False
+                await self._replace_runtime()
+
+    async def _replace_runtime(self) -> None:
+        await self._runtime.close()
+        self._runtime = self._new_runtime()
+        await self._runtime.__aenter__()
+
+    async def run_command(self, argv: list[str], within_ms: int) -> dict[str, object]:
+        """Run a program for a device, in its own tree. Raises Failure."""
+        output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
+        stdout = base64.b64encode(output.stdout).decode()
+        return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
+
+    async def start_program(self, argv: list[str]) -> None:
+        """Start a program for a device that outlives us. Raises Failure."""
+        await RuntimeServices(self._runtime).start_program(argv)
+
+    # --- executions -------------------------------------------------------------------------------------------
+
+    async def _execute(self, request: dict[str, Any], tell: Any, reader: asyncio.StreamReader) -> Envelope:
+        began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
+        try:
+            execution = read_execution(request.get("execution"), timeout_ms=request.get("timeoutMs"))
+            if self._holder is not None:
+                raise self._conflict(self._holder)
+        except Failure as failure:
+            outcome = failure_outcome(failure)
+            outcome.ending = Ending.NOT_STARTED
+            call = self._runtime.begin(LOOKING, {}, began_ns=began_ns)
+            call.caller = trace or call.caller
+            return await self._runtime.conclude(call, _come_to(outcome))
+        self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
+        try:
+            if (failed := await self._open()) is not None:
+                return failed
+            tell(begun=True)
+            call = self._begin(execution, request.get("remainingMs"), began_ns)
+            call.caller = trace or call.caller
+            work = self._run(execution, call, lambda event: tell(event=event))
+            self._executing = asyncio.ensure_future(work)
+            left = asyncio.ensure_future(reader.read(1))
+            try:
+                await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
+                if not self._executing.done():  # its caller has left: nobody wants the rest
+                    self._executing.cancel()
+                    await asyncio.wait([self._executing], timeout=GRACE_MS / 1000 + LEAVE_LIMIT_S)
+                return await self._executing
+            finally:
+                left.cancel()
+        finally:
+            self._executing = self._holder = None
+
+    def _conflict(self, holder: _Holder) -> Failure:
+        shown = holder.describe()
+        message = f"{self._device} has been busy with {shown['commandId']} of {shown['source']} for {shown['ageMs']} ms"
+        left_ms = max(0, holder.execution.timeout_ms - int(str(shown["ageMs"])))
+        context = {"holder": shown, "device": self._device}
+        return Failure("EXECUTION_CONFLICT_IN_FLIGHT", message, context=context, retry_after_ms=left_ms)
+
+    def _begin(self, execution: Execution, remaining_ms: Any, began_ns: int) -> Call:
+        """Start the clocks of an execution: its own time, or what its caller has left, and what is waited for it."""
+        within_ms = remaining_ms if isinstance(remaining_ms, int) else None
+        limit_ms = execution.timeout_ms if within_ms is None else max(1, min(execution.timeout_ms, within_ms))
+        clocks = Clocks(timeout_ms=limit_ms + RESULT_MARGIN_MS - ANSWER_RESERVE_MS, grace_ms=GRACE_MS)
+        arguments = {"device": self._device, "execution": execution.written, "within_ms": within_ms}
+        operation = CHANGING if execution.mutates else LOOKING
+        return self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
+
+    async def _run(self, execution: Execution, call: Call, tell: Any) -> Envelope:
+        listener = _Listener(self, tell)
+        envelope = await self._runtime.conclude(call, self._judge(execution, call, listener))
+        data = envelope.data
+        page = data.get("page") if isinstance(data, dict) else None
+        if not isinstance(page, dict) or page.get("next") == "none":
+            self._replacing = asyncio.ensure_future(self._replace())  # the answer need not wait for it
+        return envelope
+
+    async def _judge(self, execution: Execution, call: Call, listener: _Listener) -> Outcome:
+        outcome = await self._runtime.perform(call, listener)
+        return judge_result(execution, self._device, outcome, listener.events, listener.steps)
+
+
+def judge_result(
+    execution: Execution,
+    device: str,
+    outcome: Outcome,
+    events: list[dict[str, Any]],
+    steps: list[dict[str, Any]],
+) -> Outcome:
+    """Make the outcome of an execution from what its process gave, or did not give."""
+    problem = outcome.problem() if callable(outcome.problem) else outcome.problem
+    known: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}
+    if problem is None:
+        result = outcome.value
+        if (trouble := find_malformed(execution, result)) is None:
+            return _outcome_of_result(result, device)
+        problem = Problem("RESULT_ENVELOPE_MALFORMED", f"the result cannot be read: {trouble}", context=known)
+        outcome.ending = Ending.FINISHED
+    elif problem.code == "TIMEOUT":
+        limit_ms = execution.timeout_ms if problem.fired is None else problem.fired.limit_ms
+        message = f"{device} gave no result of an execution of {execution.timeout_ms} ms within {limit_ms} ms"
+        problem = replace_fields(
+            problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=known, suggestion=HINT, entry=None
+        )
+    elif problem.code != "CANCELLED":
+        message = f"the process of {device} ended in the middle: {problem.message}"
+        problem = replace_fields(problem, code="DEVICE_LOST", message=message, context=known, entry=None)
+    begun = [event for event in events if event["event"] == "step"]
+    last = begun[-1] if begun else None
+    outcome.problem = problem
+    outcome.data = {
+        "commandId": execution.command_id,
+        "taskId": execution.task_id,
+        "status": "failed",
+        "stepResults": steps,
+        "position": {
+            "index": -1 if last is None else last["index"],
+            "actionId": None if last is None else last["id"],
+            "completed": sum(bool(step["success"]) for step in steps),
+            "total": len(execution.actions),
+        },
+        "page": {"state": "lost", "where": None, "next": "none"},
+    }
+    unfinished = last is not None and len(steps) <= last["index"]
+    action = execution.actions[last["index"]] if last is not None and unfinished else None
+    effects = effects_of_steps(execution, steps)
+    outcome.side_effects = SideEffects.UNKNOWN if action is not None and action.kind.mutates else effects
+    return outcome
+
+
+def _outcome_of_result(result: Any, device: str) -> Outcome:
+    error = result["error"]
+    data = {name: item for name, item in result.items() if name not in ("error", "effects")}
+    problem = None
+    if error is not None:
+        context = {name: item for name, item in error.items() if name not in ("code", "message")}
+        problem = Problem(error["code"], error["message"], context={**context, "device": device})
+    return Outcome(Ending.FINISHED, problem, data, side_effects=SideEffects(result["effects"]))
+
+
+def find_malformed(execution: Execution, result: Any) -> str | None:
+    """Return what is wrong with the shape of a result, if anything is."""
+    if not isinstance(result, dict):
+        return f"it is {type(result).__name__}, not an object"
+    if result.get("commandId") != execution.command_id:
+        return f"it is of {result.get('commandId')!r:.80}, not of {execution.command_id!r}"
+    if result.get("status") not in ("success", "failed", "partial"):
+        return f"its status is {result.get('status')!r:.80}"
+    if (result["status"] == "success") != (result.get("error") is None):
+        return "status and error contradict each other"
+    steps = result.get("stepResults")
+    ids = [action.id for action in execution.actions]
+    if not isinstance(steps, list) or [_id_of(step) for step in steps] != ids[: len(steps)]:
+        return "its stepResults are not those of the actions"
+    if not isinstance(result.get("page"), dict) or not isinstance(result.get("position"), dict):
+        return "page or position is missing"
+    if result.get("effects") not in tuple(SideEffects):
+        return f"its effects are {result.get('effects')!r:.80}"
+    return None
+
+
+def _id_of(step: Any) -> Any:
+    return step.get("id") if isinstance(step, dict) and isinstance(step.get("success"), bool) else None
+
+
+async def _come_to(outcome: Outcome) -> Outcome:
+    return outcome

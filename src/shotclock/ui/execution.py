@@ -1,0 +1,400 @@
+"""An execution on a device: one action after the other, each in its budget, and a result whatever happens.
+
+The result is plain data, as it goes from the process of the device to whoever waits for it:
+
+    {"commandId": …, "taskId": …, "status": "success" | "failed" | "partial",
+     "stepResults": [{"id": …, "actionType": …, "success": …, "data": {…}}],     every step that ran
+     "position": {"index": 2, "actionId": "wait-1", "completed": 2, "total": 4},  how far it came
+     "page": {"state": "same" | "changed" | "unresponsive" | "lost", "where": …, "next": "same" | "recovered" | …},
+     "error": null | {"code": …, "message": …, "actionId": …, "clock": {…}},
+     "effects": "none" | "partial" | "complete" | "unknown", "durationMs": …}
+
+It is made at `timeoutMs` at the latest; only finding out what became of the page, and mending it, comes after that, in
+less than the margin that whoever waits for the result has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired
+from ..core.envelope import describe_exception
+from ..core.errors import Failure, SideEffects
+from ..core.value_types import record, replace_fields, value
+from ..process.clock import monotonic_ns
+from . import budgets
+from .device import Device, Place, Snapshot
+from .payload import (
+    Action,
+    Click,
+    CloseApp,
+    EnterText,
+    Execution,
+    OpenApp,
+    OpenUri,
+    PressKey,
+    ReadKeyValuePair,
+    ReadText,
+    Scroll,
+    ScrollUntil,
+    SleepParams,
+    SnapshotUi,
+    TakeScreenshot,
+    WaitForNavigation,
+    WaitForNode,
+)
+
+T = TypeVar("T")
+Event = dict[str, object]
+
+# How much later than it was asked to a device is cancelled that did not answer.
+GUARD_MS = 150
+# How long a device that failed has to say what it shows. One that is frozen runs it out.
+LOOK_MS = 1_000
+# How long one that did not answer has to become usable again. With LOOK_MS less than what is waited for the result.
+RECOVER_MS = 2_500
+# The most of an image that goes into a result; larger ones want a path.
+MAX_IMAGE_BYTES = 4_000_000
+
+_TIMEOUTS = ("WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
+
+
+@value
+class StepBudget:
+    """What one step has, and whose clock that is."""
+
+    limit_ms: int
+    owner: str
+    fired: Fired
+    """The clock that rings at its end, as it was set; the time until then is not in it."""
+    since_ns: int
+    """When that clock began."""
+
+    def ring(self) -> dict[str, object]:
+        """Return the clock as it rings now."""
+        elapsed_ms = (monotonic_ns() - self.since_ns) // NS_PER_MS
+        return replace_fields(self.fired, elapsed_ms=elapsed_ms).as_context()
+
+
+@record
+class ExecutionRun:
+    """An execution under way."""
+
+    execution: Execution
+    device: Device
+    on_event: Callable[[Event], None]
+    """Told of every step as it begins and ends. Does not wait."""
+    within_ms: int | None = None
+    """What whoever waits for the result has left, where that is less than the execution's own time."""
+
+    async def run(self) -> dict[str, Any]:
+        """Run the actions and return the result. Raises only what cancels it."""
+        execution = self.execution
+        started_ns = monotonic_ns()
+        deadline = Deadline.after_ms(started_ns, budgets.usable_ms(self._limit_ms))
+        before = self.device.place_seen()
+        if before is None:
+            before = await self._glance()
+        steps: list[dict[str, Any]] = []
+        failures: list[dict[str, Any]] = []
+        page: dict[str, object] | None = None
+        index, in_a_row = -1, 0
+        for index, action in enumerate(execution.actions):
+            budget = self._budget(action, deadline, started_ns)
+            if budget is None:
+                index -= 1
+                failures.append(self._ran_out(action, started_ns))
+                break
+            self.on_event({"event": "step", "id": action.id, "actionType": action.type, "index": index})
+            step, error = await self._step(action, budget)
+            steps.append(step)
+            self.on_event({"event": "stepResult", **step})
+            page = None
+            if error is None:
+                in_a_row = 0
+                continue
+            failures.append(error)
+            in_a_row += 1
+            page = await self._examine(before, error)
+            if execution.mode != "best_effort":
+                break
+            if in_a_row >= budgets.BEST_EFFORT_MAX_FAILURES or page["next"] == "none":
+                break
+        if page is None:
+            page = self._seen(before)
+        return self._result(steps, failures, index, page, started_ns)
+
+    @property
+    def _limit_ms(self) -> int:
+        own_ms = self.execution.timeout_ms
+        return own_ms if self.within_ms is None else max(1, min(own_ms, self.within_ms))
+
+    @property
+    def _owner(self) -> str:
+        return f"execution {self.execution.command_id}" if self._limit_ms == self.execution.timeout_ms else "caller"
+
+    # --- one step -------------------------------------------------------------------------------------------
+
+    def _budget(self, action: Action, deadline: Deadline, started_ns: int) -> StepBudget | None:
+        """Return what the action has: its own budget or its type's, inside what is left of the execution."""
+        now_ns = monotonic_ns()
+        left_ms = deadline.remaining_ms(now_ns)
+        if left_ms <= 0:
+            return None
+        wanted_ms = action.kind.default_ms if action.limit_ms is None else action.limit_ms
+        if wanted_ms <= left_ms:
+            owner = f"action {action.id}"
+            return StepBudget(wanted_ms, owner, Fired(ClockKind.TIMEOUT, owner, wanted_ms, 0), now_ns)
+        return StepBudget(left_ms, self._owner, Fired(ClockKind.TIMEOUT, self._owner, self._limit_ms, 0), started_ns)
+
+    async def _step(self, action: Action, budget: StepBudget) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return the result of one step, and why it failed."""
+        error: dict[str, Any] | None = None
+        try:
+            if isinstance(action.params, SleepParams):
+                data = await _sleep(action.params.duration_ms, budget)
+            else:
+                async with asyncio.timeout((budget.limit_ms + GUARD_MS) / 1000):
+                    data = await perform(self.device, action, budget.limit_ms)
+        except TimeoutError:
+            # Our own guard: a device says by a Failure that it was waited for in vain.
+            code = "OPERATION_TIMEOUT" if budget.owner == self._owner else _timeout_code(action)
+            message = f"{action.type} {action.id} was not answered within {budget.limit_ms} ms"
+            error = {"code": code, "message": message}
+        except Failure as failure:
+            error = {"code": failure.code, "message": str(failure), **({"data": failure.data} if failure.data else {})}
+        except Exception as bug:
+            name, text, lines = describe_exception(bug)
+            error = {"code": "INTERNAL_ERROR", "message": f"{name}: {text}", "traceback": lines}
+        if error is None:
+            return {"id": action.id, "actionType": action.type, "success": True, "data": data}, None
+        if error["code"] in _TIMEOUTS:
+            error["clock"] = budget.ring()
+        step = {"id": action.id, "actionType": action.type, "success": False, "data": error}
+        return step, {**error, "actionId": action.id, "actionType": action.type}
+
+    def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
+        """Say that the execution's time was over before an action began."""
+        limit_ms = self._limit_ms
+        elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
+        fired = Fired(ClockKind.TIMEOUT, self._owner, limit_ms, elapsed_ms)
+        return {
+            "code": "OPERATION_TIMEOUT",
+            "message": f"the {limit_ms} ms of the execution ran out before {action.type} {action.id} began",
+            "clock": fired.as_context(),
+        }
+
+    # --- the page -------------------------------------------------------------------------------------------
+
+    async def _glance(self) -> Place | None:
+        try:
+            return await _guarded(self.device.look(LOOK_MS), LOOK_MS)
+        except (Failure, TimeoutError):
+            return None
+
+    def _seen(self, before: Place | None) -> dict[str, object]:
+        """Say what is shown after everything went well, without asking for it."""
+        return _page(self.device.place_seen(), before)
+
+    async def _examine(self, before: Place | None, error: dict[str, Any]) -> dict[str, object]:
+        """Find out what a failed step left of the page, and see to it that the next execution has one."""
+        state, where = "unresponsive", None if before is None else before.where
+        try:
+            return _page(await _guarded(self.device.look(LOOK_MS), LOOK_MS), before)
+        except TimeoutError:
+            pass
+        except Failure as failure:
+            if failure.code == "DEVICE_LOST":
+                state = "lost"
+        page: dict[str, object] = {"state": state, "where": where, "next": "none"}
+        try:
+            now = await _guarded(self.device.recover(RECOVER_MS), RECOVER_MS)
+        except (Failure, TimeoutError):
+            return page
+        page["next"] = "recovered" if before is not None and now.document == before.document else "fresh"
+        return page
+
+    # --- the result -----------------------------------------------------------------------------------------
+
+    def _result(
+        self,
+        steps: list[dict[str, Any]],
+        failures: list[dict[str, Any]],
+        index: int,
+        page: dict[str, object],
+        started_ns: int,
+    ) -> dict[str, Any]:
+        execution = self.execution
+        completed = sum(step["success"] for step in steps)
+        error: dict[str, Any] | None = None
+        status = "success"
+        if failures:
+            error, status = failures[0], "failed"
+            if execution.mode == "best_effort" and completed:
+                status = "partial"
+                message = f"{completed} of {len(execution.actions)} actions succeeded; first: {failures[0]['message']}"
+                error = {**failures[0], "code": "PARTIAL_FAILURE", "message": message, "failures": failures}
+        return {
+            "commandId": execution.command_id,
+            "taskId": execution.task_id,
+            "status": status,
+            "stepResults": steps,
+            "position": {
+                "index": index,
+                "actionId": execution.actions[index].id if index >= 0 else None,
+                "completed": completed,
+                "total": len(execution.actions),
+            },
+            "page": page,
+            "error": error,
+            "effects": effects_of_steps(execution, steps).value,
+            "durationMs": (monotonic_ns() - started_ns) // NS_PER_MS,
+        }
+
+
+def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideEffects:
+    """Return what an execution may have changed, from the steps that ran: a step that changes something and failed may
+    have changed anything."""
+    kinds = {action.id: action.kind for action in execution.actions}
+    changing = [step for step in steps if kinds[step["id"]].mutates]
+    if not changing:
+        return SideEffects.NONE
+    refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried
+    done = [step for step in changing if step["success"] or step["data"].get("code") not in refused]
+    if not done:
+        return SideEffects.NONE
+    if not all(step["success"] for step in done):
+        return SideEffects.UNKNOWN
+    is_whole = len(steps) == len(execution.actions) and all(step["success"] for step in steps)
+    return SideEffects.COMPLETE if is_whole else SideEffects.PARTIAL
+
+
+def _page(now: Place | None, before: Place | None) -> dict[str, object]:
+    if now is None:
+        return {"state": "unknown", "where": None, "next": "same"}
+    is_same = before is not None and now.document == before.document
+    return {"state": "same" if is_same else "changed", "where": now.where, "next": "same"}
+
+
+def _timeout_code(action: Action) -> str:
+    if action.type in ("wait_for_node", "wait_for_navigation", "scroll_until"):
+        return "WAIT_TIMEOUT"
+    is_question = action.type in ("read_text", "read_key_value_pair", "snapshot_ui", "take_screenshot")
+    return "EVAL_TIMEOUT" if is_question else "OPERATION_TIMEOUT"
+
+
+async def _guarded(asked: Awaitable[T], within_ms: int) -> T:
+    async with asyncio.timeout((within_ms + GUARD_MS) / 1000):
+        return await asked
+
+
+async def _sleep(duration_ms: int, budget: StepBudget) -> dict[str, object]:
+    await asyncio.sleep(min(duration_ms, budget.limit_ms) / 1000)
+    if budget.limit_ms < duration_ms:
+        message = f"only {budget.limit_ms} ms were left of the execution, and {duration_ms} were to be slept"
+        raise Failure("OPERATION_TIMEOUT", message)
+    return {"durationMs": duration_ms}
+
+
+# --- actions ------------------------------------------------------------------------------------------------
+
+
+async def perform(device: Device, action: Action, within_ms: int) -> dict[str, object]:
+    """Do one action on a device. Raises what the device raises, and Failure where an action is more than one order to
+    it."""
+    match action.params:
+        case OpenApp() as params:
+            return await device.open_app(params.application_id, within_ms)
+        case OpenUri() as params:
+            return await device.open_uri(params.uri, within_ms)
+        case CloseApp() as params:
+            return await device.close_app(params.application_id, within_ms)
+        case Click() as params:
+            return await device.click(params, within_ms)
+        case EnterText() as params:
+            return await device.enter_text(params, within_ms)
+        case PressKey() as params:
+            return await device.press_key(params.key, within_ms)
+        case Scroll() as params:
+            return {"moved": await device.scroll(params, within_ms)}
+        case ScrollUntil() as params:
+            return await _scroll_until(device, params, within_ms)
+        case ReadText() as params:
+            texts = await device.read_text(params.matcher, within_ms)
+            return {"text": texts[0]} | ({"all": texts} if params.all else {})
+        case ReadKeyValuePair() as params:
+            label, text = await device.read_key_value_pair(params.label_matcher, within_ms)
+            return {"label": label, "value": text}
+        case SnapshotUi() as params:
+            return shorten_snapshot(await device.snapshot(within_ms), params.max_bytes)
+        case TakeScreenshot() as params:
+            return await _keep_image(await device.screenshot(within_ms), params.path)
+        case WaitForNode() as params:
+            return await device.wait_for_node(params.matcher, params.state, within_ms)
+        case WaitForNavigation() as params:
+            return await device.wait_for_navigation(params, within_ms)
+    raise Failure("ACTION_UNSUPPORTED", f"{action.type} cannot be done")
+
+
+def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
+    """Return as many whole lines as fit, and how many are left out."""
+    lines, size = [], 0
+    every = snapshot.text.splitlines()
+    for line in every:
+        size += len(line.encode("utf-8", "replace")) + 1
+        if size > max_bytes:
+            break
+        lines.append(line)
+    left = len(every) - len(lines)
+    data: dict[str, object] = {"text": "\n".join(lines), "where": snapshot.place.where, "truncated": bool(left)}
+    if left:
+        data["linesLeftOut"] = left
+    return data
+
+
+async def _scroll_until(device: Device, params: ScrollUntil, within_ms: int) -> dict[str, object]:
+    deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+    scrolled = 0
+    while True:
+        left_ms = deadline.remaining_ms(monotonic_ns())
+        if left_ms <= 0:
+            why = f"in {within_ms} ms"
+            break
+        if await device.sees(params.matcher, left_ms):
+            return {"scrolls": scrolled}
+        if scrolled >= params.max_scrolls:
+            why = f"after {scrolled} scrolls"
+            break
+        container = {} if params.container is None else {"container": params.container}
+        step = Scroll.model_validate({"direction": params.direction, **container})
+        left_ms = deadline.remaining_ms(monotonic_ns())
+        if not await device.scroll(step, max(1, left_ms)):
+            why = f"at the end, after {scrolled} scrolls"
+            break
+        scrolled += 1
+    raise Failure("WAIT_TIMEOUT", f"no node with {params.matcher.describe()} was found {why}")
+
+
+async def _keep_image(image: bytes, path: str | None) -> dict[str, object]:
+    data: dict[str, object] = {"mimeType": "image/png", "bytes": len(image)}
+    if path is None:
+        if len(image) > MAX_IMAGE_BYTES:
+            message = f"the image has {len(image)} bytes; at most {MAX_IMAGE_BYTES} go into a result: give a path"
+            raise Failure("ACTION_FAILED", message)
+        return data | {"image": base64.b64encode(image).decode()}
+    if not os.path.isabs(path):
+        raise Failure("ACTION_FAILED", f"the path of a screenshot must be absolute, and is {path!r}")
+    try:
+        await asyncio.to_thread(_write, path, image)
+    except OSError as error:
+        raise Failure("ACTION_FAILED", f"the image cannot be written to {path}: {error.strerror or error}") from error
+    return data | {"path": path}
+
+
+def _write(path: str, image: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(image)

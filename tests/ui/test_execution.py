@@ -1,0 +1,152 @@
+"""The order of an execution: what each step has, what is told of it, where it ends and what it may have changed."""
+
+from typing import Any
+
+import pytest
+
+from shotclock.ui.device import Place, Snapshot
+from shotclock.ui.execution import shorten_snapshot
+
+from .conftest import MemoryDevice, act, execution, fail, hang, run_on
+
+SNAP = {"id": "snap", "type": "snapshot_ui"}
+
+
+def ids(result: dict[str, Any]) -> list[tuple[str, bool]]:
+    return [(step["id"], step["success"]) for step in result["stepResults"]]
+
+
+def test_every_step_has_a_result_and_the_whole_one_too() -> None:
+    events: list[Any] = []
+    result = run_on(
+        MemoryDevice({"Price": lambda ms: ["5 €"]}), execution(act("read_text", "r", "Price"), SNAP), events
+    )
+    assert result["status"] == "success" and result["error"] is None
+    assert result["stepResults"][0] == {"id": "r", "actionType": "read_text", "success": True, "data": {"text": "5 €"}}
+    assert result["position"] == {"index": 1, "actionId": "snap", "completed": 2, "total": 2}
+    assert result["page"] == {"state": "same", "where": "memory:start", "next": "same"}
+    assert [event["event"] for event in events] == ["step", "stepResult"] * 2
+    assert result["effects"] == "none"
+
+
+def test_what_follows_a_failed_step_does_not_run() -> None:
+    device = MemoryDevice({"Go": fail("ACTION_FAILED")})
+    result = run_on(device, execution(act("click", "a", "A"), act("click", "b", "Go"), SNAP))
+    assert ids(result) == [("a", True), ("b", False)] and result["status"] == "failed"
+    assert (result["error"]["code"], result["error"]["actionId"]) == ("ACTION_FAILED", "b")
+    assert result["position"] == {"index": 1, "actionId": "b", "completed": 1, "total": 3}
+    assert result["effects"] == "unknown"
+
+
+def test_a_step_has_its_own_budget_or_what_is_left_of_the_execution() -> None:
+    device = MemoryDevice()
+    run_on(device, execution(act("click", "a", "A", timeoutMs=700), act("click", "b", "B"), timeout_ms=5000))
+    (_, own), (_, left) = device.asked
+    assert own == 700 and 4000 <= left <= 4500
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [
+        (act("wait_for_node", "x", "X", timeoutMs=50), "WAIT_TIMEOUT"),
+        (act("read_text", "x", "X", timeoutMs=50), "EVAL_TIMEOUT"),
+        (act("click", "x", "X", timeoutMs=50), "OPERATION_TIMEOUT"),
+    ],
+)
+def test_a_device_that_does_not_answer_is_told_by_what_it_was_asked(action: dict[str, Any], code: str) -> None:
+    result = run_on(MemoryDevice({"X": hang}), execution(action))
+    assert result["error"]["code"] == code
+    clock = result["error"]["clock"]
+    assert (clock["owner"], clock["limit_ms"]) == ("action x", 50) and clock["elapsed_ms"] >= 50
+
+
+def test_the_execution_ends_on_time_whatever_the_device_does() -> None:
+    result = run_on(MemoryDevice({"X": hang}), execution(act("press_key", "k", key="x"), timeout_ms=1000))
+    assert result["status"] == "success"
+    result = run_on(MemoryDevice({"X": hang}), execution(act("wait_for_node", "x", "X"), SNAP, timeout_ms=1000))
+    assert result["error"]["code"] == "OPERATION_TIMEOUT"
+    assert result["error"]["clock"]["owner"] == "execution c-1"
+    assert 900 <= result["durationMs"] < 1900 and ids(result) == [("x", False)]
+
+
+def test_a_frozen_page_is_told_and_replaced() -> None:
+    device = MemoryDevice({"X": hang})
+    device.answers, device.recovers_to = False, Place("about:blank", "d2")
+    result = run_on(device, execution(act("click", "x", "X", timeoutMs=50)))
+    assert result["page"] == {"state": "unresponsive", "where": "memory:start", "next": "fresh"}
+    device.answers, device.recovers_to = False, device.place
+    result = run_on(device, execution(act("click", "x", "X", timeoutMs=50)))
+    assert result["page"]["next"] == "recovered"
+
+
+def test_a_lost_device_is_told_even_where_nothing_brings_it_back() -> None:
+    device = MemoryDevice({"X": fail("DEVICE_LOST")})
+
+    def lose(within_ms: int) -> Any:
+        device.place = None
+        return fail("DEVICE_LOST")(within_ms)
+
+    device.script["X"] = lose
+    result = run_on(device, execution(act("click", "x", "X")))
+    assert result["error"]["code"] == "DEVICE_LOST"
+    assert result["page"] == {"state": "lost", "where": "memory:start", "next": "none"}
+
+
+def test_a_bug_of_a_device_is_told_as_one() -> None:
+    result = run_on(MemoryDevice({"X": lambda ms: 1 / 0}), execution(act("click", "x", "X")))
+    assert result["error"]["code"] == "INTERNAL_ERROR" and "ZeroDivisionError" in result["error"]["message"]
+
+
+def test_best_effort_goes_on_past_what_fails() -> None:
+    device = MemoryDevice({"B": fail("WAIT_TIMEOUT")})
+    actions = [act("click", "a", "A"), act("click", "b", "B"), act("click", "c", "C")]
+    result = run_on(device, execution(*actions, mode="best_effort"))
+    assert ids(result) == [("a", True), ("b", False), ("c", True)]
+    assert result["status"] == "partial" and result["error"]["code"] == "PARTIAL_FAILURE"
+    assert [each["actionId"] for each in result["error"]["failures"]] == ["b"]
+    assert result["effects"] == "partial"
+
+
+def test_best_effort_ends_after_five_failures_in_a_row() -> None:
+    device = MemoryDevice({"B": fail("ACTION_FAILED")})
+    steps = ["B"] * 4 + ["A"] + ["B"] * 6
+    actions = [act("click", f"s{n}", text) for n, text in enumerate(steps)]
+    result = run_on(device, execution(*actions, mode="best_effort"))
+    assert [step["success"] for step in result["stepResults"]] == [False] * 4 + [True] + [False] * 5
+    assert result["position"] == {"index": 9, "actionId": "s9", "completed": 1, "total": 11}
+
+
+def test_best_effort_without_any_success_fails_with_the_first_failure() -> None:
+    result = run_on(MemoryDevice({"B": fail("ACTION_FAILED")}), execution(act("click", "b", "B"), mode="best_effort"))
+    assert (result["status"], result["error"]["code"]) == ("failed", "ACTION_FAILED")
+
+
+def test_a_sleep_is_slept_and_one_that_does_not_fit_any_more_is_told() -> None:
+    assert run_on(MemoryDevice(), execution(act("sleep", "s", durationMs=30)))["durationMs"] >= 30
+    late = execution(act("click", "x", "X", timeoutMs=400), act("sleep", "s", durationMs=800), timeout_ms=1000)
+
+    async def slow(within_ms: int) -> None:
+        import asyncio
+
+        await asyncio.sleep(0.3)
+
+    result = run_on(MemoryDevice({"X": slow}), late)
+    assert result["error"]["code"] == "OPERATION_TIMEOUT" and 850 <= result["durationMs"] < 1500
+
+
+def test_scroll_until_looks_scrolls_and_ends_where_nothing_moves() -> None:
+    device = MemoryDevice({"X": fail("WAIT_TIMEOUT"), "scroll": lambda ms: True})
+    result = run_on(device, execution(act("scroll_until", "u", "X", maxScrolls=3)))
+    assert result["error"]["code"] == "WAIT_TIMEOUT" and "after 3 scrolls" in result["error"]["message"]
+    device.script["scroll"] = lambda ms: False
+    assert "at the end" in run_on(device, execution(act("scroll_until", "u", "X")))["error"]["message"]
+    device.script["X"] = lambda ms: {"found": 1}
+    assert run_on(device, execution(act("scroll_until", "u", "X")))["stepResults"][0]["data"]["scrolls"] == 0
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1000, 3), (16, 2), (15, 1), (1, 0)])
+def test_a_snapshot_is_cut_at_whole_lines(most: int, kept: int) -> None:
+    text = "- a\n- bbbbbbbbb\n- c"
+    data = shorten_snapshot(Snapshot(text, Place("x", "y")), most)
+    assert data["text"] == "\n".join(text.split("\n")[:kept])
+    assert data["truncated"] == (kept < 3) and data.get("linesLeftOut", 0) == 3 - kept
