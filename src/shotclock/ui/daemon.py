@@ -86,7 +86,10 @@ def main(device: str, idle_ms: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except BlockingIOError:  # another one serves, or is on its way out
+        except BlockingIOError:  # another one serves, comes up, or is on its way out
+            if (other := client.try_connect(device)) is not None:
+                other.close()
+                return
             pause(LOCK_PAUSE_S)
     else:
         return
@@ -101,6 +104,7 @@ def main(device: str, idle_ms: str) -> None:
         asyncio.run(Daemon(device, int(idle_ms), stem, scratch).serve())
     finally:
         _remove_leftovers(stem)
+        shutil.rmtree(scratch, ignore_errors=True)  # also where somebody has removed what says where it is
         os._exit(0)
 
 
