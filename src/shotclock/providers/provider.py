@@ -349,6 +349,8 @@ class StepCall:
     """With less than this left it is not started."""
     tools: FileTools | None = None
     """The tools of the file, for a step that calls them by itself."""
+    used_ms: int = 0
+    """What a process that died had used of the time of this try."""
 
     @property
     def name(self) -> str:
