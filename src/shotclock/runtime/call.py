@@ -199,6 +199,9 @@ class Work:
     def stop_unwound(self) -> None:
         """Stop it by the polite ladder: it did not end by itself."""
 
+    def kill(self) -> None:
+        """Kill it at once: somebody else is about to do the same work."""
+
     def move_bell(self) -> bool:
         """Take the call's bell, which is another one now. Return False where this kind of work cannot."""
         return False

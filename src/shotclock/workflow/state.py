@@ -105,6 +105,8 @@ class StepState:
     """What was decided about its time while it ran: overtime that was asked for, and that it was wound down."""
     cut_off_ms: int = 0
     """What the try that was cut off with its process had used of its time, where the next one has only the rest."""
+    try_began_ns: int = 0
+    """When the try began that it is in. Known only while it runs."""
     used_ms: int = 0
     """What its last try took. Known only while it runs."""
     earlier_effects: SideEffects = SideEffects.NONE
@@ -207,7 +209,8 @@ class StepState:
         return cls(**known)
 
 
-_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in ("used_ms", "earlier_effects"))
+_PASSING = ("try_began_ns", "used_ms", "earlier_effects")
+_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in _PASSING)
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
 _KEPT_BACK |= {"has_begun", "cut_off_ms"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)

@@ -286,7 +286,7 @@ class StepExecutor:
         while True:
             state.attempts += 1
             state.side_effects = None  # of the try before
-            began_ns = monotonic_ns()
+            began_ns = state.try_began_ns = monotonic_ns()
             try:
                 result = await self._try(work)
             except StepFailed:  # what it is to be tried with could not be made, so it was not

@@ -1,0 +1,318 @@
+"""The activities of a worker: one carries out a step with the executor and the supervisor of every run, the other
+renders the outputs of a run.
+
+A worker tells the engine by heartbeats that it has a step, and knows which of them have arrived. It stops the step by
+itself once none has for half the time after which the engine would give the step to somebody else, and it is gone when
+that time is over: so a step never runs twice at once, also behind a cut network.
+
+docs/design.md: R54, R55.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import AsyncActivityCancelledError, Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline, WallTime
+from ..core.envelope import Warning_, warning
+from ..core.errors import Failure, SideEffects
+from ..core.redaction import Redaction, looks_secret
+from ..core.trace import TraceContext
+from ..core.value_types import dataclass
+from ..inbox.inbox import Inbox
+from ..process.clock import monotonic_ns, wall_time
+from ..process.context import Scope
+from ..providers.provider import Providers, RunServices
+from ..providers.workflow import NestedRun
+from ..runtime.call import Call, admit
+from ..runtime.control import live_calls
+from ..runtime.loop_call import current_scope
+from ..runtime.runtime import Runtime
+from ..store.store import Store
+from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
+from ..workflow.schema import WorkflowFile
+from ..workflow.state import OutputsView, StepState, StepsView
+from ..workflow.step_executor import StepExecutor, trace_steps
+from ..workflow.step_renderer import StepFailed
+from .messages import OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, StepInput, StepReply
+
+# So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
+BEATS = 8
+# A cut-off step is stopped at this share of that time, killed at the second, and at the third the worker ends itself
+# with all that it runs: something in it does not do what it is told.
+STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
+
+
+class EngineClock:
+    """The clock of the engine, as far as one activity knows it: by the instant at which it was started."""
+
+    def __init__(self, started_ms: int, at_ns: int) -> None:
+        self._started_ms, self._at_ns = started_ms, at_ns
+
+    def now_ms(self) -> int:
+        return self.at_ms(monotonic_ns())
+
+    def at_ms(self, at_ns: int) -> int:
+        """Return an instant of this process on the engine's clock."""
+        return self._started_ms + (at_ns - self._at_ns) // NS_PER_MS
+
+    def deadline(self, at_ms: int) -> Deadline:
+        """Return the instant as a deadline of this process."""
+        return Deadline(self._at_ns + (at_ms - self._started_ms) * NS_PER_MS)
+
+    def ahead_ms(self) -> int:
+        """Return how far it is ahead of the wall clock here."""
+        return self.now_ms() - wall_time().ms
+
+
+@dataclass(frozen=True)
+class WorkerServices:
+    """What all steps of a worker share."""
+
+    client: Client
+    runtime: Runtime
+    store: Store
+    inbox: Callable[[], Inbox]
+    environment: Mapping[str, str]
+    folder: Path | None
+    """Where steps run whose file's own folder is not on this machine."""
+    exit_worker: Callable[[], None]
+    """Ends the worker at once, and with it all that it runs."""
+
+
+class Activities:
+    """The activities that a worker offers."""
+
+    def __init__(self, services: WorkerServices) -> None:
+        self._services = services
+
+    @activity.defn(name=STEP_ACTIVITY)
+    async def carry_out_step(self, given: dict[str, Any]) -> dict[str, Any]:
+        if given["version"] > VERSION:
+            raise RuntimeError(f"a later version asks for this step (messages {given['version']}, here {VERSION})")
+        async with _StepWork.open(given, self._services) as work:  # type: ignore[arg-type]
+            return dict(await work.carry_out())
+
+    @activity.defn(name=OUTPUTS_ACTIVITY)
+    async def render_outputs(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a run, and what went wrong with them."""
+        clock = _engine_clock()
+        workflow = WorkflowFile.model_validate({"steps": {"none": {"type": "command", "exec": "-"}}})
+        made: dict[str, Any] = {}
+        warnings: list[Warning_] = []
+        async with _open_context(given["run"], workflow, clock, self._services) as (context, executor):
+            for name, template in given["outputs"].items():
+                try:
+                    made[name] = await executor.renderer.render_output(template, _make_scope(given, context))
+                except StepFailed as failed:
+                    made[name] = None
+                    context.deadlines.note_fired(failed.fired)
+                    warnings.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
+            return {"outputs": made, "warnings": warnings, "is_cut_short": context.deadlines.have_rung}
+
+
+def _engine_clock() -> EngineClock:
+    return EngineClock(int(activity.info().started_time.timestamp() * 1000), monotonic_ns())
+
+
+def _make_scope(given: Mapping[str, Any], context: RunContext) -> dict[str, Any]:
+    """Return what templates see."""
+    states = {name: StepState.from_record(record) for name, record in given["visible"].items()}
+    run = {"id": context.run_id, "name": given["run"]["name"]}
+    fixed = {"inputs": given["run"]["inputs"], "env": context.base_env, "run": run}
+    return {**fixed, "outputs": OutputsView(states), "steps": StepsView(states)}
+
+
+@contextlib.asynccontextmanager
+async def _open_context(
+    run: Mapping[str, Any],
+    workflow: WorkflowFile,
+    clock: EngineClock,
+    services: WorkerServices,
+    make_deadlines: Callable[[Deadline | None], Deadlines] = lambda bell: Deadlines(bell, 0, frozenset()),
+) -> Any:
+    """Open what a step shares with its run, which is nowhere in this process but here."""
+    bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
+    call = _admit_run(run, bell, clock)
+    everything = dict(services.environment)
+    folder = Path(run["folder"])
+    if services.folder is not None and not os.path.isdir(folder):
+        folder = services.folder
+    providers = Providers(RunServices(services.inbox, environment=everything))
+    token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
+    context = RunContext(
+        run_id=run["run_id"],
+        workflow=workflow,
+        folder=folder,
+        files=tuple(run["files"]),
+        began_at=WallTime(run["began_at"] - clock.ahead_ms()),
+        store=services.store,
+        runtime=services.runtime,
+        providers=providers,
+        inbox=services.inbox,
+        person_wait=PersonWait(0),
+        slots=ParallelSlots(workflow.max_parallelism),
+        deadlines=make_deadlines(bell),
+        environment=everything,
+        base_env={name: value for name, value in everything.items() if not looks_secret(name)},
+        redaction=Redaction(everything),
+        on_change=None,
+        on_news=None,
+        call=call,
+    )
+    try:
+        yield context, StepExecutor(context, _refuse_nested)
+    finally:
+        current_scope.reset(token)
+        await providers.close()
+
+
+def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock) -> Call:
+    """Begin the call that stands for the run here: its clocks have run since the run began."""
+    call = admit(f"run {run['name']}", Clocks(timeout_ms=0), caller=TraceContext(run["trace_id"]))
+    call.started_ns = clock.deadline(run["began_at"]).at_ns
+    call.bound = Bound(bell, call.bound.grace_ms, run["limit_ms"], call.name, bell)
+    return call
+
+
+async def _refuse_nested(nested: NestedRun) -> Any:
+    raise Failure("STEP_INVALID", f"{nested.file}: a file inside another cannot be run on Temporal yet")
+
+
+class _StepWork:
+    """One step, while this worker has it."""
+
+    def __init__(self, given: StepInput, services: WorkerServices, clock: EngineClock) -> None:
+        self._given = given
+        self._services = services
+        self._clock = clock
+        self.state = StepState.from_record(given["state"])
+        self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
+        self._run_call: Call | None = None
+        self._is_ordered_off = False
+        """The run has been stopped, and with it the step."""
+        self._is_cut_off = False
+        """The engine has not been heard of for too long, or this worker is shut down: others have to go on with it."""
+        if self.state.cut_off_ms:
+            self.state.earlier_effects = SideEffects.UNKNOWN
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, given: StepInput, services: WorkerServices) -> Any:
+        clock = _engine_clock()
+        yield cls(given, services, clock)
+
+    async def carry_out(self) -> StepReply:
+        """Execute the step, and return its state, whatever ends it. A step that this worker may not have any more has
+        no reply: its tree is gone."""
+        given = self._given
+        workflow = WorkflowFile.model_validate(given["workflow"])
+        step = workflow.steps[given["step"]]
+        async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as (
+            context,
+            executor,
+        ):
+            self._run_call = context.call
+            execute = trace_steps(executor.execute, context.deadlines.of)
+            working = asyncio.ensure_future(execute(given["step"], step, self.state, _make_scope(given, context)))
+            holding = asyncio.ensure_future(self._hold(working))
+            parked = context.person_wait.parked
+            try:
+                await asyncio.wait([working, parked], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # the worker is being shut down: the run's orders come with heartbeats
+                self._is_cut_off = True
+            finally:
+                if not working.done():
+                    working.cancel()
+                    await asyncio.wait([working])  # bounded: a cancelled step is killed after its grace
+                holding.cancel()
+                await asyncio.wait([holding])
+            return self._reply(working, context)
+
+    def _make_deadlines(self, bell: Deadline | None) -> Deadlines:
+        given = self._given
+        clean_up = frozenset([given["step"]] if given["is_clean_up"] else ())
+        deadlines = Deadlines(bell, given["kept_ms"], clean_up)
+        if given["clean_up_by"] is not None:
+            left_ms = given["clean_up_by"] - self._clock.now_ms()
+            deadlines.begin_clean_up(monotonic_ns(), max(1, left_ms))
+        return deadlines
+
+    def _reply(self, working: asyncio.Future[None], context: RunContext) -> StepReply:
+        if not working.cancelled():
+            working.result()
+            return {"state": self.state.to_record()}
+        if self._is_cut_off:
+            return {"state": self._given["state"], "lost": self._describe_try()}
+        if context.person_wait.parked.done() and not self._is_ordered_off:
+            return {"state": self.state.to_parked().to_record(), "is_parked": True, "proposals": []}
+        return {"state": self.state.to_record(), "is_cancelled": True}
+
+    # --- holding on to it ---------------------------------------------------------------------------------
+
+    async def _hold(self, working: asyncio.Future[None]) -> None:
+        """Tell the engine that the step is here, and stop it where that has not been heard for too long."""
+        limit_ns = self._given["heartbeat_ms"] * NS_PER_MS
+        pause_s = limit_ns / BEATS / 1e9
+        handle = self._services.client.get_async_activity_handle(task_token=activity.info().task_token)
+        heard_ns = monotonic_ns()
+        while True:
+            stop_ns = heard_ns + int(limit_ns * STOP_SHARE)
+            await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
+            sent_ns = monotonic_ns()
+            try:
+                # Not only the call's own bound: it is made again where nobody answers.
+                async with asyncio.timeout(max(0.0, stop_ns - sent_ns) / 1e9):
+                    await handle.heartbeat(self._describe_try(), rpc_timeout=timedelta(seconds=pause_s))
+                heard_ns = sent_ns
+            except AsyncActivityCancelledError:
+                self._is_ordered_off = True
+                working.cancel()
+                heard_ns = sent_ns
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:  # it is not ours any more
+                    stop_ns = 0
+            except TimeoutError:
+                pass
+            if heard_ns != sent_ns and monotonic_ns() >= stop_ns:
+                self._is_cut_off = True
+                await self._give_up(working, limit_ns)
+                return
+
+    async def _give_up(self, working: asyncio.Future[None], limit_ns: int) -> None:
+        """Have the step gone before somebody else starts it."""
+        working.cancel()
+        await asyncio.wait([working], timeout=limit_ns * (KILL_SHARE - STOP_SHARE) / 1e9)
+        for call in list(live_calls.values()):
+            if call.work is not None and _is_inside(call, self._run_call):
+                call.work.kill()
+        await asyncio.wait([working], timeout=limit_ns * (EXIT_SHARE - KILL_SHARE) / 1e9)
+        if not working.done():
+            self._services.exit_worker()
+
+    def _describe_try(self) -> dict[str, int]:
+        """Return which try the step is in, and when that began, on the engine's clock."""
+        state = self.state
+        if state.attempts <= self._attempts_before:  # it has not begun
+            return {"attempts": self._attempts_before + 1, "try_began_at": self._clock.now_ms() - self._used_before_ms}
+        began_at = self._clock.at_ms(state.try_began_ns)
+        if state.attempts == self._attempts_before + 1:
+            began_at -= self._used_before_ms
+        return {"attempts": state.attempts, "try_began_at": began_at}
+
+
+def _is_inside(call: Call, outer: Call | None) -> bool:
+    """Return whether a call was made in another, however deep."""
+    inside: Call | None = call
+    while inside is not None and inside is not outer:
+        inside = inside.inside_of
+    return inside is not None
