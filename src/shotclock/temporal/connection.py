@@ -73,14 +73,12 @@ def read_address(text: str, environ: Mapping[str, str]) -> Address:
 
 
 async def connect(address: Address) -> Client:
-    """Connect to the engine. Raises Failure (ENGINE_UNREACHABLE) where that is not possible within a few seconds."""
+    """Connect to the engine. Raises Failure (CONNECT_FAILED) where that is not possible within a few seconds."""
     import asyncio
 
-    try:
-        from temporalio.client import Client, TLSConfig
-        from temporalio.service import RPCError
-    except ImportError:
-        raise Failure("EXTRA_MISSING", "temporalio is not installed; workflows on Temporal need it") from None
+    from temporalio.client import Client, TLSConfig
+    from temporalio.service import RPCError
+
     from .payloads import make_converter
 
     tls: TLSConfig | bool = False
@@ -103,7 +101,7 @@ async def connect(address: Address) -> Client:
             )
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:
         why = str(error) or f"no answer within {CONNECT_LIMIT_S:g}s"
-        raise Failure("ENGINE_UNREACHABLE", f"{address} cannot be reached: {why}") from None
+        raise Failure("CONNECT_FAILED", f"{address} cannot be reached: {why}") from None
 
 
 def _read(path: str | None) -> bytes | None:

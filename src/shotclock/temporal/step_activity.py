@@ -144,15 +144,12 @@ async def _open_context(
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
     call = _admit_run(run, bell, clock)
     everything = dict(services.environment)
-    folder = Path(run["folder"])
-    if services.folder is not None and not os.path.isdir(folder):
-        folder = services.folder
     providers = Providers(RunServices(services.inbox, environment=everything))
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
     context = RunContext(
         run_id=run["run_id"],
         workflow=workflow,
-        folder=folder,
+        folder=_find_folder(run["folder"], services.folder),
         files=tuple(run["files"]),
         began_at=WallTime(run["began_at"] - clock.ahead_ms()),
         store=services.store,
@@ -174,6 +171,11 @@ async def _open_context(
     finally:
         current_scope.reset(token)
         await providers.close()
+
+
+def _find_folder(of_file: str, here: Path | None) -> Path:
+    """Return where relative paths start: the folder of the file, or that of the worker where there is no such one."""
+    return here if here is not None and not os.path.isdir(of_file) else Path(of_file)
 
 
 def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock) -> Call:
