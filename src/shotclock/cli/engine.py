@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..core.value_types import value
+from ..process.clock import wall_time
 from ..runtime.call import Outcome
+from ..runtime.outcomes import failure_outcome
+from ..store.home import HOME_VARIABLE
+from ..store.store import Store
 from ..temporal.connection import connect, read_address
 from ..workflow.engine import RunCaller, RunRequest
+from ..workflow.report import Report
 from .output import StopSignal, raise_on_stop, say_line
 from .subcommand import admit_call, conclude, deliver
 
@@ -76,6 +83,64 @@ def dev_main(options: dict[str, Any], as_json: bool) -> int:
     return _serve_until_stopped("engine dev", serve, as_json)
 
 
+def cancel_on_engine(on: str, run_id: str) -> Outcome:
+    """Stop a run that an engine has, and say how it ended."""
+    _require_sdk()
+    from ..temporal.client import cancel
+
+    async def main() -> Envelope:
+        client = await connect(read_address(on, os.environ))
+        return await cancel(client.get_workflow_handle(run_id))
+
+    try:
+        ended = asyncio.run(main())
+    except Failure as failure:
+        return failure_outcome(failure)
+    data: Any = ended.data
+    shown = {"run_id": run_id, "code": ended.code, "ok": ended.ok, "steps": data["steps"] if data else {}}
+    return Outcome(Ending.FINISHED, data=shown)
+
+
+def report_on_engine(on: str, run_id: str) -> Report:
+    """Return the report of a run that an engine has. Raises Failure."""
+    _require_sdk()
+    from ..temporal.client import read_report
+
+    async def main() -> Report:
+        return await read_report(await connect(read_address(on, os.environ)), run_id, wall_time())
+
+    return asyncio.run(main())
+
+
+def decide_on_engine(on: str, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
+    """Do something with what the runs of an engine ask people. `decides`: it decides about the proposal of this id, and
+    only what its run has taken counts. Raises Failure."""
+    _require_sdk()
+    from ..temporal.client import pull_proposals, push_decision
+
+    address = read_address(on, os.environ)
+
+    async def pull(store: Store) -> dict[str, str]:
+        return await pull_proposals(await connect(address), store, id)
+
+    async def push(store: Store, run_id: str) -> None:
+        await push_decision(await connect(address), run_id, store, str(id))
+
+    before = os.environ.get(HOME_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="shotclock-inbox-") as home, Store.open(Path(home)) as store:
+        runs = asyncio.run(pull(store))
+        os.environ[HOME_VARIABLE] = home
+        try:
+            outcome = perform()
+        finally:
+            os.environ.pop(HOME_VARIABLE)
+            if before is not None:
+                os.environ[HOME_VARIABLE] = before
+        if decides and outcome.problem is None:
+            asyncio.run(push(store, runs[str(id)]))
+        return outcome
+
+
 @value
 class RunOnEngine:
     """A run that is given to an engine, or the id of one that it has."""
@@ -93,6 +158,6 @@ class RunOnEngine:
 
         client = await connect(read_address(self.on, os.environ))
         if isinstance(self.request, str):
-            return await wait_for_end(client.get_workflow_handle(self.request), caller)
+            return await wait_for_end(client.get_workflow_handle(self.request), caller, self.on)
         options = EngineOptions(self.queue or DEFAULT_QUEUE, self.heartbeat_ms or DEFAULT_HEARTBEAT_MS)
-        return await start(client, self.request, caller, options)
+        return await start(client, self.request, caller, options, self.on)

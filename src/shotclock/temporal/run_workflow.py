@@ -191,6 +191,7 @@ class RunWorkflow:
                 if self._is_over_without_worker(name, step, state, error):
                     return
                 continue
+            started_ms = state.started_ms
             _replace_state(state, StepState.from_record(reply["state"]))
             if reply.get("is_cancelled"):
                 raise asyncio.CancelledError
@@ -202,6 +203,7 @@ class RunWorkflow:
                 if state.is_cut_short:
                     self._deadlines.note_cut_short(name)
                 return
+            state.status, state.started_ms = Status.RUNNING, started_ms
             proposals = await self._wait_for_people(name, reply["proposals"])
 
     async def _carry_out(

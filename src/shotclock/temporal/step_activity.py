@@ -44,6 +44,7 @@ from ..workflow.state import OutputsView, StepState, StepsView
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed
 from .messages import OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, StepInput, StepReply
+from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
 BEATS = 8
@@ -219,6 +220,7 @@ class _StepWork:
         given = self._given
         workflow = WorkflowFile.model_validate(given["workflow"])
         step = workflow.steps[given["step"]]
+        unpack_proposals(given["proposals"], self._services.store, self._clock.ahead_ms())
         async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as (
             context,
             executor,
@@ -256,7 +258,9 @@ class _StepWork:
         if self._is_cut_off:
             return {"state": self._given["state"], "lost": self._describe_try()}
         if context.person_wait.parked.done() and not self._is_ordered_off:
-            return {"state": self.state.to_parked().to_record(), "is_parked": True, "proposals": []}
+            waiting = context.person_wait.parked_on.values()
+            asked = pack_proposals(self._given["step"], waiting, self._services.store, self._clock.ahead_ms())
+            return {"state": self.state.to_parked().to_record(), "is_parked": True, "proposals": asked}
         return {"state": self.state.to_record(), "is_cancelled": True}
 
     # --- holding on to it ---------------------------------------------------------------------------------
