@@ -71,6 +71,7 @@ async def start(
         "deadline_owner": "caller",
         "heartbeat_ms": options.heartbeat_ms,
         "queue": options.queue,
+        "env": {},
     }
     try:
         handle = await client.start_workflow(

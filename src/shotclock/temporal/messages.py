@@ -45,6 +45,8 @@ class RunInput(TypedDict):
     deadline_owner: str
     heartbeat_ms: int
     queue: str
+    env: dict[str, str]
+    """Variables of its own, which the step that it is a run of has set."""
 
 
 class StepInput(TypedDict):
@@ -52,7 +54,7 @@ class StepInput(TypedDict):
 
     version: int
     run: dict[str, Any]
-    """Its run: id, name, file, folder, files, trace_id, inputs, began_at, limit_ms, deadline_at, deadline_owner."""
+    """Its run: run_id, name, file, folder, files, trace_id, inputs, env, queue, began_at, limit_ms, deadline_at."""
     workflow: dict[str, Any]
     """The part of the file that the step needs."""
     step: str
@@ -67,6 +69,8 @@ class StepInput(TypedDict):
     heartbeat_ms: int
     proposals: list[dict[str, Any]]
     """What people have been asked for it."""
+    nested: dict[str, dict[str, Any]]
+    """The envelopes of the runs inside it that have ended, by their ids."""
 
 
 class StepReply(TypedDict, total=False):
@@ -77,8 +81,9 @@ class StepReply(TypedDict, total=False):
     lost: dict[str, int]
     """Its worker was shut down while it ran: the try that it was in, and when that began."""
     is_parked: bool
-    """It waits for people: they are asked by the workflow, and then it goes on in another activity."""
+    """It waits for people or for runs inside it: the workflow does, and then it goes on in another activity."""
     proposals: list[dict[str, Any]]
+    nested: list[RunInput]
 
 
 def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str) -> dict[str, Any]:

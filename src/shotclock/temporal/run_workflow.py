@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    TimeoutError,
+    TimeoutType,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from ..core.clocks import MAX_MS, NS_PER_MS, ClockKind, Clocks, Deadline, Fired, nest
@@ -81,6 +88,8 @@ class RunWorkflow:
         self._ended_by: str | None = None
         self._waiting: dict[str, dict[str, Any]] = {}
         """What people are asked, by the id of the proposal."""
+        self._children: dict[str, str] = {}
+        """The runs inside this one that have not ended, with the step of each."""
         self._scheduler = Scheduler(
             self._workflow,
             execute=self._execute,
@@ -179,12 +188,12 @@ class RunWorkflow:
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
         """Have a worker carry out a step, and leave its state final. A cancellation is passed on."""
-        proposals: list[dict[str, Any]] = []
+        known = _Known([], {})
         while True:
             try:
-                reply = await self._carry_out(name, step, state, proposals)
+                reply = await self._carry_out(name, step, state, known)
             except ActivityError as error:
-                if asyncio.current_task().cancelling() or is_cancelled_exception(error):  # type: ignore[union-attr]
+                if _is_cancelled() or is_cancelled_exception(error):
                     if is_cancelled_exception(error):  # nobody had taken it: whoever had answers with its state
                         state.side_effects = SideEffects.NONE
                     raise asyncio.CancelledError from error
@@ -194,7 +203,7 @@ class RunWorkflow:
             started_ms = state.started_ms
             _replace_state(state, StepState.from_record(reply["state"]))
             if reply.get("is_cancelled"):
-                raise asyncio.CancelledError
+                raise asyncio.CancelledError  # with what it had said until then
             if (lost := reply.get("lost")) is not None:
                 if self._is_over_with_lost_worker(step, state, lost):
                     return
@@ -204,16 +213,16 @@ class RunWorkflow:
                     self._deadlines.note_cut_short(name)
                 return
             state.status, state.started_ms = Status.RUNNING, started_ms
-            proposals = await self._wait_for_people(name, reply["proposals"])
+            await self._wait_for_others(name, reply, known)
+            if _is_cancelled():  # the runs inside it have ended, and so does it
+                raise asyncio.CancelledError
 
-    async def _carry_out(
-        self, name: str, step: StepPart, state: StepState, proposals: list[dict[str, Any]]
-    ) -> StepReply:
+    async def _carry_out(self, name: str, step: StepPart, state: StepState, known: _Known) -> StepReply:
         deadline, heartbeat_ms = self._deadlines.of(name), self._given["heartbeat_ms"]
         left_ms = None if deadline is None else max(1, deadline.remaining_ms(workflow.time_ns()))
         reply: StepReply = await workflow.execute_activity(
             STEP_ACTIVITY,
-            self._describe_step(name, step, state, proposals),
+            self._describe_step(name, step, state, known),
             result_type=dict,
             schedule_to_start_timeout=None if left_ms is None else timedelta(milliseconds=left_ms),
             start_to_close_timeout=timedelta(milliseconds=self._backstop_ms(name, step, left_ms)),
@@ -234,7 +243,7 @@ class RunWorkflow:
 
     def _describe_run(self) -> dict[str, Any]:
         given, bell = self._given, self._call.bound.bell
-        kept: Sequence[str] = ("run_id", "name", "file", "folder", "files", "trace_id", "inputs")
+        kept: Sequence[str] = ("run_id", "name", "file", "folder", "files", "trace_id", "inputs", "env", "queue")
         return {
             **{key: given[key] for key in kept},  # type: ignore[literal-required]
             "began_at": self._began_ns // NS_PER_MS,
@@ -242,7 +251,7 @@ class RunWorkflow:
             "deadline_at": None if bell is None else bell.at_ns // NS_PER_MS,
         }
 
-    def _describe_step(self, name: str, step: StepPart, state: StepState, proposals: list[dict[str, Any]]) -> StepInput:
+    def _describe_step(self, name: str, step: StepPart, state: StepState, known: _Known) -> StepInput:
         written = self._given["workflow"]
         part = slice_workflow(self._workflow, written, name)
         by, is_clean_up = self._deadlines.of(name), name in self._clean_up
@@ -257,7 +266,8 @@ class RunWorkflow:
             "clean_up_by": by.at_ns // NS_PER_MS if is_clean_up and by is not None else None,
             "is_clean_up": is_clean_up,
             "heartbeat_ms": self._given["heartbeat_ms"],
-            "proposals": proposals,
+            "proposals": known.proposals,
+            "nested": known.nested,
         }
 
     # --- without a worker ---------------------------------------------------------------------------------
@@ -330,6 +340,42 @@ class RunWorkflow:
 
     # --- people -------------------------------------------------------------------------------------------
 
+    async def _wait_for_others(self, name: str, reply: StepReply, known: _Known) -> None:
+        """Wait until a person has decided about the step, or the runs inside it have ended. No worker waits."""
+        nested = reply.get("nested") or []
+        if nested:
+            # All of them: the items of a step run beside each other.
+            ended = await _gather([self._run_nested(name, each) for each in nested])
+            known.nested |= {each["run_id"]: envelope for each, envelope in zip(nested, ended, strict=True)}
+            known.proposals = reply["proposals"]
+        else:
+            known.proposals = await self._wait_for_people(name, reply["proposals"])
+
+    async def _run_nested(self, name: str, given: RunInput) -> dict[str, Any]:
+        """Run a file as a workflow of its own inside this one, and return its envelope."""
+        given = {**given, "heartbeat_ms": self._given["heartbeat_ms"], "queue": self._given["queue"]}
+        self._children[given["run_id"]] = name
+        try:
+            envelope: dict[str, Any] = await workflow.execute_child_workflow(
+                RUN_WORKFLOW,
+                given,
+                id=given["run_id"],
+                result_type=dict,
+                task_timeout=workflow.info().task_timeout,
+                parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+                cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+                static_summary=given["name"],
+            )
+            return envelope
+        except ChildWorkflowError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.details:
+                ended: dict[str, Any] = cause.details[0]
+                return ended
+            raise
+        finally:
+            del self._children[given["run_id"]]
+
     async def _wait_for_people(self, name: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Wait until one of the proposals is decided or expires, or the run has no more time. No worker waits."""
         ids = [proposal["id"] for proposal in asked]
@@ -385,11 +431,13 @@ class RunWorkflow:
             "workflow": self._given["workflow"],
             "steps": {name: state.to_record() for name, state in states.items()},
             "waiting": list(self._waiting.values()),
-            "only_waits": bool(self._waiting) and is_working and self._is_left_to_people(),
+            "children": dict(self._children),
+            "only_waits": bool(self._waiting or self._children) and is_working and self._is_left_to_people(),
         }
 
     def _is_left_to_people(self) -> bool:
-        waiting = {proposal["step"] for proposal in self._waiting.values()}
+        """Return whether all that runs waits for people, or for runs inside, which say that themselves."""
+        waiting = {proposal["step"] for proposal in self._waiting.values()} | set(self._children.values())
         states = self._scheduler.states
         return all(name in waiting for name, state in states.items() if state.status is Status.RUNNING)
 
@@ -400,6 +448,30 @@ class RunWorkflow:
 
 
 _NO_STEP = STEP_TYPES["command"].schema.model_validate({"type": "command", "exec": "-"})
+
+
+class _Known:
+    """What is known for a step that was put off until others had answered."""
+
+    def __init__(self, proposals: list[dict[str, Any]], nested: dict[str, dict[str, Any]]) -> None:
+        self.proposals, self.nested = proposals, nested
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _gather(waiting: list[Coroutine[Any, Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what all of them return. A cancellation is passed on to each, and all are waited for."""
+    tasks = [asyncio.get_running_loop().create_task(each) for each in waiting]
+    while not all(task.done() for task in tasks):
+        try:
+            await workflow.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+    return [task.result() for task in tasks]
 
 
 def _replace_state(state: StepState, by: StepState) -> None:

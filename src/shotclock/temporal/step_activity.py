@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,30 @@ from temporalio.client import AsyncActivityCancelledError, Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline, WallTime
-from ..core.envelope import Warning_, warning
-from ..core.errors import Failure, SideEffects
+from ..core.envelope import Envelope, Warning_, warning
+from ..core.errors import SideEffects
 from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import dataclass
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope
-from ..providers.provider import Providers, RunServices
+from ..providers.provider import ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
 from ..runtime.call import Call, admit
 from ..runtime.control import live_calls
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from ..store.store import Store
+from ..workflow.engine import name_nested_run
+from ..workflow.lint import identity, inner_workflow
+from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
-from ..workflow.schema import WorkflowFile
-from ..workflow.state import OutputsView, StepState, StepsView
+from ..workflow.schema import WorkflowFile, check_inputs
+from ..workflow.state import OutputsView, StepState, StepsView, record_workflow
 from ..workflow.step_executor import StepExecutor, trace_steps
-from ..workflow.step_renderer import StepFailed
-from .messages import OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, StepInput, StepReply
+from ..workflow.step_renderer import StepFailed, StepRenderer
+from .messages import OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, RunInput, StepInput, StepReply
 from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
@@ -100,8 +103,8 @@ class Activities:
     async def carry_out_step(self, given: dict[str, Any]) -> dict[str, Any]:
         if given["version"] > VERSION:
             raise RuntimeError(f"a later version asks for this step (messages {given['version']}, here {VERSION})")
-        async with _StepWork.open(given, self._services) as work:  # type: ignore[arg-type]
-            return dict(await work.carry_out())
+        work = _StepWork(given, self._services, _engine_clock())  # type: ignore[arg-type]
+        return dict(await work.carry_out())
 
     @activity.defn(name=OUTPUTS_ACTIVITY)
     async def render_outputs(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -110,10 +113,11 @@ class Activities:
         workflow = WorkflowFile.model_validate({"steps": {"none": {"type": "command", "exec": "-"}}})
         made: dict[str, Any] = {}
         warnings: list[Warning_] = []
-        async with _open_context(given["run"], workflow, clock, self._services) as (context, executor):
+        async with _open_context(given["run"], workflow, clock, self._services) as context:
+            renderer = StepRenderer(context)
             for name, template in given["outputs"].items():
                 try:
-                    made[name] = await executor.renderer.render_output(template, _make_scope(given, context))
+                    made[name] = await renderer.render_output(template, _make_scope(given, context))
                 except StepFailed as failed:
                     made[name] = None
                     context.deadlines.note_fired(failed.fired)
@@ -140,11 +144,11 @@ async def _open_context(
     clock: EngineClock,
     services: WorkerServices,
     make_deadlines: Callable[[Deadline | None], Deadlines] = lambda bell: Deadlines(bell, 0, frozenset()),
-) -> Any:
+) -> AsyncIterator[RunContext]:
     """Open what a step shares with its run, which is nowhere in this process but here."""
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
     call = _admit_run(run, bell, clock)
-    everything = dict(services.environment)
+    everything = {**services.environment, **run["env"]}
     providers = Providers(RunServices(services.inbox, environment=everything))
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
     context = RunContext(
@@ -168,7 +172,7 @@ async def _open_context(
         call=call,
     )
     try:
-        yield context, StepExecutor(context, _refuse_nested)
+        yield context
     finally:
         current_scope.reset(token)
         await providers.close()
@@ -187,10 +191,6 @@ def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock
     return call
 
 
-async def _refuse_nested(nested: NestedRun) -> Any:
-    raise Failure("STEP_INVALID", f"{nested.file}: a file inside another cannot be run on Temporal yet")
-
-
 class _StepWork:
     """One step, while this worker has it."""
 
@@ -201,18 +201,14 @@ class _StepWork:
         self.state = StepState.from_record(given["state"])
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
+        self._wanted: dict[str, RunInput] = {}
+        """The runs inside the step that its workflow has to begin."""
         self._is_ordered_off = False
         """The run has been stopped, and with it the step."""
         self._is_cut_off = False
         """The engine has not been heard of for too long, or this worker is shut down: others have to go on with it."""
         if self.state.cut_off_ms:
             self.state.earlier_effects = SideEffects.UNKNOWN
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def open(cls, given: StepInput, services: WorkerServices) -> Any:
-        clock = _engine_clock()
-        yield cls(given, services, clock)
 
     async def carry_out(self) -> StepReply:
         """Execute the step, and return its state, whatever ends it. A step that this worker may not have any more has
@@ -221,10 +217,9 @@ class _StepWork:
         workflow = WorkflowFile.model_validate(given["workflow"])
         step = workflow.steps[given["step"]]
         unpack_proposals(given["proposals"], self._services.store, self._clock.ahead_ms())
-        async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as (
-            context,
-            executor,
-        ):
+        async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as context:
+            executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
+            context.nested_runs.update(self._count_nested())
             self._run_call = context.call
             execute = trace_steps(executor.execute, context.deadlines.of)
             working = asyncio.ensure_future(execute(given["step"], step, self.state, _make_scope(given, context)))
@@ -258,10 +253,51 @@ class _StepWork:
         if self._is_cut_off:
             return {"state": self._given["state"], "lost": self._describe_try()}
         if context.person_wait.parked.done() and not self._is_ordered_off:
-            waiting = context.person_wait.parked_on.values()
+            waiting = [each for each in context.person_wait.parked_on.values() if each.id not in self._wanted]
             asked = pack_proposals(self._given["step"], waiting, self._services.store, self._clock.ahead_ms())
-            return {"state": self.state.to_parked().to_record(), "is_parked": True, "proposals": asked}
+            later = self.state.to_parked().to_record()
+            return {"state": later, "is_parked": True, "proposals": asked, "nested": list(self._wanted.values())}
         return {"state": self.state.to_record(), "is_cancelled": True}
+
+    # --- runs inside it -----------------------------------------------------------------------------------
+
+    def _count_nested(self) -> dict[tuple[str, int], int]:
+        """Return how many runs each item of the step has begun in its tries before."""
+        tries = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
+        return {(self._given["step"], number): count for number, count in enumerate(tries)}
+
+    async def _run_nested(self, nested: NestedRun, context: RunContext) -> Envelope:
+        """Return the envelope of a run inside the step, where it has ended. Otherwise its workflow is to begin it, and
+        the step waits as for a person: in no worker."""
+        run_id, _ = name_nested_run(nested, context.run_id, context.nested_runs)
+        known = self._given["nested"].get(run_id)
+        if known is not None:
+            return Envelope(known["data"], known["error"], known["warnings"], known["meta"])
+        inner = await asyncio.to_thread(inner_workflow, nested.file, context.files, unattended=True)
+        scope = current_scope.get()
+        assert scope is not None, "steps are tried inside of a run"
+        bell = scope.deadline
+        run = self._given["run"]
+        self._wanted[run_id] = {
+            "version": VERSION,
+            "run_id": run_id,
+            "name": inner.name or nested.file.stem,
+            "file": identity(nested.file),
+            "folder": str(nested.file.absolute().parent),
+            "files": [*context.files, identity(nested.file)],
+            "workflow": record_workflow(inner, context.environment),
+            "inputs": check_inputs(inner, nested.inputs),
+            "trace_id": run["trace_id"],
+            "limit_ms": run_timeout_ms(inner) or 0,
+            "deadline_at": None if bell is None else self._clock.at_ms(bell.at_ns),
+            "deadline_owner": scope.name,
+            "heartbeat_ms": self._given["heartbeat_ms"],
+            "queue": run["queue"],
+            "env": {key: text for key, text in nested.env.items() if self._services.environment.get(key) != text},
+        }
+        with context.person_wait.at_work(), context.person_wait.waits(run_id, ForeignProposal(run_id, {})):
+            await nested.stop  # until the step is parked, which is now or when its other items have ended
+        raise asyncio.CancelledError
 
     # --- holding on to it ---------------------------------------------------------------------------------
 

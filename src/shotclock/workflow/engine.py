@@ -168,12 +168,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
     unattended = not os.isatty(0)
     workflow = await asyncio.to_thread(inner_workflow, inner.file, outer.files, unattended=unattended)
     while True:
-        index, count = inner.item
-        before = outer.nested_runs.get((inner.step_id, index), 0)
-        outer.nested_runs[inner.step_id, index] = before + 1
-        number = before * count + index + 1
-        name = inner.step_id + (f".{number}" if number > 1 else "")
-        run_id = f"{outer.run_id}.{name}"
+        run_id, name = name_nested_run(inner, outer.run_id, outer.nested_runs)
         request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
         known = await asyncio.to_thread(outer.store.runs.get, run_id)
         environment = {**outer.environment, **inner.env}
@@ -192,6 +187,16 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
         except Failure as failure:
             if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
                 raise
+
+
+def name_nested_run(inner: NestedRun, outer_id: str, begun: dict[tuple[str, int], int]) -> tuple[str, str]:
+    """Return the id of the next run of a step, and its name inside the outer run. Counts it in `begun`."""
+    index, count = inner.item
+    before = begun.get((inner.step_id, index), 0)
+    begun[inner.step_id, index] = before + 1
+    number = before * count + index + 1
+    name = inner.step_id + (f".{number}" if number > 1 else "")
+    return f"{outer_id}.{name}", name
 
 
 def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
