@@ -594,7 +594,8 @@ def _remind(transaction: Transaction, id: str, expires_at: WallTime, now: WallTi
 def _insert(transaction: Transaction, made: Proposal, text: str) -> None:
     insert_row(transaction, "asks", {"id": made.id, "ask": text})
     row = _PROPOSALS.write(made, without=("ask",))
-    more = {"created_seq": made.seq, "remind_at": made.remind_at, "about": json_text(made.ask.about())}
+    notes = None if made.decision is None else made.decision.notes[:NOTES_SHOWN]
+    more = {"created_seq": made.seq, "remind_at": made.remind_at, "about": json_text(made.ask.about()), "notes": notes}
     insert_row(transaction, "proposals", {**row, **more})
 
 

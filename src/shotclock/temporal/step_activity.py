@@ -15,6 +15,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline, WallTime
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import SideEffects
+from ..core.overtime import OvertimeRequest
 from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import dataclass
@@ -33,12 +35,12 @@ from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope
 from ..providers.provider import ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
-from ..runtime.call import Call, admit
-from ..runtime.control import live_calls
+from ..runtime.call import Call, WindDown, admit
+from ..runtime.control import calls_inside, control_of, enter, leave
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from ..store.store import Store
-from ..workflow.engine import name_nested_run
+from ..workflow.engine import describe_news, name_nested_run
 from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
@@ -221,6 +223,8 @@ class _StepWork:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             context.nested_runs.update(self._count_nested())
             self._run_call = context.call
+            control_of(context.call).on_change = partial(self._note_news, context)
+            enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
             working = asyncio.ensure_future(execute(given["step"], step, self.state, _make_scope(given, context)))
             holding = asyncio.ensure_future(self._hold(working))
@@ -235,6 +239,7 @@ class _StepWork:
                     await asyncio.wait([working])  # bounded: a cancelled step is killed after its grace
                 holding.cancel()
                 await asyncio.wait([holding])
+                leave(context.call)
             return self._reply(working, context)
 
     def _make_deadlines(self, bell: Deadline | None) -> Deadlines:
@@ -258,6 +263,13 @@ class _StepWork:
             later = self.state.to_parked().to_record()
             return {"state": later, "is_parked": True, "proposals": asked, "nested": list(self._wanted.values())}
         return {"state": self.state.to_record(), "is_cancelled": True}
+
+    def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
+        """Write down what is decided about the time of the step while it runs."""
+        if call.inside_of is context.call:
+            self.state.overtime.append(context.redaction.value(describe_news(call, news)))
+            if call.bound.owner == call.name:
+                self.state.timeout_ms = call.bound.limit_ms
 
     # --- runs inside it -----------------------------------------------------------------------------------
 
@@ -334,8 +346,8 @@ class _StepWork:
         """Have the step gone before somebody else starts it."""
         working.cancel()
         await asyncio.wait([working], timeout=limit_ns * (KILL_SHARE - STOP_SHARE) / 1e9)
-        for call in list(live_calls.values()):
-            if call.work is not None and _is_inside(call, self._run_call):
+        for call in list(calls_inside(self._run_call)) if self._run_call is not None else ():
+            if call.work is not None:
                 call.work.kill()
         await asyncio.wait([working], timeout=limit_ns * (EXIT_SHARE - KILL_SHARE) / 1e9)
         if not working.done():
@@ -350,11 +362,3 @@ class _StepWork:
         if state.attempts == self._attempts_before + 1:
             began_at -= self._used_before_ms
         return {"attempts": state.attempts, "try_began_at": began_at}
-
-
-def _is_inside(call: Call, outer: Call | None) -> bool:
-    """Return whether a call was made in another, however deep."""
-    inside: Call | None = call
-    while inside is not None and inside is not outer:
-        inside = inside.inside_of
-    return inside is not None

@@ -556,7 +556,7 @@ class _NewsOfRun:
         run = self._context
         if call is not run.call and call.inside_of is not run.call:
             return  # of a run inside of this one, which says it itself
-        told: dict[str, Any] = run.redaction.value(_describe_news(call, news))
+        told: dict[str, Any] = run.redaction.value(describe_news(call, news))
         name = call.name.removeprefix("step ") if call is not run.call else ""
         state = self._scheduler.states.get(name)
         try:
@@ -576,7 +576,8 @@ class _NewsOfRun:
             run.on_news(name, told)
 
 
-def _describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
+def describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
+    """Return what was decided about the time of a call, as it is written down with its step."""
     if not isinstance(news, WindDown):
         return {"event": "overtime", **news.as_meta()}
     return {
