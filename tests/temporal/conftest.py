@@ -109,7 +109,7 @@ class Cluster:
 
     def start_worker(self, *options: str, url: str | None = None, prefix: tuple[str, ...] = ()) -> Program:
         self.started += 1
-        words = ["worker", "--on", url or self.url, "--drain", "1s", *options]
+        words = ["worker", "--on", url or self.url, *([] if "--drain" in options else ["--drain", "1s"]), *options]
         self.programs.append(worker := Program(words, self.folder, f"worker{self.started}", prefix=prefix))
         worker.wait_for_line("takes up to")
         return worker
@@ -163,7 +163,8 @@ class Runs:
         """Start a run of this text, or what the options say."""
         if text is not None:
             self.write(text)
-        words = ["run", *(["flow.yaml"] if text is not None else []), "--json", *self.where, *options]
+        words = ["run", *(["flow.yaml"] if text is not None else []), *self.where, *options]
+        words += [] if "--json" in words else ["--json"]
         return self._program(words)
 
     def run(self, text: str | None, *options: str) -> tuple[int, dict[str, Any]]:

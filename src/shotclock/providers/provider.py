@@ -170,6 +170,8 @@ class StepPart(Part):
     idempotent: bool = False
     overtime: OvertimeKey = None
     approval: Approval | bool = False
+    runs_on: str | None = field(default=None, min_length=1)
+    """The queue of Temporal whose workers carry it out, where it is not that of the run. Here it means nothing."""
     description: str | None = None
 
     @classmethod

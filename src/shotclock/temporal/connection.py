@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from ..core.value_types import value
 
 if TYPE_CHECKING:
     from temporalio.client import Client
+    from temporalio.runtime import Runtime
 
 _URL = re.compile(
     r"temporal://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:@?#]+)(?::(?P<port>[0-9]{1,5}))?(?:/(?P<namespace>[^\s/?#]+)?)?"
@@ -72,6 +75,16 @@ def read_address(text: str, environ: Mapping[str, str]) -> Address:
     )
 
 
+@cache
+def _sdk_runtime() -> Runtime:
+    """Return what the SDK runs on. By itself it would log to stdout, which is for data."""
+    from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+
+    forwarding = LogForwardingConfig(logger=logging.getLogger("temporalio"))
+    quiet = LoggingConfig(TelemetryFilter(core_level="ERROR", other_level="ERROR"), forwarding=forwarding)
+    return Runtime(telemetry=TelemetryConfig(logging=quiet))
+
+
 async def connect(address: Address) -> Client:
     """Connect to the engine. Raises Failure (CONNECT_FAILED) where that is not possible within a few seconds."""
     import asyncio
@@ -97,6 +110,7 @@ async def connect(address: Address) -> Client:
                 tls=tls,
                 api_key=address.api_key,
                 data_converter=make_converter(),
+                runtime=_sdk_runtime(),
                 connect_timeout=timedelta(seconds=CONNECT_LIMIT_S),
             )
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:

@@ -224,6 +224,7 @@ class RunWorkflow:
             STEP_ACTIVITY,
             self._describe_step(name, step, state, known),
             result_type=dict,
+            task_queue=step.runs_on,
             schedule_to_start_timeout=None if left_ms is None else timedelta(milliseconds=left_ms),
             start_to_close_timeout=timedelta(milliseconds=self._backstop_ms(name, step, left_ms)),
             heartbeat_timeout=timedelta(milliseconds=heartbeat_ms),
