@@ -30,8 +30,9 @@ from ..workflow.plan import run_timeout_ms
 from ..workflow.report import Report, report_of
 from ..workflow.run_result import describe_steps
 from ..workflow.schema import check_inputs
-from ..workflow.state import StepState, effects_of, record_workflow
+from ..workflow.state import StepState, effects_of
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, RunInput
+from .payloads import write_workflow
 from .proposals import pack_record, unpack_proposals
 
 # How often the caller looks how far the run is, where anybody wants to know.
@@ -56,6 +57,7 @@ async def start(
 ) -> Envelope:
     """Run a workflow on the engine and return its one envelope. Raises Failure if it cannot be begun."""
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
+    inputs = check_inputs(request.workflow, request.inputs)
     given: RunInput = {
         "version": VERSION,
         "run_id": request.run_id,
@@ -63,8 +65,8 @@ async def start(
         "file": request.file,
         "folder": str(request.folder),
         "files": [identity(request.file)],
-        "workflow": record_workflow(request.workflow, caller.variables),
-        "inputs": check_inputs(request.workflow, request.inputs),
+        "workflow": write_workflow(request.workflow, inputs, caller.variables),
+        "inputs": inputs,
         "trace_id": inherited_trace().trace_id,
         "limit_ms": min(limits) if limits else 0,
         "deadline_at": None,

@@ -25,7 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline, WallTime
 from ..core.envelope import Envelope, Warning_, warning
-from ..core.errors import SideEffects
+from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
 from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
@@ -45,10 +45,11 @@ from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import OutputsView, StepState, StepsView, record_workflow
+from ..workflow.state import OutputsView, StepState, StepsView
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed, StepRenderer
 from .messages import OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, RunInput, StepInput, StepReply
+from .payloads import KEY_VARIABLE, read_key, write_workflow
 from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
@@ -289,6 +290,11 @@ class _StepWork:
         scope = current_scope.get()
         assert scope is not None, "steps are tried inside of a run"
         bell = scope.deadline
+        inputs = check_inputs(inner, nested.inputs)
+        own_env = {key: text for key, text in nested.env.items() if self._services.environment.get(key) != text}
+        if read_key(os.environ) is None and any(map(looks_secret, own_env)):
+            message = f"{nested.file}: its variables hold a secret, which would lie in Temporal's history"
+            raise Failure("PRECONDITION", message, suggestion=f"give the workers {KEY_VARIABLE}")
         run = self._given["run"]
         self._wanted[run_id] = {
             "version": VERSION,
@@ -297,15 +303,15 @@ class _StepWork:
             "file": identity(nested.file),
             "folder": str(nested.file.absolute().parent),
             "files": [*context.files, identity(nested.file)],
-            "workflow": record_workflow(inner, context.environment),
-            "inputs": check_inputs(inner, nested.inputs),
+            "workflow": write_workflow(inner, inputs, context.environment),
+            "inputs": inputs,
             "trace_id": run["trace_id"],
             "limit_ms": run_timeout_ms(inner) or 0,
             "deadline_at": None if bell is None else self._clock.at_ms(bell.at_ns),
             "deadline_owner": scope.name,
             "heartbeat_ms": self._given["heartbeat_ms"],
             "queue": run["queue"],
-            "env": {key: text for key, text in nested.env.items() if self._services.environment.get(key) != text},
+            "env": own_env,
         }
         with context.person_wait.at_work(), context.person_wait.waits(run_id, ForeignProposal(run_id, {})):
             await nested.stop  # until the step is parked, which is now or when its other items have ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -16,19 +17,23 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from ..core.redaction import looks_secret
 from ..core.value_types import value
-from ..inbox.inbox import Inbox
+from ..inbox.inbox import KEY_FILE, Inbox
 from ..process import kernel
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
+from ..store.home import create_private_file
 from ..store.store import Store
 from .connection import Address, connect
 from .messages import DEFAULT_QUEUE
+from .payloads import read_key
 from .run_workflow import RunWorkflow
 from .step_activity import Activities, WorkerServices
 
 DEFAULT_PARALLEL = 8
 # A run's workflow waits so long for the worker that has it in memory before another one takes it.
 STICKY_S = 0.5
+# Questions for work that lie open at the engine: what it answers a worker that is cut off is lost until it is missed.
+POLLS = 2
 # How long steps that run have to end once the worker was told to leave. Then they are handed to others.
 DEFAULT_DRAIN_MS = 30_000
 # After a worker that could not stop a step in time: all that it started dies with it.
@@ -56,6 +61,7 @@ async def serve_worker(
         runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
         store = stack.enter_context(Store.open(Path(home)))
         runtime.open_channel(store.home)
+        _share_approval_key(store)
         inbox = OpenedInbox(store)
         stack.push_async_callback(inbox.close)
         client = await connect(address)
@@ -64,6 +70,14 @@ async def serve_worker(
         async with make_worker(client, services, options):
             on_ready()
             return await stop  # a worker is there until somebody wants it gone
+
+
+def _share_approval_key(store: Store) -> None:
+    """Let secrets in what people are asked have the same digest on every worker, where all have one key."""
+    key = read_key(os.environ)
+    if key is not None:
+        with open(create_private_file(store.home / KEY_FILE), "wb") as file:
+            file.write(hashlib.sha256(b"shotclock approvals " + key).digest())
 
 
 def _exit_cut_off() -> None:
@@ -86,6 +100,8 @@ def make_worker(client: Client, services: WorkerServices, options: WorkerOptions
         activities=[activities.carry_out_step, activities.render_outputs],
         workflow_runner=make_runner(),
         max_concurrent_activities=options.most_steps,
+        max_concurrent_activity_task_polls=POLLS,
+        max_concurrent_workflow_task_polls=POLLS,
         graceful_shutdown_timeout=timedelta(milliseconds=options.drain_ms),
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=STICKY_S),
     )
