@@ -38,10 +38,10 @@ TITLE = "A thousand workers, simulated"
 NOTE = (
     "First a real cluster of one server and two workers: how long after `kill -9` of its worker a step goes on "
     "elsewhere, and between what the model allows. Then the model: 1,000 workers of eight places, 100,000 runs of ten "
-    "steps (30 s on average, 5 min at most) that come as fast as keeps four of five places busy, heartbeats of 10 s, and "
-    "a worker lost every ten seconds, half of them killed and half cut off. *Gap* is the time between the end of a copy "
-    "of a step and the start of the next: below zero, two would run at once. *Cores* are those of the server, by what a "
-    "step and a beat cost the small one."
+    "steps (30 s on average, 5 min at most) that come as fast as keeps four of five places busy, heartbeats of 10 s, "
+    "and a worker lost every ten seconds, half of them killed and half cut off. *Gap* is the time between the end of "
+    "a copy of a step and the start of the next: below zero, two would run at once. *Cores* are those of the server, "
+    "by what a step and a beat cost the small one."
 )
 SMALL_H = 3.0
 KILLS = 4

@@ -387,9 +387,14 @@ def _text(envelope: Envelope, asked: RunOptions) -> str | None:
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:
-            with Store.open() as store:
-                if (run := store.runs.get(run_id)) is not None:
-                    report = stored_report(store, run)
+            if asked.on is not None:
+                from .engine import report_on_engine
+
+                report = report_on_engine(asked.on, run_id)
+            else:
+                with Store.open() as store:
+                    if (run := store.runs.get(run_id)) is not None:
+                        report = stored_report(store, run)
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
     return text_of(report, str(asked.output))
