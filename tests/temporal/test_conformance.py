@@ -324,3 +324,82 @@ def test_a_run_is_reported_while_it_runs_and_after_it(runs: Runs) -> None:
     (runs.folder / "go").touch()
     assert running.ended()[0] == 0
     assert shown() == {"a": "succeeded", "b": "succeeded"}
+
+
+def ordered(runs: Runs, *words: str) -> dict[str, Any]:
+    """Give an order about a step that runs, as soon as it is heard."""
+
+    def told() -> dict[str, Any] | None:
+        code, envelope = runs.call("run", *words)
+        return envelope if code == 0 else None
+
+    return wait_until(told, f"run {' '.join(words)}")
+
+
+def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
+    runs: Runs, validate_envelope: Valid
+) -> None:
+    run_id = f"extended-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 40
+        steps:
+          longer: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done", timeout: 12}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    (extended,) = ordered(runs, "--extend", run_id, "longer", "10s")["data"]["extended"]
+    assert extended["granted_ms"] == 10_000 and 12_000 < extended["remaining_ms"] <= 22_000
+    (extended,) = ordered(runs, "--extend", run_id, "longer", "1h")["data"]["extended"]
+    assert extended["granted_ms"] < 20_000 and extended["remaining_ms"] < 40_000
+    (runs.folder / "go").touch()
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    longer = envelope["data"]["steps"]["longer"]
+    assert code == 0 and longer["output"] == "done" and len(longer["overtime"]) == 2, envelope
+    assert longer["timeout_ms"] > 22_000
+
+
+def test_an_operator_winds_a_step_down_and_what_it_says_is_kept(runs: Runs, validate_envelope: Valid) -> None:
+    run_id = f"wound-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"}
+          after: {type: command, exec: "echo after", depends_on: [works]}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    (stopping,) = ordered(runs, "--wind-down", run_id, "works")["data"]["stopping"]
+    assert stopping["name"] == "step works"
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 0 and envelope["data"]["steps"]["works"]["output"] == "saved", envelope
+    assert steps_of(envelope) == {"works": "succeeded", "after": "succeeded"}
+
+
+def test_a_run_that_is_wound_down_starts_nothing_any_more(runs: Runs, validate_envelope: Valid) -> None:
+    run_id = f"down-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          works:
+            type: command
+            exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"
+            timeout: 30
+          after: {type: command, exec: "touch after", depends_on: [works]}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    if runs.on is not None:  # a run hears it at once, a step on a worker once it has been told of
+        wait_until(lambda: runs.call("run", "--extend", run_id, "works", "1s")[0] == 0, "the worker of the step")
+    ordered(runs, "--wind-down", run_id)
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 143 and envelope["error"]["code"] == "CANCELLED", envelope
+    assert steps_of(envelope) == {"works": "succeeded", "after": "skipped"} and not (runs.folder / "after").exists()

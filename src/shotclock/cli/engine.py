@@ -12,6 +12,8 @@ from typing import Any
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..core.value_types import value
+from ..inbox.access import Principal
+from ..inbox.person_wait import refusal_outcome
 from ..process.clock import wall_time
 from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
@@ -20,8 +22,9 @@ from ..store.store import Store
 from ..temporal.connection import connect, read_address
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.report import Report
+from .control import show_control
 from .output import StopSignal, raise_on_stop, say_line
-from .subcommand import admit_call, conclude, deliver
+from .subcommand import Work, admit_call, conclude, deliver
 
 INSTALL = "pip install 'shotclock[scale]'"
 
@@ -99,6 +102,30 @@ def cancel_on_engine(on: str, run_id: str) -> Outcome:
     data: Any = ended.data
     shown = {"run_id": run_id, "code": ended.code, "ok": ended.ok, "steps": data["steps"] if data else {}}
     return Outcome(Ending.FINISHED, data=shown)
+
+
+def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: int | None) -> Work:
+    """Return the work of giving a step of a run more time, or of winding it or its run down."""
+
+    def body() -> Outcome:
+        async def main() -> dict[str, Any]:
+            _require_sdk()
+            from ..temporal.client import send_order
+
+            client = await connect(read_address(on, os.environ))
+            who = Principal.local().name
+            handle = client.get_workflow_handle(run_id)
+            return await send_order(
+                handle,
+                {"run_id": run_id, "step": step, "who": who, "by_ms": by_ms, "within_ms": None, "reason": ""},
+            )
+
+        try:
+            return Outcome(Ending.FINISHED, data=asyncio.run(main()))
+        except Failure as failure:
+            return refusal_outcome(failure)
+
+    return Work(name, body, mutates=True, show=show_control)
 
 
 def report_on_engine(on: str, run_id: str) -> Report:

@@ -113,7 +113,8 @@ def _run(
     **options: Any,
 ) -> Any:
     if extend is not None or wind_down is not None:
-        return _control_run(extend, wind_down, flow, by, {**options, "input": input, "resume": resume})
+        on = options.pop("on")
+        return _control_run(extend, wind_down, flow, by, on, {**options, "input": input, "resume": resume})
     if by is not None:
         raise Mistaken([{"field": "by", "message": "only --extend RUN STEP takes a duration behind the file"}])
     if (flow is None) == (resume is None):
@@ -139,7 +140,7 @@ def _run(
 
 
 def _control_run(
-    extend: str | None, wind_down: str | None, step: str | None, by: int | None, others: dict[str, Any]
+    extend: str | None, wind_down: str | None, step: str | None, by: int | None, on: str | None, others: dict[str, Any]
 ) -> Work:
     """Return the work of `run --extend RUN STEP D` and `run --wind-down RUN [STEP]`."""
     said = "--extend" if extend is not None else "--wind-down"
@@ -160,6 +161,10 @@ def _control_run(
         mistakes.append({"field": "by", "message": "--wind-down RUN [STEP] takes no duration"})
     if mistakes:
         raise Mistaken(mistakes)
+    if on is not None:
+        from .engine import order_on_engine
+
+        return order_on_engine("run", on, str(extend or wind_down), step, by)
     from .control import control_run
 
     return control_run("run", str(extend or wind_down), step, by)

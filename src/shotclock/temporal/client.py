@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from ..core.proposal import result_of
 from ..core.trace import TraceContext
 from ..core.value_types import value
 from ..process.clock import monotonic_ns
-from ..runtime.call import Outcome, admit, answer, inherited_trace
+from ..runtime.call import Outcome, admit, answer, inherited_deadline
 from ..store.proposals import read_exported
 from ..store.runs import Run, StepRecord
 from ..store.store import Store
@@ -31,7 +32,7 @@ from ..workflow.report import Report, report_of
 from ..workflow.run_result import describe_steps
 from ..workflow.schema import check_inputs
 from ..workflow.state import StepState, effects_of
-from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, RunInput
+from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
 from .payloads import write_workflow
 from .proposals import pack_record, unpack_proposals
 
@@ -40,6 +41,12 @@ LOOK_S = 0.5
 # A workflow whose worker has died in the middle of a decision goes on elsewhere after this.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
+# An order goes to the worker that has the step, and back.
+ORDER_LIMIT = timedelta(seconds=20)
+# What the end of a run may take beyond its deadline: grace, a worker that has to be missed first, another that starts.
+END_MARGIN_MS = 60_000
+# What a run may take that was stopped: its clean-up has five minutes.
+STOP_LIMIT_S = 360.0
 # The holder of a run that no process of this machine has.
 NOWHERE = ProcessIdentity("", "", 0, 0)
 
@@ -57,6 +64,12 @@ async def start(
 ) -> Envelope:
     """Run a workflow on the engine and return its one envelope. Raises Failure if it cannot be begun."""
     limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
+    # Inside the time of the environment, as a run here would be.
+    call = admit(
+        f"run {request.name}",
+        Clocks(timeout_ms=min(limits, default=0)),
+        parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
+    )
     inputs = check_inputs(request.workflow, request.inputs)
     given: RunInput = {
         "version": VERSION,
@@ -67,8 +80,8 @@ async def start(
         "files": [identity(request.file)],
         "workflow": write_workflow(request.workflow, inputs, caller.variables),
         "inputs": inputs,
-        "trace_id": inherited_trace().trace_id,
-        "limit_ms": min(limits) if limits else 0,
+        "trace_id": call.trace_id,
+        "limit_ms": 0 if call.bound.bell is None else max(1, call.bound.limit_ms),
         "deadline_at": None,
         "deadline_owner": "caller",
         "heartbeat_ms": options.heartbeat_ms,
@@ -92,28 +105,59 @@ async def start(
         raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume continues it") from None
     except RPCError as error:
         raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
-    return await wait_for_end(handle, caller, address)
+    within_ms = None if call.bound.bell is None else call.bound.limit_ms + END_MARGIN_MS
+    return await wait_for_end(handle, caller, address, within_ms)
 
 
-async def wait_for_end(handle: WorkflowHandle[Any, Any], caller: RunCaller, address: str) -> Envelope:
+async def wait_for_end(
+    handle: WorkflowHandle[Any, Any], caller: RunCaller, address: str, within_ms: int | None = None
+) -> Envelope:
     """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
-    to do needs a person, the caller waits for its budget, and the answer says how to go on."""
+    to do needs a person, the caller waits for its budget, and the answer says how to go on; so it does where the run
+    has not ended within this time, because no worker takes it or the engine is gone."""
     ending = asyncio.ensure_future(_read_envelope(handle))
     looking = asyncio.ensure_future(_look(handle, caller))
     waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the run's own clocks
+        limit_s = None if within_ms is None else within_ms / 1000  # without one, as long as the run may take
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
             return ending.result()
         if looking.done():
             return _parked_answer(handle.id, looking.result(), caller.budget_ms or 0, address)
-        assert caller.stop is not None
-        await handle.signal("stop", caller.stop.result(), rpc_timeout=RPC_LIMIT)
-        return await ending
+        if caller.stop is None or not caller.stop.done():
+            return _unended_answer(handle.id, within_ms or 0, address)
+        await _send_stop(handle, caller.stop.result())
+        done, _ = await asyncio.wait([ending], timeout=STOP_LIMIT_S)
+        return ending.result() if done else _unended_answer(handle.id, int(STOP_LIMIT_S * 1000), address)
     finally:
         for each in (looking, ending):
             each.cancel()
         await asyncio.wait([looking, ending])
+
+
+async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:
+    try:
+        await handle.signal("stop", by, rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended, and says so
+            raise _not_reached(handle, error) from None
+
+
+def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
+    """Return the envelope of a run of whose end nobody has heard."""
+    data: dict[str, object] = {"run_id": run_id, "job_id": run_id, "state": "running", **_ways_on(run_id, address)}
+    message = f"nothing was heard of the end of run {run_id}: no worker takes it, or the engine does not answer"
+    fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
+    call = admit(f"run {run_id}", Clocks(timeout_ms=0))
+    return answer(call, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
+
+
+def _ways_on(run_id: str, address: str) -> dict[str, object]:
+    return {
+        "continue_command": f"shotclock run --resume {run_id} --on {address}",
+        "cancel_command": f"shotclock engine cancel {run_id} --on {address}",
+    }
 
 
 async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
@@ -182,8 +226,7 @@ def _parked_answer(run_id: str, told: Mapping[str, Any], budget_ms: int, address
             "total": len(states),
             "unit": "steps",
         },
-        "continue_command": f"shotclock run --resume {run_id} --on {address}",
-        "cancel_command": f"shotclock engine cancel {run_id} --on {address}",
+        **_ways_on(run_id, address),
     }
     ids = ", ".join(str(each["proposal_id"]) for each in waiting)
     message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
@@ -223,6 +266,19 @@ async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
     )
     records = {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
     return report_of(run, records, now=now, is_alive=True)
+
+
+async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str, Any]:
+    """Give a step of a run more time, or wind it down. Return what its calls have now. Raises Failure."""
+    try:
+        told: dict[str, Any] = await handle.execute_update("order", order, rpc_timeout=ORDER_LIMIT)
+        return told
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        code = cause.type if isinstance(cause, ApplicationError) and cause.type else "CALL_NOT_FOUND"
+        raise Failure(code, str(cause)) from None
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
 
 
 # --- people -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ..workflow.state import StepState
 RUN_WORKFLOW = "shotclock-run"
 STEP_ACTIVITY = "shotclock-step"
 OUTPUTS_ACTIVITY = "shotclock-outputs"
+ORDER_ACTIVITY = "shotclock-order"
 DEFAULT_QUEUE = "shotclock"
 # How long a worker may be silent before its step is somebody else's. Longer than a restart of the engine takes.
 DEFAULT_HEARTBEAT_MS = 10_000
@@ -71,6 +72,18 @@ class StepInput(TypedDict):
     """What people have been asked for it."""
     nested: dict[str, dict[str, Any]]
     """The envelopes of the runs inside it that have ended, by their ids."""
+
+
+class Order(TypedDict):
+    """What somebody wants of a run that is under way: more time for a step, or that it or a step winds down."""
+
+    run_id: str
+    step: str | None
+    who: str
+    by_ms: int | None
+    """How much more time; None is for winding down."""
+    within_ms: int | None
+    reason: str
 
 
 class StepReply(TypedDict, total=False):

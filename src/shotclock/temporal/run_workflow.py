@@ -29,22 +29,24 @@ from temporalio.exceptions import (
 )
 
 with workflow.unsafe.imports_passed_through():
-    from ..core.clocks import MAX_MS, NS_PER_MS, ClockKind, Clocks, Deadline, Fired, nest
+    from ..core.clocks import DEFAULT_WIND_DOWN_MS, MAX_MS, NS_PER_MS, ClockKind, Clocks, Deadline, Fired, nest
     from ..core.envelope import Problem, stop_problem
     from ..core.errors import Ending, SideEffects
     from ..core.trace import TraceContext
     from ..providers.provider import STEP_TYPES, StepPart
-    from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, answer_at
+    from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, WindDown, answer_at
     from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, most_tries, plan_of, retry_of
     from ..workflow.run_result import describe_steps, judge_steps
     from ..workflow.scheduler import Deadlines, ParallelSlots, RunLimits, Scheduler
     from ..workflow.schema import WorkflowFile
     from ..workflow.state import Status, StepState, effects_of
     from .messages import (
+        ORDER_ACTIVITY,
         OUTPUTS_ACTIVITY,
         RUN_WORKFLOW,
         STEP_ACTIVITY,
         VERSION,
+        Order,
         RunInput,
         StepInput,
         StepReply,
@@ -61,6 +63,8 @@ REPLY_MARGIN_MS = 5_000
 GIFT_MS = 3_600_000
 # Rendering the outputs of a run is bounded by the templates' own clock; this is for a worker that dies meanwhile.
 OUTPUTS_LIMIT_S = 60
+# What a worker may take to answer an order. It holds up nothing: without an answer nothing changes.
+ORDER_LIMIT_S = 10
 # What is kept of the run's time to learn from a step that it had no more.
 LAST_WORD_MS = 1_000
 # Why a run has ended that was cancelled through Temporal, in place of a signal's name.
@@ -88,6 +92,8 @@ class RunWorkflow:
         self._ended_by: str | None = None
         self._waiting: dict[str, dict[str, Any]] = {}
         """What people are asked, by the id of the proposal."""
+        self._holders: dict[str, str] = {}
+        """The queues at which orders for steps are heard that have run for a while."""
         self._children: dict[str, str] = {}
         """The runs inside this one that have not ended, with the step of each."""
         self._scheduler = Scheduler(
@@ -187,6 +193,12 @@ class RunWorkflow:
     # --- one step -----------------------------------------------------------------------------------------
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        try:
+            await self._execute_until_over(name, step, state)
+        finally:
+            self._holders.pop(name, None)
+
+    async def _execute_until_over(self, name: str, step: StepPart, state: StepState) -> None:
         """Have a worker carry out a step, and leave its state final. A cancellation is passed on."""
         known = _Known([], {})
         while True:
@@ -421,6 +433,50 @@ class RunWorkflow:
         if self._ended_by is None:
             self._ended_by = by
             self._scheduler.stop()
+
+    @workflow.signal
+    def hold(self, told: list[str]) -> None:
+        """Note at which queue orders for a step are heard, by the worker that has it."""
+        step, queue = told
+        self._holders[step] = queue
+
+    @workflow.update
+    async def order(self, order: Order) -> dict[str, Any]:
+        """Give a step more time, or wind down a step or the whole run. The worker that has a step decides how much it
+        gets: never more than the run has. Without its answer nothing changes."""
+        if order["step"] is not None:
+            return await self._send_order(order, order["step"])
+        until_ns = workflow.time_ns() + (order["within_ms"] or DEFAULT_WIND_DOWN_MS) * NS_PER_MS
+        asked = WindDown(order["who"], order["reason"] or "it was asked to", workflow.time_ns(), until_ns)
+        self._call.winding_down = asked
+        self._scheduler.wind_down()
+        told = [await self._send_order(order, step) for step in list(self._holders)]
+        return {"stopping": [call for each in told for call in each["stopping"]]}
+
+    @order.validator
+    def _check_order(self, order: Order) -> None:
+        step = order["step"]
+        if step is None and order["by_ms"] is not None:
+            raise ApplicationError("a whole run on Temporal cannot be extended, only a step", type="NOT_EXTENDABLE")
+        if step is not None and step not in self._holders:
+            raise ApplicationError(f"step {step} does not run, or not for long enough yet", type="CALL_NOT_FOUND")
+
+    async def _send_order(self, order: Order, step: str) -> dict[str, Any]:
+        try:
+            told: dict[str, Any] = await workflow.execute_activity(
+                ORDER_ACTIVITY,
+                {**order, "step": step},
+                result_type=dict,
+                task_queue=self._holders[step],
+                schedule_to_close_timeout=timedelta(seconds=ORDER_LIMIT_S),
+                retry_policy=ONCE,
+                summary=f"{step}: {'wind down' if order['by_ms'] is None else 'more time'}",
+            )
+            return told
+        except ActivityError as error:
+            if isinstance(error.cause, ApplicationError):
+                raise ApplicationError(error.cause.message, type=error.cause.type) from None
+            raise ApplicationError(f"the worker of step {step} does not answer", type="CALL_NOT_FOUND") from None
 
     @workflow.query
     def progress(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import AsyncActivityCancelledError, Client
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline, WallTime
@@ -35,8 +36,9 @@ from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope
 from ..providers.provider import ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
+from ..runtime import control_channel
 from ..runtime.call import Call, WindDown, admit
-from ..runtime.control import calls_inside, control_of, enter, leave
+from ..runtime.control import calls_inside, control_of, enter, leave, live_calls
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from ..store.store import Store
@@ -48,7 +50,7 @@ from ..workflow.schema import WorkflowFile, check_inputs
 from ..workflow.state import OutputsView, StepState, StepsView
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed, StepRenderer
-from .messages import OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, RunInput, StepInput, StepReply
+from .messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, Order, RunInput, StepInput, StepReply
 from .payloads import KEY_VARIABLE, read_key, write_workflow
 from .proposals import pack_proposals, unpack_proposals
 
@@ -92,6 +94,8 @@ class WorkerServices:
     environment: Mapping[str, str]
     folder: Path | None
     """Where steps run whose file's own folder is not on this machine."""
+    own_queue: str
+    """Where this worker alone hears orders for the steps that it has."""
     exit_worker: Callable[[], None]
     """Ends the worker at once, and with it all that it runs."""
 
@@ -101,13 +105,32 @@ class Activities:
 
     def __init__(self, services: WorkerServices) -> None:
         self._services = services
+        self._under_way: dict[tuple[str, str], _StepWork] = {}
+        """By run and step."""
 
     @activity.defn(name=STEP_ACTIVITY)
     async def carry_out_step(self, given: dict[str, Any]) -> dict[str, Any]:
         if given["version"] > VERSION:
             raise RuntimeError(f"a later version asks for this step (messages {given['version']}, here {VERSION})")
         work = _StepWork(given, self._services, _engine_clock())  # type: ignore[arg-type]
-        return dict(await work.carry_out())
+        key = (given["run"]["run_id"], given["step"])
+        self._under_way[key] = work
+        try:
+            return dict(await work.carry_out())
+        finally:
+            if self._under_way.get(key) is work:
+                del self._under_way[key]
+
+    @activity.defn(name=ORDER_ACTIVITY)
+    async def carry_out_order(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Give a step that this worker has more time, or wind it down."""
+        work = self._under_way.get((order["run_id"], order["step"]))
+        try:
+            if work is None:
+                raise Failure("CALL_NOT_FOUND", f"step {order['step']} is not here any more")
+            return await work.obey(order)  # type: ignore[arg-type]
+        except Failure as failure:
+            raise ApplicationError(str(failure), type=failure.code, non_retryable=True) from None
 
     @activity.defn(name=OUTPUTS_ACTIVITY)
     async def render_outputs(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +229,7 @@ class _StepWork:
         self._run_call: Call | None = None
         self._wanted: dict[str, RunInput] = {}
         """The runs inside the step that its workflow has to begin."""
+        self._is_announced = False
         self._is_ordered_off = False
         """The run has been stopped, and with it the step."""
         self._is_cut_off = False
@@ -264,6 +288,16 @@ class _StepWork:
             later = self.state.to_parked().to_record()
             return {"state": later, "is_parked": True, "proposals": asked, "nested": list(self._wanted.values())}
         return {"state": self.state.to_record(), "is_cancelled": True}
+
+    async def obey(self, order: Order) -> dict[str, Any]:
+        """Extend the calls of the step, or wind them down. Return what they have now. Raises Failure."""
+        run_call = self._run_call
+        calls = [call for call in live_calls.values() if run_call is not None and call.inside_of is run_call]
+        if not calls:
+            raise Failure("CALL_NOT_FOUND", f"step {self._given['step']} does not run at this moment")
+        if order["by_ms"] is not None:
+            return await control_channel.extend(calls, order["by_ms"], order["who"])
+        return await control_channel.wind_down(calls, order["who"], order["reason"], order["within_ms"])
 
     def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
         """Write down what is decided about the time of the step while it runs."""
@@ -333,6 +367,8 @@ class _StepWork:
                 # Not only the call's own bound: it is made again where nobody answers.
                 async with asyncio.timeout(max(0.0, stop_ns - sent_ns) / 1e9):
                     await handle.heartbeat(self._describe_try(), rpc_timeout=timedelta(seconds=pause_s))
+                    if not self._is_announced:
+                        await self._announce(timedelta(seconds=pause_s))
                 heard_ns = sent_ns
             except AsyncActivityCancelledError:
                 self._is_ordered_off = True
@@ -358,6 +394,14 @@ class _StepWork:
         await asyncio.wait([working], timeout=limit_ns * (EXIT_SHARE - KILL_SHARE) / 1e9)
         if not working.done():
             self._services.exit_worker()
+
+    async def _announce(self, within: timedelta) -> None:
+        """Tell the workflow where orders for the step are heard. Short steps have ended by now, and need none."""
+        run_id, queue = self._given["run"]["run_id"], self._services.own_queue
+        self._is_announced = True
+        handle = self._services.client.get_workflow_handle(run_id)
+        with contextlib.suppress(RPCError):  # then it hears none
+            await handle.signal("hold", [self._given["step"], queue], rpc_timeout=within)
 
     def _describe_try(self) -> dict[str, int]:
         """Return which try the step is in, and when that began, on the engine's clock."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -66,8 +67,10 @@ async def serve_worker(
         stack.push_async_callback(inbox.close)
         client = await connect(address)
         folder = None if options.folder is None else Path(options.folder)
-        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, _exit_cut_off)
-        async with make_worker(client, services, options):
+        own_queue = f"{options.queue}@{secrets.token_hex(6)}"
+        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue, _exit_cut_off)
+        steps, orders = make_workers(client, services, options)
+        async with orders, steps:
             on_ready()
             return await stop  # a worker is there until somebody wants it gone
 
@@ -91,9 +94,10 @@ def make_runner() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*ours))
 
 
-def make_worker(client: Client, services: WorkerServices, options: WorkerOptions) -> Worker:
+def make_workers(client: Client, services: WorkerServices, options: WorkerOptions) -> tuple[Worker, Worker]:
+    """Return who takes workflows and steps from the queue, and who hears orders about the steps that are here."""
     activities = Activities(services)
-    return Worker(
+    steps = Worker(
         client,
         task_queue=options.queue,
         workflows=[RunWorkflow],
@@ -105,6 +109,13 @@ def make_worker(client: Client, services: WorkerServices, options: WorkerOptions
         graceful_shutdown_timeout=timedelta(milliseconds=options.drain_ms),
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=STICKY_S),
     )
+    orders = Worker(
+        client,
+        task_queue=services.own_queue,
+        activities=[activities.carry_out_order],
+        max_concurrent_activity_task_polls=1,
+    )
+    return steps, orders
 
 
 class OpenedInbox:
