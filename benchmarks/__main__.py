@@ -25,6 +25,8 @@ TOPICS = [
     "mcp",
     "inbox",
     "workflows",
+    "temporal",
+    "scale",
     "models",
     "ui",
     "scoreboard",

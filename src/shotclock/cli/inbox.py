@@ -93,7 +93,15 @@ def _asker(text: str) -> str:
     return text
 
 
+def read_engine_url(text: str) -> str:
+    from ..temporal.connection import parse_address
+
+    parse_address(text)
+    return text
+
+
 _ID = argument("proposal-id", "The proposal.")
+_ON = option("--on", "URL", "Of the runs on Temporal: temporal://HOST:PORT[/NAMESPACE].", read=read_engine_url)
 _JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 _NOTES = option("--notes", "TEXT", "For whoever asked.", default="")
 _LIMIT = option("--limit", "N", "So many at most.", default=str(LISTED), read=_limit)
@@ -116,6 +124,7 @@ TABLE = CommandTable(
                     choices=tuple(status.value for status in ProposalStatus),
                 ),
                 _LIMIT,
+                _ON,
                 _JSON,
             ),
             usage="[--all | --status STATUS]",
@@ -124,7 +133,7 @@ TABLE = CommandTable(
         Command(
             "show",
             "Show one proposal: what would be done, why, what would change in the file, and what became of it so far.",
-            (_ID, _JSON),
+            (_ID, _ON, _JSON),
             usage="ID",
             heading=_DECIDING,
         ),
@@ -139,6 +148,7 @@ TABLE = CommandTable(
                     "TEXT",
                     'To a question: one of its choices, or any text where it has none ("yes" if nothing is said).',
                 ),
+                _ON,
                 _JSON,
             ),
             usage="ID [--notes TEXT] [--answer TEXT]",
@@ -155,6 +165,7 @@ TABLE = CommandTable(
                     "What it is to be is in this file. Without it, $VISUAL or $EDITOR is opened, at a terminal.",
                 ),
                 _NOTES,
+                _ON,
                 _JSON,
             ),
             usage="ID [--file FILE] [--notes TEXT]",
@@ -166,6 +177,7 @@ TABLE = CommandTable(
             (
                 _ID,
                 option("--notes", "TEXT", "For whoever asked: why, and what would be better.", default=""),
+                _ON,
                 _JSON,
             ),
             usage="ID [--notes TEXT]",
@@ -296,7 +308,7 @@ def main(words: list[str]) -> int:
     # A person who takes their time does not use up the time of what is done then.
     later = partial(begin, timeout_ms or TIMEOUT_MS)
     call = begin(timeout_ms)
-    envelope = conclude(call, lambda: _perform(verb, call, later))
+    envelope = conclude(call, lambda: _perform_there(verb, call, later))
     if verb.name == "watch" and envelope.code == "CANCELLED" and not verb.as_json:  # by the one who sits there
         return envelope.exit_code
     return deliver(envelope, verb.as_json, lambda envelope: _show(verb.name, envelope.data, sys.stdout))
@@ -333,6 +345,21 @@ def _check_values(verb: str, said: dict[str, Any], report: Callable[[str, str], 
             report("current", "is what --file is compared with")
         if said["choice"] and said["file"] is not None:
             report("choice", "a proposed file is approved, modified or rejected")
+
+
+def _perform_there(verb: Verb, call: Call, begin: Begin) -> Outcome:
+    """Perform it here, or with what the runs of an engine ask."""
+    on = verb.values.get("on")
+    if on is None:
+        return _perform(verb, call, begin)
+    from .engine import decide_on_engine
+
+    try:
+        decides = verb.name in ("approve", "modify", "reject")
+        id = verb.values.get("proposal_id")
+        return decide_on_engine(on, id, decides, lambda: _perform(verb, call, begin))
+    except Failure as failure:
+        return refusal_outcome(failure)
 
 
 def _perform(verb: Verb, call: Call, begin: Begin) -> Outcome:

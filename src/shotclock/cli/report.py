@@ -26,15 +26,23 @@ RUNS_KNOWN = 200
 PAGE_NAME_LENGTH = 200
 
 
-def report(run_id: str, *, html: str | None, output: str, output_file: str | None, keeps: bool = False) -> Outcome:
+def report(
+    run_id: str, *, html: str | None, output: str, output_file: str | None, keeps: bool = False, on: str | None = None
+) -> Outcome:
     """Report a run. The value is the text that was asked for instead of the envelope, if one was.
 
-    With `keeps` there is a page also where nobody said where.
+    With `keeps` there is a page also where nobody said where. `on` is the engine that has the run, if one has.
     """
     try:
-        with Store.open() as store:
-            made = stored_report(store, _find(store, run_id))
-            if keeps and html is None:
+        if on is not None:
+            from .engine import report_on_engine
+
+            made = report_on_engine(on, run_id)
+        else:
+            with Store.open() as store:
+                made = stored_report(store, _find(store, run_id))
+        if keeps and html is None:
+            with Store.open() as store:
                 html = _page_path(store, made.run_id)
         data = made.to_dict()
         if html is not None:

@@ -67,6 +67,10 @@ class RunOptions:
     output_file: str | None = None
     budget_ms: int | None = None
     """How long a person is waited for; 0 is for as long as it takes."""
+    on: str | None = None
+    """The engine that it is given to, as temporal://HOST:PORT/NAMESPACE; None runs it here."""
+    queue: str | None = None
+    heartbeat_ms: int | None = None
 
 
 def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
@@ -110,23 +114,52 @@ def _perform(asked: RunOptions, *, alone: bool) -> Envelope | Outcome:
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     budget_ms = _budget_ms(asked)
+    if asked.on is not None:
+        with _Events(asked.events) as events:
+            return _perform_on_engine(asked, events, alone, budget_ms)
     with Store.open() as store, _Events(asked.events) as events:
         if asked.resume is not None:
             return events.finish(asyncio.run(_resume(asked.resume, store, events, alone, budget_ms)))
-        assert asked.flow is not None
-        loaded = load_or_refuse(asked.flow)
-        if isinstance(loaded, Outcome):
-            return loaded
-        findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
-        refused = judge(loaded, findings, may_be_tight=asked.force)
-        if refused.problem is not None or loaded.workflow is None:
-            refused.ending = Ending.NOT_STARTED
-            return refused
-        request = RunRequest(
-            loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
-            timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
-        )  # fmt: skip
+        request = _read_request(asked)
+        if isinstance(request, Outcome):
+            return request
         return events.finish(asyncio.run(_start(request, store, events, alone, budget_ms)))
+
+
+def _read_request(asked: RunOptions) -> RunRequest | Outcome:
+    """Return what to run, or why the file is refused."""
+    assert asked.flow is not None
+    loaded = load_or_refuse(asked.flow)
+    if isinstance(loaded, Outcome):
+        return loaded
+    findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
+    refused = judge(loaded, findings, may_be_tight=asked.force)
+    if refused.problem is not None or loaded.workflow is None:
+        refused.ending = Ending.NOT_STARTED
+        return refused
+    return RunRequest(
+        loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
+        timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
+    )  # fmt: skip
+
+
+def _perform_on_engine(asked: RunOptions, events: _Events, alone: bool, budget_ms: int | None) -> Envelope | Outcome:
+    """Give the run to an engine, or go on waiting for one that it has."""
+    from .engine import RunOnEngine
+
+    request = asked.resume if asked.resume is not None else _read_request(asked)
+    if isinstance(request, Outcome):
+        return request
+    events.run_id = request if isinstance(request, str) else request.run_id
+    assert asked.on is not None
+    job = RunOnEngine(asked.on, request, asked.queue, asked.heartbeat_ms)
+
+    async def main() -> Envelope:
+        with StopSignal() as stop:
+            async with _show_lines(events, alone) as watch:
+                return await job.carry_out(RunCaller(stop, watch.on_change, watch.on_news, budget_ms=budget_ms))
+
+    return events.finish(asyncio.run(main()))
 
 
 def _find_mistakes(asked: RunOptions) -> Mistakes:
@@ -184,27 +217,8 @@ async def _show_changes(
 
     screen = screen_here() if workflow is not None else None
     if screen is None or workflow is None:
-        lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
-
-        def write_line(line: str) -> None:
-            nonlocal lines
-            if lines is not None:
-                try:
-                    lines.write(line + "\n")
-                except OSError:  # whoever read them has left, or does not keep up
-                    lines = None
-
-        def on_line(state: StepState) -> None:
-            events.write(state)
-            write_line(_line(state))
-
-        def on_news_line(step: str, news: dict[str, Any]) -> None:
-            events.write_news(step, news)
-            write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
-
-        yield _Watch(on_line, on_news_line)
-        if lines is not None:
-            lines.finish()
+        async with _show_lines(events, alone) as watch:
+            yield watch
         return
     from .live_view import View
 
@@ -225,6 +239,32 @@ async def _show_changes(
             view.note_news(step, news)
 
         yield _Watch(on_change, on_news, view.aside)
+
+
+@contextlib.asynccontextmanager
+async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
+    """Tell of changes line by line, and the file of events."""
+    lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
+
+    def write_line(line: str) -> None:
+        nonlocal lines
+        if lines is not None:
+            try:
+                lines.write(line + "\n")
+            except OSError:  # whoever read them has left, or does not keep up
+                lines = None
+
+    def on_line(state: StepState) -> None:
+        events.write(state)
+        write_line(_line(state))
+
+    def on_news_line(step: str, news: dict[str, Any]) -> None:
+        events.write_news(step, news)
+        write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
+
+    yield _Watch(on_line, on_news_line)
+    if lines is not None:
+        lines.finish()
 
 
 class _Events:
@@ -346,9 +386,14 @@ def _text(envelope: Envelope, asked: RunOptions) -> str | None:
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:
-            with Store.open() as store:
-                if (run := store.runs.get(run_id)) is not None:
-                    report = stored_report(store, run)
+            if asked.on is not None:
+                from .engine import report_on_engine
+
+                report = report_on_engine(asked.on, run_id)
+            else:
+                with Store.open() as store:
+                    if (run := store.runs.get(run_id)) is not None:
+                        report = stored_report(store, run)
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
     return text_of(report, str(asked.output))

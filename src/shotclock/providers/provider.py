@@ -172,6 +172,8 @@ class StepPart(Part):
     idempotent: bool = False
     overtime: OvertimeKey = None
     approval: Approval | bool = False
+    runs_on: str | None = field(default=None, min_length=1)
+    """The queue of Temporal whose workers carry it out, where it is not that of the run. Here it means nothing."""
     description: str | None = None
 
     @classmethod
@@ -359,6 +361,8 @@ class StepCall:
     """With less than this left it is not started."""
     tools: FileTools | None = None
     """The tools of the file, for a step that calls them by itself."""
+    used_ms: int = 0
+    """What a process that died had used of the time of this try."""
 
     @property
     def name(self) -> str:

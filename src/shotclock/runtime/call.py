@@ -124,17 +124,14 @@ class Call:
     def restart_clocks(self) -> None:
         """Start the clocks anew, which stood still while a person was asked. What the caller waited stays counted."""
         self.started_ns = clock.monotonic_ns()
-        self.bound = nest(
-            self.started_ns,
-            timeout_ms=self.clocks.timeout_ms or 0,
-            grace_ms=self.clocks.grace_ms or 0,
-            owner=self.name,
-            parent=self.parent,
-            parent_owner=self.parent_owner,
-            reserve_ms=self.clocks.reserve_ms,
-        )
+        self.bound = self._nest()
         others = tuple(each for each in self.warnings if each["code"] != "DEADLINE_INHERITED")
         self.warnings = others + _inherited_warnings(self)
+
+    def count_from(self, started_ns: int) -> None:
+        """Let the clocks have run since then: a process that died had begun what this call goes on with."""
+        self.started_ns = self.began_ns = started_ns
+        self.bound = self._nest()
 
     def keep_partial(self, partial: object, changes: Sequence[str]) -> None:
         """Keep the result so far, in place of what was kept before."""
@@ -146,6 +143,17 @@ class Call:
         if self.bound.bell is not None and self.bound.bell.at_ns <= latest.at_ns:
             return self.bound
         return Bound(latest, self.bound.grace_ms, limit_ms, owner)
+
+    def _nest(self) -> Bound:
+        return nest(
+            self.started_ns,
+            timeout_ms=self.clocks.timeout_ms or 0,
+            grace_ms=self.clocks.grace_ms or 0,
+            owner=self.name,
+            parent=self.parent,
+            parent_owner=self.parent_owner,
+            reserve_ms=self.clocks.reserve_ms,
+        )
 
     @property
     def trace_id(self) -> str:
@@ -197,6 +205,9 @@ class Work:
 
     def stop_unwound(self) -> None:
         """Stop it by the polite ladder: it did not end by itself."""
+
+    def kill(self) -> None:
+        """Kill it at once: somebody else is about to do the same work."""
 
     def move_bell(self) -> bool:
         """Take the call's bell, which is another one now. Return False where this kind of work cannot."""
@@ -438,6 +449,15 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
         warnings += (warning("RESULT_CHANGED", changes=list(call.partial_changes)),)
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, wall_ns
     return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, outcome)
+
+
+def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:
+    """Make the envelope of a call whose clock is that of a workflow of Temporal, so that a replay makes the same one:
+    nothing is read, recorded or written here."""
+    outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, now_ns
+    envelope = _render(outcome)
+    envelope.warnings.extend(call.warnings + outcome.warnings)
+    return envelope
 
 
 def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:

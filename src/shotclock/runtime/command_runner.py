@@ -222,6 +222,9 @@ class CommandWork(Work):
     def wind_down(self, until_ns: int) -> None:
         self._running.order_once_started(Order.WIND_DOWN, until_ns)
 
+    def kill(self) -> None:
+        self._running.order(Order.KILL, "cut off")
+
     def move_bell(self) -> bool:
         bound = self._call.bound
         if self._running.ended.done() or bound.bell is None or bound.kill_ns is None:

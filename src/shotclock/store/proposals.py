@@ -12,7 +12,7 @@ docs/design.md: R41.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -247,6 +247,23 @@ class Proposals:
                 more = AT_ONCE in (len(due), len(to_remind))
         return True
 
+    def export(self, id: str) -> dict[str, Any] | None:
+        """Return all that is kept of one but its history, as plain JSON, for a store elsewhere; None if there is
+        none."""
+        proposal = self.get(id)
+        return None if proposal is None else dict(_PROPOSALS.write(proposal, without=("seq",)))
+
+    def take_over(self, exported: Mapping[str, Any], now: WallTime) -> Proposal:
+        """Record a proposal of another store as it was there, in the place of what is known of it here."""
+        taken = read_exported(exported)
+        with self._database.write() as transaction:
+            taken = replace(taken, seq=next_seq(transaction))
+            transaction.execute("DELETE FROM proposals WHERE id = ?", (taken.id,))
+            transaction.execute("DELETE FROM asks WHERE id = ?", (taken.id,))
+            _insert(transaction, taken, str(exported["ask"]))
+            _append(transaction, now, "taken-over", taken.id, taken.asked_by, {"status": taken.status.value})
+        return taken
+
     def list_forgettable(self, before: WallTime) -> list[tuple[str, str | None]]:
         """Return the ids of proposals that were over before then, the oldest first, each with its key. Open ones stay,
         and decisions that may still hold."""
@@ -395,6 +412,12 @@ class Proposals:
         values = (*(value for _, value in wanted), check_count(limit, "limit"))
         with self._database.read() as transaction:
             return _SUMMARIES.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values)
+
+
+def read_exported(exported: Mapping[str, Any]) -> Proposal:
+    """Return the proposal that another store has exported."""
+    columns = {**exported, "seq": 0}
+    return _PROPOSALS.read([columns[name] for name in _PROPOSALS.columns.split(", ")])
 
 
 class Feed:
@@ -571,7 +594,8 @@ def _remind(transaction: Transaction, id: str, expires_at: WallTime, now: WallTi
 def _insert(transaction: Transaction, made: Proposal, text: str) -> None:
     insert_row(transaction, "asks", {"id": made.id, "ask": text})
     row = _PROPOSALS.write(made, without=("ask",))
-    more = {"created_seq": made.seq, "remind_at": made.remind_at, "about": json_text(made.ask.about())}
+    notes = None if made.decision is None else made.decision.notes[:NOTES_SHOWN]
+    more = {"created_seq": made.seq, "remind_at": made.remind_at, "about": json_text(made.ask.about()), "notes": notes}
     insert_row(transaction, "proposals", {**row, **more})
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime, format_duration
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
@@ -40,7 +40,6 @@ from ..runtime.call import (
     answer,
     inherited_deadline,
     inherited_trace,
-    wound_down_problem,
 )
 from ..runtime.control import calls_inside, control_of, enter, leave
 from ..runtime.control_channel import runs as running_runs
@@ -54,6 +53,7 @@ from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
+from .run_result import describe_steps, explain_limit, judge_steps
 from .scheduler import (
     Deadlines,
     OnChange,
@@ -66,7 +66,7 @@ from .scheduler import (
     StepListener,
 )
 from .schema import WorkflowFile, check_inputs, find_unset_variables
-from .state import Reason, Status, StepState, effects_of, lists_of, read_record, record_workflow, restore_secrets
+from .state import Status, StepState, effects_of, read_record, record_workflow, restore_secrets
 from .step_executor import StepExecutor, record_skipped_span, trace_steps
 from .step_renderer import StepFailed, StepRenderer
 
@@ -168,12 +168,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
     unattended = not os.isatty(0)
     workflow = await asyncio.to_thread(inner_workflow, inner.file, outer.files, unattended=unattended)
     while True:
-        index, count = inner.item
-        before = outer.nested_runs.get((inner.step_id, index), 0)
-        outer.nested_runs[inner.step_id, index] = before + 1
-        number = before * count + index + 1
-        name = inner.step_id + (f".{number}" if number > 1 else "")
-        run_id = f"{outer.run_id}.{name}"
+        run_id, name = name_nested_run(inner, outer.run_id, outer.nested_runs)
         request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
         known = await asyncio.to_thread(outer.store.runs.get, run_id)
         environment = {**outer.environment, **inner.env}
@@ -192,6 +187,16 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
         except Failure as failure:
             if failure.code != "RUN_TAKEN":  # somebody was faster; the next number is free
                 raise
+
+
+def name_nested_run(inner: NestedRun, outer_id: str, begun: dict[tuple[str, int], int]) -> tuple[str, str]:
+    """Return the id of the next run of a step, and its name inside the outer run. Counts it in `begun`."""
+    index, count = inner.item
+    before = begun.get((inner.step_id, index), 0)
+    begun[inner.step_id, index] = before + 1
+    number = before * count + index + 1
+    name = inner.step_id + (f".{number}" if number > 1 else "")
+    return f"{outer_id}.{name}", name
 
 
 def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
@@ -254,21 +259,9 @@ def _find_known_states(
     for step_id, state in states.items():
         if state.status is Status.RUNNING:
             step = workflow.steps[step_id]
-            # A question is asked again under its key; a run inside this one knows by itself how far it was.
-            can_repeat = STEP_TYPES[step.type].can_repeat
-            harmless = step.idempotent or retry_of(workflow, step) is not None or can_repeat
             only_waited = not step.for_each and _only_waited(store, run, step, state)
-            if harmless or only_waited:
-                state = state.put_off()
-                if not can_repeat:
-                    state.proposal_id = None
-                if not can_repeat and not only_waited:  # the try that it was in, which nobody lived to count
-                    state.attempts, state.cut_off = state.attempts + 1, state.cut_off + 1
-            else:
-                state.status = Status.INTERRUPTED
-                state.attempts += 1  # the try that it was in, which nobody lived to count
-                message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
-                state.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
+            is_harmless = step.idempotent or retry_of(workflow, step) is not None
+            state = state.after_cut_off(is_harmless=is_harmless, only_waited=only_waited)
         elif state.status is Status.SKIPPED:
             state = state.fresh()
         known[step_id] = state
@@ -508,27 +501,15 @@ class _Run:
         if ended_by is not None:
             problem = stop_problem(ended_by) if isinstance(ended_by, str) else outcome_of_error(ended_by).problem
             return Outcome(Ending.KILLED, problem, {**data, "partial": True})
-        bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
-        was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
-        if self.call.winding_down is not None and (bad or was_cut):
-            return Outcome(Ending.CANCELLED, wound_down_problem(self.call), {**data, "partial": True})
-        if is_out_of_time or any(state.is_cut_short for state in states.values()):
-            message, fired = self._describe_fired_clock()
-            return Outcome(Ending.KILLED, Problem("TIMEOUT", message, fired=fired), data)
-        if not bad:
-            return Outcome(Ending.FINISHED, data=data)
-        names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
+        return judge_steps(self.call, states, data, is_out_of_time=is_out_of_time, find_fired=self._find_fired_clock)
 
     def _describe_steps(self, states: Mapping[str, StepState]) -> dict[str, object]:
-        return {"run_id": self.request.run_id, "name": self.request.name, **_list_steps(states)}
+        return describe_steps(self.request.run_id, self.request.name, states)
 
     def _describe_fired_clock(self) -> tuple[str, Fired]:
         """Say which limit the run has reached."""
         fired = self._find_fired_clock()
-        owner = "its caller" if fired.owner == "caller" else fired.owner
-        whose = "" if fired.owner == self.call.name else f" that {owner} left it"
-        return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}", fired
+        return explain_limit(self.call, fired), fired
 
     def _find_fired_clock(self) -> Fired:
         """Return the clock that stopped the run, with the limit that was set: what a parent kept back of it is nobody's
@@ -590,7 +571,7 @@ class _NewsOfRun:
         run = self._context
         if call is not run.call and call.inside_of is not run.call:
             return  # of a run inside of this one, which says it itself
-        told: dict[str, Any] = run.redaction.value(_describe_news(call, news))
+        told: dict[str, Any] = run.redaction.value(describe_news(call, news))
         name = call.name.removeprefix("step ") if call is not run.call else ""
         state = self._scheduler.states.get(name)
         if isinstance(news, WindDown) and news.fired is None:  # not by a clock of this one try
@@ -612,7 +593,8 @@ class _NewsOfRun:
             run.on_news(name, told)
 
 
-def _describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
+def describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
+    """Return what was decided about the time of a call, as it is written down with its step."""
     if not isinstance(news, WindDown):
         return {"event": "overtime", **news.as_meta()}
     return {
@@ -710,10 +692,6 @@ def _clean_up_of(workflow: WorkflowFile, known: Mapping[str, StepState]) -> list
         if reaction is not None and state.has_begun:
             found |= dict.fromkeys(reaction.run)
     return list(found)
-
-
-def _list_steps(states: Mapping[str, StepState]) -> dict[str, object]:
-    return {"steps": {name: state.to_answer() for name, state in states.items()}, **lists_of(states)}
 
 
 async def _render_outputs(context: RunContext, renderer: StepRenderer, scheduler: Scheduler) -> dict[str, Any]:

@@ -448,7 +448,7 @@ def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
     if status is Status.PARKED:
         return f"it waits for a person (`shotclock inbox list`); `shotclock run --resume {run.id}` goes on with it"
     if status is Status.RUNNING:
-        return f"under way in process {run.holder.pid}"
+        return f"under way in process {run.holder.pid}" if run.holder.pid else "under way on its engine"
     return ""
 
 

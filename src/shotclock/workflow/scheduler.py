@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.envelope import Warning_, warning
@@ -25,15 +25,17 @@ from ..core.errors import Failure, SideEffects
 from ..core.proposal import Proposal
 from ..core.redaction import Redaction
 from ..core.value_types import dataclass
-from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
 from ..providers.provider import STEP_TYPES, ForeignProposal, Providers, Reaction, StepPart
-from ..runtime.call import Call
-from ..runtime.runtime import Runtime
-from ..store.store import Store
 from .plan import clean_up_steps, graph_of, needs, on_demand, step_timeout_ms
 from .schema import WorkflowFile
 from .state import OutputsView, Reason, Status, StepState, StepsView
+
+if TYPE_CHECKING:
+    from ..inbox.inbox import Inbox
+    from ..runtime.call import Call
+    from ..runtime.runtime import Runtime
+    from ..store.store import Store
 
 # --- slots ------------------------------------------------------------------------------------------------
 # How much is under way at a time, over a whole run with its items and the files that it runs.
@@ -268,9 +270,15 @@ class Deadlines:
         self._run, self._work = bell, later
         return became
 
-    def begin_clean_up(self) -> None:
+    def note_cut_short(self, step_id: str) -> None:
+        """Note that the run's own clock has stopped a step that was carried out elsewhere."""
+        rung = self._run if step_id in self._clean_up else self._work
+        if rung is not None:
+            self._rung.append(rung)
+
+    def begin_clean_up(self, now_ns: int, limit_ms: int = CLEAN_UP_LIMIT_MS) -> None:
         """Bound the clean-up of a run that was stopped, also where the run itself has no limit."""
-        by = Deadline.after_ms(monotonic_ns(), CLEAN_UP_LIMIT_MS)
+        by = Deadline.after_ms(now_ns, limit_ms)
         if self._run is None or by.at_ns < self._run.at_ns:
             self._clean_up_by = by
 
@@ -284,6 +292,8 @@ class RunLimits:
     deadlines: Deadlines
     began_ns: int
     """When the run began, perhaps in another process."""
+    now_ns: Callable[[], int] = monotonic_ns
+    """The clock that the deadlines are read on. A workflow of Temporal has its own, which replays."""
 
 
 class StepListener(NamedTuple):
@@ -381,8 +391,8 @@ class Scheduler:
         """What starts now: it has its slot, or needs none."""
         self._starting: list[str] = []
         """What starts when that is written down."""
-        self._under_way: set[str] = set()
-        """Decided on, and not ended."""
+        self._under_way: dict[str, None] = {}
+        """Decided on, and not ended. In order: a run that is replayed has to do the same again."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwritten: list[StepState] = []
         self._news = asyncio.Event()
@@ -414,7 +424,7 @@ class Scheduler:
             await self._work()
             if self._is_stopping and not self.is_parked:
                 await self._write_what_can_be()  # before anybody is waited for, who may need all of his grace
-                await self._stop_tasks(self._tasks.keys() - (self._clean_up & self._on_demand))
+                await self._stop_tasks(name for name in self._tasks if name not in self._clean_up & self._on_demand)
                 self._begin_clean_up()
                 await self._work()
         finally:
@@ -451,8 +461,8 @@ class Scheduler:
     def wind_down(self) -> None:
         """Let what runs come to its end, and start nothing any more but clean-up."""
         self._is_winding_down = True
-        for name in self._under_way - self._tasks.keys() - self._clean_up:
-            self._under_way.discard(name)
+        for name in [name for name in self._under_way if name not in self._tasks and name not in self._clean_up]:
+            self._under_way.pop(name)
             self._give_back(name)
         self._ready = [name for name in self._ready if name in self._under_way]
         self._news.set()
@@ -479,11 +489,11 @@ class Scheduler:
         for name in self._starting:  # written down at the most
             self.states[name].status, self.states[name].started_ms = Status.PENDING, None
         self._starting = []
-        for name in self._under_way - self._tasks.keys():
-            self._under_way.discard(name)
+        for name in [name for name in self._under_way if name not in self._tasks]:
+            self._under_way.pop(name)
             self._give_back(name)  # which may be granted to the next of these
         self._ready = []
-        self._limits.deadlines.begin_clean_up()
+        self._limits.deadlines.begin_clean_up(self._limits.now_ns())
         self._is_cleaning = True
         self._follow_up()
 
@@ -558,7 +568,7 @@ class Scheduler:
         if not self._limits.deadlines.may_start(name):
             return  # it is skipped when the run ends
         self._starts += 1
-        self._under_way.add(name)
+        self._under_way[name] = None
         if STEP_TYPES[self.states[name].type].takes_slot:
             self._asked[name] = self._limits.slots.ask(lambda: self._is_ready(name))
         else:
@@ -577,11 +587,11 @@ class Scheduler:
     def _take_ready(self) -> None:
         """Mark the steps that start now as running, which is not true before it is written down."""
         self._starting = []
-        now_ms = (monotonic_ns() - self._limits.began_ns) // NS_PER_MS
+        now_ms = (self._limits.now_ns() - self._limits.began_ns) // NS_PER_MS
         while self._ready:
             name = self._ready.pop(0)
             if not self._limits.deadlines.may_start(name):  # the run's clock rang while it waited for its slot
-                self._under_way.discard(name)
+                self._under_way.pop(name, None)
                 self._give_back(name)  # which may be granted to the next of these
                 continue
             self._starting.append(name)
@@ -595,7 +605,7 @@ class Scheduler:
             self._tasks[name] = asyncio.get_running_loop().create_task(self._step(name))
 
     async def _step(self, name: str) -> None:
-        state, began_ns = self.states[name], monotonic_ns()
+        state, began_ns = self.states[name], self._limits.now_ns()
         try:
             await self._execute(name, self._workflow.steps[name], state, self.scope_for(name))
         except asyncio.CancelledError:
@@ -607,9 +617,9 @@ class Scheduler:
             state.cancel()
         finally:
             self._give_back(name)
-        state.duration_ms = (monotonic_ns() - began_ns) // NS_PER_MS
+        state.duration_ms = (self._limits.now_ns() - began_ns) // NS_PER_MS
         del self._tasks[name]
-        self._under_way.discard(name)
+        self._under_way.pop(name, None)
         self._unwritten.append(state)
         self._over.append(name)
         self._follow_up()

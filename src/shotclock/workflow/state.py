@@ -103,6 +103,10 @@ class StepState:
     """It had begun when the run was parked or its process died, and begins again when the run goes on."""
     overtime: list[dict[str, Any]] = field(default_factory=list)
     """What was decided about its time while it ran: overtime that was asked for, and that it was wound down."""
+    cut_off_ms: int = 0
+    """What the try that was cut off with its process had used of its time, where the next one has only the rest."""
+    try_began_ns: int = 0
+    """When the try began that it is in. Known only while it runs."""
     used_ms: int = 0
     """What its last try took. Known only while it runs."""
     earlier_effects: SideEffects = SideEffects.NONE
@@ -153,6 +157,24 @@ class StepState:
             later.side_effects = SideEffects.UNKNOWN
         return later
 
+    def after_cut_off(self, *, is_harmless: bool, only_waited: bool = False) -> StepState:
+        """Return what becomes of a step whose process died while it ran: it is put off, to be run again, where that
+        does no harm, and interrupted otherwise."""
+        # A question is asked again under its key; a run inside this one knows by itself how far it was.
+        can_repeat = STEP_TYPES[self.type].can_repeat
+        if is_harmless or can_repeat or only_waited:
+            later = self.put_off()
+            if not can_repeat:
+                later.proposal_id = None
+            if not can_repeat and not only_waited:  # the try that it was in, which nobody lived to count
+                later.attempts, later.cut_off = later.attempts + 1, later.cut_off + 1
+            return later
+        self.status = Status.INTERRUPTED
+        self.attempts += 1  # the try that it was in, which nobody lived to count
+        message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
+        self.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
+        return self
+
     def key_in(self, run_id: str) -> str:
         """Return the key of one visit to the step: going back to it asks people again, going on with the run does
         not."""
@@ -187,9 +209,10 @@ class StepState:
         return cls(**known)
 
 
-_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in ("used_ms", "earlier_effects"))
+_PASSING = ("try_began_ns", "used_ms", "earlier_effects")
+_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in _PASSING)
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
-_KEPT_BACK |= {"has_begun"}
+_KEPT_BACK |= {"has_begun", "cut_off_ms"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.

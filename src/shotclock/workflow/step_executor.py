@@ -301,7 +301,7 @@ class StepExecutor:
         while True:
             state.attempts += 1
             state.side_effects = None  # of the try before
-            began_ns = monotonic_ns()
+            began_ns = state.try_began_ns = monotonic_ns()
             try:
                 result = await self._try(work)
             except StepFailed:  # what it is to be tried with could not be made, so it was not
@@ -413,7 +413,9 @@ class StepExecutor:
             overtime=self._overtime_of(step, run.folder),
             min_time_ms=0 if step.min_time is None else duration_ms(step.min_time, STEP_TYPES[step.type].unit),
             tools=_FileTools(self, work) if step.type == "ai" else None,
+            used_ms=state.cut_off_ms,
         )
+        state.cut_off_ms = 0
         # A run inside this one says by itself whether it works.
         left = self._person_wait.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
         outer = current_scope.get()
@@ -530,6 +532,8 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
     """
     call = runtime.begin(step.name, {}, step.clocks)
     call.min_time_ms = step.min_time_ms
+    if step.used_ms:
+        call.count_from(call.started_ns - step.used_ms * NS_PER_MS)
     if step.overtime is not None:
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)

@@ -1,0 +1,312 @@
+"""Runs on Temporal as their caller sees them: started, waited for, stopped, looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Ending, Failure
+from ..core.proposal import result_of
+from ..core.trace import TraceContext
+from ..core.value_types import value
+from ..process.clock import monotonic_ns
+from ..runtime.call import Outcome, admit, answer, inherited_deadline
+from ..store.proposals import read_exported
+from ..store.runs import Run, StepRecord
+from ..store.store import Store
+from ..workflow.engine import RunCaller, RunRequest
+from ..workflow.lint import identity
+from ..workflow.plan import run_timeout_ms
+from ..workflow.report import Report, report_of
+from ..workflow.run_result import describe_steps
+from ..workflow.schema import check_inputs
+from ..workflow.state import StepState, effects_of
+from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
+from .payloads import write_workflow
+from .proposals import pack_record, unpack_proposals
+
+# How often the caller looks how far the run is, where anybody wants to know.
+LOOK_S = 0.5
+# A workflow whose worker has died in the middle of a decision goes on elsewhere after this.
+TASK_LIMIT_S = 5
+RPC_LIMIT = timedelta(seconds=10)
+# An order goes to the worker that has the step, and back.
+ORDER_LIMIT = timedelta(seconds=20)
+# What the end of a run may take beyond its deadline: grace, a worker that has to be missed first, another that starts.
+END_MARGIN_MS = 60_000
+# What a run may take that was stopped: its clean-up has five minutes.
+STOP_LIMIT_S = 360.0
+# The holder of a run that no process of this machine has.
+NOWHERE = ProcessIdentity("", "", 0, 0)
+
+
+@value
+class EngineOptions:
+    """How a run is given to the engine."""
+
+    queue: str = DEFAULT_QUEUE
+    heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
+
+
+async def start(
+    client: Client, request: RunRequest, caller: RunCaller, options: EngineOptions, address: str = ""
+) -> Envelope:
+    """Run a workflow on the engine and return its one envelope. Raises Failure if it cannot be begun."""
+    limits = [limit for limit in (run_timeout_ms(request.workflow), request.timeout_ms) if limit]
+    # Inside the time of the environment, as a run here would be.
+    call = admit(
+        f"run {request.name}",
+        Clocks(timeout_ms=min(limits, default=0)),
+        parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
+    )
+    inputs = check_inputs(request.workflow, request.inputs)
+    given: RunInput = {
+        "version": VERSION,
+        "run_id": request.run_id,
+        "name": request.name,
+        "file": request.file,
+        "folder": str(request.folder),
+        "files": [identity(request.file)],
+        "workflow": write_workflow(request.workflow, inputs, caller.variables),
+        "inputs": inputs,
+        "trace_id": call.trace_id,
+        "limit_ms": 0 if call.bound.bell is None else max(1, call.bound.limit_ms),
+        "deadline_at": None,
+        "deadline_owner": "caller",
+        "heartbeat_ms": options.heartbeat_ms,
+        "queue": options.queue,
+        "env": {},
+    }
+    try:
+        handle = await client.start_workflow(
+            RUN_WORKFLOW,
+            given,
+            id=request.run_id,
+            task_queue=options.queue,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            task_timeout=timedelta(seconds=TASK_LIMIT_S),
+            static_summary=request.name,
+            memo={"name": request.name, "file": request.file},
+            rpc_timeout=RPC_LIMIT,
+        )
+    except WorkflowAlreadyStartedError:
+        raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume continues it") from None
+    except RPCError as error:
+        raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
+    within_ms = None if call.bound.bell is None else call.bound.limit_ms + END_MARGIN_MS
+    return await wait_for_end(handle, caller, address, within_ms)
+
+
+async def wait_for_end(
+    handle: WorkflowHandle[Any, Any], caller: RunCaller, address: str, within_ms: int | None = None
+) -> Envelope:
+    """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
+    to do needs a person, the caller waits for its budget, and the answer says how to go on; so it does where the run
+    has not ended within this time, because no worker takes it or the engine is gone."""
+    ending = asyncio.ensure_future(_read_envelope(handle))
+    looking = asyncio.ensure_future(_look(handle, caller))
+    waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
+    try:
+        limit_s = None if within_ms is None else within_ms / 1000  # without one, as long as the run may take
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            return ending.result()
+        if looking.done():
+            return _parked_answer(handle.id, looking.result(), caller.budget_ms or 0, address)
+        if caller.stop is None or not caller.stop.done():
+            return _unended_answer(handle.id, within_ms or 0, address)
+        await _send_stop(handle, caller.stop.result())
+        done, _ = await asyncio.wait([ending], timeout=STOP_LIMIT_S)
+        return ending.result() if done else _unended_answer(handle.id, int(STOP_LIMIT_S * 1000), address)
+    finally:
+        for each in (looking, ending):
+            each.cancel()
+        await asyncio.wait([looking, ending])
+
+
+async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:
+    try:
+        await handle.signal("stop", by, rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended, and says so
+            raise _not_reached(handle, error) from None
+
+
+def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
+    """Return the envelope of a run of whose end nobody has heard."""
+    data: dict[str, object] = {"run_id": run_id, "job_id": run_id, "state": "running", **_ways_on(run_id, address)}
+    message = f"nothing was heard of the end of run {run_id}: no worker takes it, or the engine does not answer"
+    fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
+    call = admit(f"run {run_id}", Clocks(timeout_ms=0))
+    return answer(call, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
+
+
+def _ways_on(run_id: str, address: str) -> dict[str, object]:
+    return {
+        "continue_command": f"shotclock run --resume {run_id} --on {address}",
+        "cancel_command": f"shotclock engine cancel {run_id} --on {address}",
+    }
+
+
+async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
+    """Return the envelope of a run once it has ended."""
+    try:
+        told: dict[str, Any] = await handle.result()
+    except WorkflowFailureError as error:
+        cause = error.cause
+        if not isinstance(cause, ApplicationError) or not cause.details:
+            raise Failure("INTERNAL_ERROR", f"run {handle.id!r} has ended without an envelope: {cause}") from None
+        told = cause.details[0]
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+    return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+
+
+async def read_progress(handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
+    """Return how far a run is. Raises Failure where there is none, or no worker can say so."""
+    try:
+        told: dict[str, Any] = await handle.query("progress", rpc_timeout=RPC_LIMIT)
+        return told
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+
+
+def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
+    if error.status is RPCStatusCode.NOT_FOUND:
+        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}")
+    return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
+
+
+async def _look(handle: WorkflowHandle[Any, Any], caller: RunCaller) -> dict[str, Any]:
+    """Tell the caller's listener of changes, as they are seen. Return how far the run is, once it has only waited for
+    people for as long as the caller does."""
+    seen: dict[str, Mapping[str, Any]] = {}
+    waits_since_ns: int | None = None
+    while caller.on_change is not None or caller.budget_ms is not None:
+        with contextlib.suppress(Failure):
+            told = await read_progress(handle)
+            for name, record in told["steps"].items():
+                if caller.on_change is not None and record != seen.get(name) and record["status"] != "pending":
+                    caller.on_change(StepState.from_record(record))
+                seen[name] = record
+            now_ns = monotonic_ns()
+            waits_since_ns = (waits_since_ns or now_ns) if told["only_waits"] else None
+            waited_ms = 0 if waits_since_ns is None else (now_ns - waits_since_ns) // NS_PER_MS
+            if waits_since_ns is not None and caller.budget_ms is not None and waited_ms >= caller.budget_ms:
+                return told
+        await asyncio.sleep(LOOK_S)
+    never: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    return await never  # ended by whoever waits for the run
+
+
+def _parked_answer(run_id: str, told: Mapping[str, Any], budget_ms: int, address: str) -> Envelope:
+    """Return the envelope of a run that waits for people, and how to go on with it."""
+    states = {name: StepState.from_record(record) for name, record in told["steps"].items()}
+    waiting = [result_of(read_exported(each["record"])) for each in told["waiting"] if "record" in each]
+    data: dict[str, object] = {
+        **describe_steps(run_id, told["name"], states),
+        "waiting": waiting,
+        "status": "parked",
+        "state": "paused",
+        "job_id": run_id,
+        "progress": {
+            "done": sum(state.status.is_final for state in states.values()),
+            "total": len(states),
+            "unit": "steps",
+        },
+        **_ways_on(run_id, address),
+    }
+    ids = ", ".join(str(each["proposal_id"]) for each in waiting)
+    message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
+    problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
+    call = admit(f"run {told['name']}", Clocks(timeout_ms=0), caller=TraceContext(told["trace_id"]))
+    return answer(call, Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values())))
+
+
+async def cancel(handle: WorkflowHandle[Any, Any]) -> Envelope:
+    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did."""
+    with contextlib.suppress(RPCError):  # it has ended, or is not there, which is said below
+        await handle.cancel(rpc_timeout=RPC_LIMIT)
+    return await _read_envelope(handle)
+
+
+async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
+    """Return the report of a run. Raises Failure if there is none."""
+    handle = client.get_workflow_handle(run_id)
+    told, described = await read_progress(handle), await handle.describe(rpc_timeout=RPC_LIMIT)
+    envelope, ended_at = None, None
+    if described.close_time is not None:
+        envelope = (await _read_envelope(handle)).to_dict()
+        ended_at = WallTime(int(described.close_time.timestamp() * 1000))
+    run = Run(
+        run_id,
+        told["name"],
+        told["file"],
+        told["workflow"],
+        told["inputs"],
+        told["trace_id"],
+        NOWHERE,
+        WallTime(told["began_at"]),
+        None if told["deadline_at"] is None else WallTime(told["deadline_at"]),
+        ended_at,
+        envelope,
+        now if told["only_waits"] and ended_at is None else None,
+    )
+    records = {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
+    return report_of(run, records, now=now, is_alive=True)
+
+
+async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str, Any]:
+    """Give a step of a run more time, or wind it down. Return what its calls have now. Raises Failure."""
+    try:
+        told: dict[str, Any] = await handle.execute_update("order", order, rpc_timeout=ORDER_LIMIT)
+        return told
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        code = cause.type if isinstance(cause, ApplicationError) and cause.type else "CALL_NOT_FOUND"
+        raise Failure(code, str(cause)) from None
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+
+
+# --- people -------------------------------------------------------------------------------------------------
+
+
+async def pull_proposals(client: Client, store: Store, id: str | None = None) -> dict[str, str]:
+    """Write down in a store what the runs of the engine ask people, and return whose run each is. `id`: that one."""
+    runs: dict[str, str] = {}
+    query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+    async for found in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+        with contextlib.suppress(Failure):  # it has ended meanwhile, or nobody answers for it
+            told = await read_progress(client.get_workflow_handle(found.id))
+            waiting = [each for each in told["waiting"] if id is None or each["id"] == id]
+            await asyncio.to_thread(unpack_proposals, waiting, store)
+            runs |= {each["id"]: found.id for each in waiting}
+            if id in runs:
+                break
+    return runs
+
+
+async def push_decision(client: Client, run_id: str, store: Store, id: str) -> None:
+    """Tell a run how its proposal was decided. Raises Failure where somebody was faster."""
+    record = await asyncio.to_thread(store.proposals.export, id)
+    assert record is not None
+    handle = client.get_workflow_handle(run_id)
+    told = await read_progress(handle)
+    step = next((each["step"] for each in told["waiting"] if each["id"] == id), "")
+    try:
+        await handle.execute_update("decide", pack_record(step, record), rpc_timeout=RPC_LIMIT)
+    except (WorkflowUpdateFailedError, RPCError) as error:
+        raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None

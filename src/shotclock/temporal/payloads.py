@@ -1,0 +1,222 @@
+"""What of a run lies in Temporal's history, and what does not: secrets are encrypted, and what is large lies elsewhere.
+
+With a key (SHOTCLOCK_CODEC_KEY) everything that is sent to the engine is encrypted, and only who has the key can read
+it. Without one nothing secret is sent: a run that would is refused. What is larger than a payload should be is kept
+below SHOTCLOCK_PAYLOADS, a directory or the URL of an object store, under a name that is the digest of its content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import (
+    DataConverter,
+    DefaultFailureConverterWithEncodedAttributes,
+    ExternalStorage,
+    PayloadCodec,
+    StorageDriver,
+    StorageDriverClaim,
+    StorageDriverRetrieveContext,
+    StorageDriverStoreContext,
+)
+
+from ..core.errors import Failure
+from ..core.redaction import Redaction
+from ..store.home import make_private_directory, state_home
+from ..workflow.schema import WorkflowFile
+from ..workflow.state import HIDES, record_workflow
+
+KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
+PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
+KEY_BYTES = 32
+# Larger ones lie elsewhere. Temporal refuses 2 MB, and history holds every one of them.
+THRESHOLD = 128 * 1024
+# To put one into an object store, or to get it.
+TRANSFER_LIMIT_S = 60.0
+_NONCE_BYTES = 12
+_ENCODING = b"binary/shotclock-encrypted"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def read_key(environ: Mapping[str, str]) -> bytes | None:
+    """Return the key of the environment, if there is one. Raises Failure where it is none."""
+    text = environ.get(KEY_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        hint = "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
+        message = f"the environment variable {KEY_VARIABLE} is not {KEY_BYTES} bytes in hexadecimal"
+        raise Failure("ARG_ERROR", message, suggestion=hint)
+    return key
+
+
+def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
+    """Return how everything is written that is sent to the engine. Raises Failure."""
+    environ = os.environ if environ is None else environ
+    key = read_key(environ)
+    storage = ExternalStorage(drivers=[make_driver(environ)], payload_size_threshold=THRESHOLD)
+    if key is None:
+        return DataConverter(external_storage=storage)
+    return DataConverter(
+        payload_codec=EncryptingCodec(key),
+        failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
+        external_storage=storage,
+    )
+
+
+def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the file as it is sent to the engine: whole where that is encrypted, and refused where it holds secrets
+    and is not. Raises Failure."""
+    if read_key(os.environ) is not None:
+        return workflow.model_dump(exclude_unset=True)
+    written = record_workflow(workflow, variables)
+    redaction = Redaction(variables)
+    secret = [name for name, value in inputs.items() if redaction.value(value) != value]
+    if HIDES not in written and not secret:
+        return written
+    where = "the file" if HIDES in written else f"the input {secret[0]}"
+    message = f"{where} holds a secret, which would lie in Temporal's history for everybody to read"
+    hint = f"let the workers have it in their environment (${{NAME}}), or give them and us {KEY_VARIABLE}"
+    raise Failure("PRECONDITION", message, suggestion=hint)
+
+
+class EncryptingCodec(PayloadCodec):
+    """Encrypts payloads with AES-256-GCM. What was sent without a key is read as it is."""
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._cipher = AESGCM(key)
+        self._key_id = hashlib.sha256(b"shotclock codec " + key).hexdigest()[:16].encode()
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [self._encode(payload) for payload in payloads]
+
+    async def decode(self, payloads: Iterable[Payload]) -> list[Payload]:
+        return [self._decode(payload) for payload in payloads]
+
+    def _encode(self, payload: Payload) -> Payload:
+        nonce = os.urandom(_NONCE_BYTES)
+        data = nonce + self._cipher.encrypt(nonce, payload.SerializeToString(), self._key_id)
+        return Payload(metadata={"encoding": _ENCODING, "key-id": self._key_id}, data=data)
+
+    def _decode(self, payload: Payload) -> Payload:
+        if payload.metadata.get("encoding") != _ENCODING:
+            return payload
+        if payload.metadata.get("key-id") != self._key_id:
+            raise ValueError(f"it was encrypted with another key than that of {KEY_VARIABLE}")
+        nonce, data = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
+        return Payload.FromString(self._cipher.decrypt(nonce, data, self._key_id))
+
+
+# --- what is large ------------------------------------------------------------------------------------------
+
+
+def make_driver(environ: Mapping[str, str]) -> StorageDriver:
+    """Return where large payloads lie: the URL or directory of the environment, else a directory of this user."""
+    place = environ.get(PAYLOADS_VARIABLE, "").strip()
+    if place.startswith(("http://", "https://")):
+        return HttpDriver(place.rstrip("/"))
+    if place.startswith("file://"):
+        place = place.removeprefix("file://")
+    elif "://" in place:
+        raise Failure("ARG_ERROR", f"{PAYLOADS_VARIABLE}: {place[:80]!r} is no directory, file:// or http(s):// URL")
+    return DirectoryDriver(Path(place) if place else None)
+
+
+class _ContentDriver(StorageDriver):
+    """Keeps payloads under the digests of their contents: the same one is kept once, and a wrong one is noticed."""
+
+    def name(self) -> str:
+        return "shotclock"
+
+    def type(self) -> str:
+        return "shotclock"
+
+    async def store(self, context: StorageDriverStoreContext, payloads: Sequence[Payload]) -> list[StorageDriverClaim]:
+        claims = []
+        for payload in payloads:
+            data = payload.SerializeToString(deterministic=True)
+            digest = hashlib.sha256(data).hexdigest()
+            await self._put(digest, data)
+            claims.append(StorageDriverClaim({"sha256": digest}))
+        return claims
+
+    async def retrieve(
+        self, context: StorageDriverRetrieveContext, claims: Sequence[StorageDriverClaim]
+    ) -> list[Payload]:
+        found = []
+        for claim in claims:
+            digest = claim.claim_data["sha256"]
+            if not _DIGEST.fullmatch(digest):
+                raise ValueError(f"{digest[:80]!r} names no payload")
+            data = await self._get(digest)
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise ValueError(f"payload {digest} is not what was stored")
+            found.append(Payload.FromString(data))
+        return found
+
+    async def _put(self, digest: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def _get(self, digest: str) -> bytes:
+        raise NotImplementedError
+
+
+class DirectoryDriver(_ContentDriver):
+    """Keeps payloads as files. On several machines the directory has to be one that all of them see."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Use this folder, or one beside the user's store."""
+        self._folder = folder
+
+    def _path(self, digest: str) -> Path:
+        folder = make_private_directory(state_home(os.environ) / "payloads") if self._folder is None else self._folder
+        return folder / digest[:2] / digest
+
+    async def _put(self, digest: str, data: bytes) -> None:
+        await asyncio.to_thread(self._write, digest, data)
+
+    def _write(self, digest: str, data: bytes) -> None:
+        path = self._path(digest)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{digest}.{os.getpid()}.{os.urandom(4).hex()}")
+        part.write_bytes(data)
+        part.replace(path)
+
+    async def _get(self, digest: str) -> bytes:
+        return await asyncio.to_thread(self._path(digest).read_bytes)
+
+
+class HttpDriver(_ContentDriver):
+    """Keeps payloads in an object store that takes PUT and GET below its URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def _put(self, digest: str, data: bytes) -> None:
+        await self._send("PUT", digest, data)
+
+    async def _get(self, digest: str) -> bytes:
+        return await self._send("GET", digest)
+
+    async def _send(self, method: str, digest: str, data: bytes | None = None) -> bytes:
+        import httpx2
+
+        async with asyncio.timeout(TRANSFER_LIMIT_S), httpx2.AsyncClient() as client:
+            answer = await client.request(method, f"{self._url}/{digest}", content=data)
+            answer.raise_for_status()
+            return bytes(answer.content)

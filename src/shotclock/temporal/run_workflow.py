@@ -1,0 +1,537 @@
+"""A run as a workflow of Temporal: the scheduler of every run, activities for its steps, history for its record.
+
+Deterministic: it reads no clock but the workflow's, and what it decides follows from history alone. The deadline of the
+run is an instant on that clock, fixed when the run begins.
+
+Temporal never tries a step again by itself. A worker that is lost is found out by its silence; what becomes of its step
+is decided here, as for a process that died: it is run again in what is left of its time where that does no harm.
+
+docs/design.md: R54.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    TimeoutError,
+    TimeoutType,
+    is_cancelled_exception,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from ..core.clocks import DEFAULT_WIND_DOWN_MS, MAX_MS, NS_PER_MS, ClockKind, Clocks, Deadline, Fired, nest
+    from ..core.envelope import Problem, stop_problem
+    from ..core.errors import Ending, SideEffects
+    from ..core.trace import TraceContext
+    from ..providers.provider import STEP_TYPES, StepPart
+    from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, WindDown, answer_at
+    from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, most_tries, plan_of, retry_of
+    from ..workflow.run_result import describe_steps, judge_steps
+    from ..workflow.scheduler import Deadlines, ParallelSlots, RunLimits, Scheduler
+    from ..workflow.schema import WorkflowFile
+    from ..workflow.state import Status, StepState, effects_of
+    from .messages import (
+        ORDER_ACTIVITY,
+        OUTPUTS_ACTIVITY,
+        RUN_WORKFLOW,
+        STEP_ACTIVITY,
+        VERSION,
+        Order,
+        RunInput,
+        StepInput,
+        StepReply,
+        select_visible,
+        slice_workflow,
+    )
+
+    for _name in STEP_TYPES:  # or each would be imported anew when a file has such a step
+        STEP_TYPES[_name]
+
+# What a worker takes beyond a step's own time to see its tree gone and to say so.
+REPLY_MARGIN_MS = 5_000
+# The backstop above a step: twice what the file lets it take, and what an operator may give it on top.
+GIFT_MS = 3_600_000
+# Rendering the outputs of a run is bounded by the templates' own clock; this is for a worker that dies meanwhile.
+OUTPUTS_LIMIT_S = 60
+# What a worker may take to answer an order. It holds up nothing: without an answer nothing changes.
+ORDER_LIMIT_S = 10
+# What is kept of the run's time to learn from a step that it had no more.
+LAST_WORD_MS = 1_000
+# Why a run has ended that was cancelled through Temporal, in place of a signal's name.
+CANCEL = "cancel"
+ONCE = RetryPolicy(maximum_attempts=1)
+
+
+@workflow.defn(name=RUN_WORKFLOW)
+class RunWorkflow:
+    """One run, from its first step to its envelope."""
+
+    @workflow.init
+    def __init__(self, given: RunInput) -> None:
+        if given["version"] > VERSION:
+            message = f"the run was started by a later version (messages {given['version']}, here {VERSION})"
+            raise ApplicationError(message, type="STORE_UNUSABLE", non_retryable=True)
+        self._given = given
+        self._workflow = WorkflowFile.model_validate(given["workflow"])
+        self._began_ns = int(workflow.info().start_time.timestamp() * 1000) * NS_PER_MS
+        self._call = self._admit()
+        self._kept_ms = kept_for_clean_up_ms(self._workflow, self._call.bound.limit_ms)
+        self._clean_up = clean_up_steps(self._workflow)
+        self._deadlines = Deadlines(self._call.bound.bell, self._kept_ms, self._clean_up)
+        self._plan = plan_of(self._workflow)
+        self._ended_by: str | None = None
+        self._waiting: dict[str, dict[str, Any]] = {}
+        """What people are asked, by the id of the proposal."""
+        self._holders: dict[str, str] = {}
+        """The queues at which orders for steps are heard that have run for a while."""
+        self._children: dict[str, str] = {}
+        """The runs inside this one that have not ended, with the step of each."""
+        self._scheduler = Scheduler(
+            self._workflow,
+            execute=self._execute,
+            record=self._record,
+            scope={},
+            limits=RunLimits(
+                ParallelSlots(self._workflow.max_parallelism), self._deadlines, self._began_ns, workflow.time_ns
+            ),
+        )
+
+    def _admit(self) -> Call:
+        """Begin the call of the run, at the instant at which its workflow was started."""
+        given = self._given
+        clocks = Clocks(timeout_ms=given["limit_ms"]).over(DEFAULT_CLOCKS)
+        parent = None if given["deadline_at"] is None else Deadline(given["deadline_at"] * NS_PER_MS)
+        name = f"run {given['name']}"
+        bound = nest(
+            self._began_ns,
+            timeout_ms=given["limit_ms"],
+            grace_ms=clocks.grace_ms or 0,
+            owner=name,
+            parent=parent,
+            parent_owner=given["deadline_owner"],
+        )
+        request_id = f"{workflow.uuid4().hex[:12]}-1"
+        return Call(name, clocks, bound, self._began_ns, request_id, TraceContext(given["trace_id"]))
+
+    @workflow.run
+    async def run(self, given: RunInput) -> dict[str, Any]:
+        """Run the steps and return the envelope. A run that is not `ok` fails its workflow, with the envelope as the
+        detail of the failure."""
+        broken: Exception | None = None
+        working = asyncio.get_running_loop().create_task(self._scheduler.run())
+        while not working.done():
+            try:
+                await asyncio.shield(working)  # bounded by the clocks of the steps
+            except asyncio.CancelledError:
+                self.stop(CANCEL)
+            except Exception as error:  # ours
+                broken = error
+        outputs: dict[str, Any] = {}
+        if self._ended_by is None and broken is None and self._workflow.outputs:
+            outputs = await self._render_outputs()
+        outcome = self._judge(outputs, broken)
+        outcome.warnings = tuple(self._scheduler.notes)
+        outcome.side_effects = effects_of(self._scheduler.states.values())
+        envelope = answer_at(self._call, outcome, workflow.time_ns()).to_dict()
+        if envelope["ok"]:
+            return envelope
+        why: Any = envelope["error"]
+        raise ApplicationError(str(why["message"]), envelope, type=str(why["code"]), non_retryable=True)
+
+    def _judge(self, outputs: dict[str, Any], broken: Exception | None) -> Outcome:
+        states = self._scheduler.states
+        data = describe_steps(self._given["run_id"], self._given["name"], states)
+        if outputs:
+            data["outputs"] = outputs
+        if broken is not None:
+            problem = Problem("INTERNAL_ERROR", f"{type(broken).__name__}: {broken}")
+            return Outcome(Ending.KILLED, problem, {**data, "partial": True})
+        if self._ended_by == CANCEL:
+            problem = Problem("CANCELLED", "the run was cancelled", exit_code=143)
+            return Outcome(Ending.CANCELLED, problem, {**data, "partial": True})
+        if self._ended_by is not None:
+            return Outcome(Ending.KILLED, stop_problem(self._ended_by), {**data, "partial": True})
+        bound = self._call.bound
+        elapsed_ms = (workflow.time_ns() - self._began_ns) // NS_PER_MS
+        return judge_steps(
+            self._call,
+            states,
+            data,
+            is_out_of_time=self._deadlines.have_rung,
+            find_fired=lambda: Fired(ClockKind.TIMEOUT, bound.owner, bound.limit_ms, elapsed_ms),
+        )
+
+    async def _render_outputs(self) -> dict[str, Any]:
+        """Have a worker render the outputs of the run. What cannot be rendered is nothing, with a warning."""
+        states = self._scheduler.states
+        visible = select_visible(self._workflow, _NO_STEP, {"outputs": dict(self._workflow.outputs)}, states)
+        given = {"run": self._describe_run(), "outputs": dict(self._workflow.outputs), "visible": visible}
+        reply: dict[str, Any] = await workflow.execute_activity(
+            OUTPUTS_ACTIVITY,
+            given,
+            result_type=dict,
+            start_to_close_timeout=timedelta(seconds=OUTPUTS_LIMIT_S),
+            retry_policy=RetryPolicy(maximum_attempts=3),
+            summary="outputs",
+        )
+        self._scheduler.notes += reply["warnings"]
+        if reply["is_cut_short"]:
+            self._deadlines.note_cut_short("")
+        outputs: dict[str, Any] = reply["outputs"]
+        return outputs
+
+    # --- one step -----------------------------------------------------------------------------------------
+
+    async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        try:
+            await self._execute_until_over(name, step, state)
+        finally:
+            self._holders.pop(name, None)
+
+    async def _execute_until_over(self, name: str, step: StepPart, state: StepState) -> None:
+        """Have a worker carry out a step, and leave its state final. A cancellation is passed on."""
+        known = _Known([], {})
+        while True:
+            try:
+                reply = await self._carry_out(name, step, state, known)
+            except ActivityError as error:
+                if _is_cancelled() or is_cancelled_exception(error):
+                    if is_cancelled_exception(error):  # nobody had taken it: whoever had answers with its state
+                        state.side_effects = SideEffects.NONE
+                    raise asyncio.CancelledError from error
+                if self._is_over_without_worker(name, step, state, error):
+                    return
+                continue
+            started_ms = state.started_ms
+            _replace_state(state, StepState.from_record(reply["state"]))
+            if reply.get("is_cancelled"):
+                raise asyncio.CancelledError  # with what it had said until then
+            if (lost := reply.get("lost")) is not None:
+                if self._is_over_with_lost_worker(step, state, lost):
+                    return
+                continue
+            if not reply.get("is_parked"):
+                if state.is_cut_short:
+                    self._deadlines.note_cut_short(name)
+                return
+            state.status, state.started_ms = Status.RUNNING, started_ms
+            await self._wait_for_others(name, reply, known)
+            if _is_cancelled():  # the runs inside it have ended, and so does it
+                raise asyncio.CancelledError
+
+    async def _carry_out(self, name: str, step: StepPart, state: StepState, known: _Known) -> StepReply:
+        deadline, heartbeat_ms = self._deadlines.of(name), self._given["heartbeat_ms"]
+        left_ms = None if deadline is None else max(1, deadline.remaining_ms(workflow.time_ns()))
+        reply: StepReply = await workflow.execute_activity(
+            STEP_ACTIVITY,
+            self._describe_step(name, step, state, known),
+            result_type=dict,
+            task_queue=step.runs_on,
+            schedule_to_start_timeout=None if left_ms is None else timedelta(milliseconds=left_ms),
+            start_to_close_timeout=timedelta(milliseconds=self._backstop_ms(name, step, left_ms)),
+            heartbeat_timeout=timedelta(milliseconds=heartbeat_ms),
+            retry_policy=ONCE,
+            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            summary=name,
+        )
+        return reply
+
+    def _backstop_ms(self, name: str, step: StepPart, left_ms: int | None) -> int:
+        """Return after how long a step is given up whose worker lives and does not end it."""
+        planned = self._plan.step(name)
+        most = MAX_MS
+        if planned.worst_ms and not planned.is_per_item:
+            most = 2 * (planned.worst_ms + planned.attempts * grace_ms(self._workflow, step)) + GIFT_MS
+        return min(most, MAX_MS if left_ms is None else left_ms) + REPLY_MARGIN_MS
+
+    def _describe_run(self) -> dict[str, Any]:
+        given, bell = self._given, self._call.bound.bell
+        kept: Sequence[str] = ("run_id", "name", "file", "folder", "files", "trace_id", "inputs", "env", "queue")
+        return {
+            **{key: given[key] for key in kept},  # type: ignore[literal-required]
+            "began_at": self._began_ns // NS_PER_MS,
+            "limit_ms": self._call.bound.limit_ms,
+            "deadline_at": None if bell is None else bell.at_ns // NS_PER_MS,
+        }
+
+    def _describe_step(self, name: str, step: StepPart, state: StepState, known: _Known) -> StepInput:
+        written = self._given["workflow"]
+        part = slice_workflow(self._workflow, written, name)
+        by, is_clean_up = self._deadlines.of(name), name in self._clean_up
+        return {
+            "version": VERSION,
+            "run": self._describe_run(),
+            "workflow": part,
+            "step": name,
+            "state": state.to_record(),
+            "visible": select_visible(self._workflow, step, part, self._scheduler.states),
+            "kept_ms": self._kept_ms,
+            "clean_up_by": by.at_ns // NS_PER_MS if is_clean_up and by is not None else None,
+            "is_clean_up": is_clean_up,
+            "heartbeat_ms": self._given["heartbeat_ms"],
+            "proposals": known.proposals,
+            "nested": known.nested,
+        }
+
+    # --- without a worker ---------------------------------------------------------------------------------
+
+    def _is_over_without_worker(self, name: str, step: StepPart, state: StepState, error: ActivityError) -> bool:
+        """Decide about a step whose worker is gone, or that none has taken. Return whether that was its end."""
+        cause = error.cause
+        kind = cause.type if isinstance(cause, TimeoutError) else None
+        if kind is TimeoutType.SCHEDULE_TO_START:
+            self._note_untaken(name, state)
+            return True
+        if kind is not TimeoutType.HEARTBEAT:  # the backstop, or an error of ours
+            code = "TIMEOUT" if kind is not None else "INTERNAL_ERROR"
+            message = f"its worker did not end it: {cause or error}"
+            state.error = {"code": code, "message": message, "retryable": False, "phase": "execution"}
+            state.status = Status.TIMED_OUT if kind is not None else Status.FAILED
+            state.attempts, state.side_effects = state.attempts + 1, SideEffects.UNKNOWN
+            return True
+        assert isinstance(cause, TimeoutError)
+        heard: dict[str, int] = cause.last_heartbeat_details[0] if cause.last_heartbeat_details else {}
+        return self._is_over_with_lost_worker(step, state, heard)
+
+    def _note_untaken(self, name: str, state: StepState) -> None:
+        state.status, state.side_effects, state.is_cut_short = Status.TIMED_OUT, SideEffects.NONE, True
+        self._deadlines.note_cut_short(name)
+        fired = Fired(ClockKind.TIMEOUT, self._call.name, self._call.bound.limit_ms, self._elapsed_ms())
+        message = f"no worker has taken step {name} before the {self._call.name}'s time was over"
+        context = {"rule": f"{state.type}/timeout", "clock": fired.as_context()}
+        state.ending = Ending.NOT_STARTED.value
+        state.error = {
+            "code": "NO_TIME_LEFT", "message": message, "retryable": True, "phase": "validation", "context": context
+        }  # fmt: skip
+
+    def _is_over_with_lost_worker(self, step: StepPart, state: StepState, heard: dict[str, int]) -> bool:
+        """Put a step off to be run again in what is left of its time, if that does no harm; else interrupt it.
+        `heard` is the last that its worker has said of it."""
+        now_ms = workflow.time_ns() // NS_PER_MS
+        # Without a word of it, it is silent since it began.
+        began_ms = heard.get("try_began_at", now_ms - self._given["heartbeat_ms"])
+        state.attempts = max(state.attempts, heard.get("attempts", 1) - 1)
+        is_harmless = step.idempotent or retry_of(self._workflow, step) is not None
+        judged = state.after_cut_off(is_harmless=is_harmless, only_waited=bool(heard.get("only_waits")))
+        _replace_state(state, judged)
+        if judged.status is Status.INTERRUPTED:
+            state.side_effects = SideEffects.UNKNOWN
+            return True
+        state.status, state.has_begun = Status.RUNNING, False
+        used_ms, limit_ms = max(0, now_ms - began_ms), state.timeout_ms or 0
+        if limit_ms and used_ms >= limit_ms and not STEP_TYPES[step.type].can_repeat:
+            return self._is_over_after_its_time(step, state, used_ms)
+        state.cut_off_ms = used_ms if limit_ms else 0
+        return False
+
+    def _is_over_after_its_time(self, step: StepPart, state: StepState, used_ms: int) -> bool:
+        """End a try whose time was over before its worker was missed: its tree has died with the worker."""
+        state.cut_off -= 1  # it is one of the tries that the file allows
+        if state.attempts - state.cut_off < most_tries(self._workflow, step):
+            return False
+        fired = Fired(ClockKind.TIMEOUT, f"step {state.id}", state.timeout_ms or 0, used_ms)
+        context = {"rule": f"{state.type}/timeout", "clock": fired.as_context()}
+        message = "its worker was lost, and its time was over before another could take it"
+        state.status, state.side_effects, state.ending = Status.TIMED_OUT, SideEffects.UNKNOWN, Ending.KILLED.value
+        state.error = {
+            "code": "TIMEOUT", "message": message, "retryable": False, "phase": "execution", "context": context
+        }  # fmt: skip
+        return True
+
+    def _elapsed_ms(self) -> int:
+        return (workflow.time_ns() - self._began_ns) // NS_PER_MS
+
+    # --- people -------------------------------------------------------------------------------------------
+
+    async def _wait_for_others(self, name: str, reply: StepReply, known: _Known) -> None:
+        """Wait until a person has decided about the step, or the runs inside it have ended. No worker waits."""
+        nested = reply.get("nested") or []
+        if nested:
+            # All of them: the items of a step run beside each other.
+            ended = await _gather([self._run_nested(name, each) for each in nested])
+            known.nested |= {each["run_id"]: envelope for each, envelope in zip(nested, ended, strict=True)}
+            known.proposals = reply["proposals"]
+        else:
+            known.proposals = await self._wait_for_people(name, reply["proposals"])
+
+    async def _run_nested(self, name: str, given: RunInput) -> dict[str, Any]:
+        """Run a file as a workflow of its own inside this one, and return its envelope."""
+        given = {**given, "heartbeat_ms": self._given["heartbeat_ms"], "queue": self._given["queue"]}
+        self._children[given["run_id"]] = name
+        try:
+            envelope: dict[str, Any] = await workflow.execute_child_workflow(
+                RUN_WORKFLOW,
+                given,
+                id=given["run_id"],
+                result_type=dict,
+                task_timeout=workflow.info().task_timeout,
+                parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+                cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+                static_summary=given["name"],
+            )
+            return envelope
+        except ChildWorkflowError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.details:
+                ended: dict[str, Any] = cause.details[0]
+                return ended
+            raise
+        finally:
+            del self._children[given["run_id"]]
+
+    async def _wait_for_people(self, name: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Wait until one of the proposals is decided or expires, or the run has no more time. No worker waits."""
+        ids = [proposal["id"] for proposal in asked]
+        self._waiting |= {proposal["id"]: proposal for proposal in asked}
+        deadline = self._deadlines.of(name)
+        now_ms = workflow.time_ns() // NS_PER_MS
+        ends = [proposal["expires_at"] for proposal in asked]
+        if deadline is not None:
+            ends.append(deadline.at_ns // NS_PER_MS - LAST_WORD_MS)
+        try:
+            await workflow.wait_condition(
+                lambda: any(self._waiting[id]["status"] != "pending" for id in ids),
+                timeout=timedelta(milliseconds=max(1, min(min(ends) - now_ms, MAX_MS))),
+                timeout_summary=f"{name} waits for a person",
+            )
+        except builtins.TimeoutError:
+            now_ms = workflow.time_ns() // NS_PER_MS
+            for id in ids:
+                if self._waiting[id]["expires_at"] <= now_ms:
+                    self._waiting[id] = {**self._waiting[id], "status": "expired"}
+        finally:
+            decided = [self._waiting.pop(id) for id in ids]
+        return decided
+
+    @workflow.update
+    def decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
+        """Take a proposal as somebody has decided it."""
+        self._waiting[proposal["id"]] = proposal
+        return proposal
+
+    @decide.validator
+    def _check_decision(self, proposal: dict[str, Any]) -> None:
+        known = self._waiting.get(proposal["id"])
+        if known is None or known["status"] != "pending":
+            raise ApplicationError(f"{proposal['id']} is not open any more", type="ALREADY_DECIDED")
+
+    # --- from outside -------------------------------------------------------------------------------------
+
+    @workflow.signal
+    def stop(self, by: str) -> None:
+        """Stop the run and clean up. `by` is the name of a signal, or `cancel`."""
+        if self._ended_by is None:
+            self._ended_by = by
+            self._scheduler.stop()
+
+    @workflow.signal
+    def hold(self, told: list[str]) -> None:
+        """Note at which queue orders for a step are heard, by the worker that has it."""
+        step, queue = told
+        self._holders[step] = queue
+
+    @workflow.update
+    async def order(self, order: Order) -> dict[str, Any]:
+        """Give a step more time, or wind down a step or the whole run. The worker that has a step decides how much it
+        gets: never more than the run has. Without its answer nothing changes."""
+        if order["step"] is not None:
+            return await self._send_order(order, order["step"])
+        until_ns = workflow.time_ns() + (order["within_ms"] or DEFAULT_WIND_DOWN_MS) * NS_PER_MS
+        asked = WindDown(order["who"], order["reason"] or "it was asked to", workflow.time_ns(), until_ns)
+        self._call.winding_down = asked
+        self._scheduler.wind_down()
+        told = [await self._send_order(order, step) for step in list(self._holders)]
+        return {"stopping": [call for each in told for call in each["stopping"]]}
+
+    @order.validator
+    def _check_order(self, order: Order) -> None:
+        step = order["step"]
+        if step is None and order["by_ms"] is not None:
+            raise ApplicationError("a whole run on Temporal cannot be extended, only a step", type="NOT_EXTENDABLE")
+        if step is not None and step not in self._holders:
+            raise ApplicationError(f"step {step} does not run, or not for long enough yet", type="CALL_NOT_FOUND")
+
+    async def _send_order(self, order: Order, step: str) -> dict[str, Any]:
+        try:
+            told: dict[str, Any] = await workflow.execute_activity(
+                ORDER_ACTIVITY,
+                {**order, "step": step},
+                result_type=dict,
+                task_queue=self._holders[step],
+                schedule_to_close_timeout=timedelta(seconds=ORDER_LIMIT_S),
+                retry_policy=ONCE,
+                summary=f"{step}: {'wind down' if order['by_ms'] is None else 'more time'}",
+            )
+            return told
+        except ActivityError as error:
+            if isinstance(error.cause, ApplicationError):
+                raise ApplicationError(error.cause.message, type=error.cause.type) from None
+            raise ApplicationError(f"the worker of step {step} does not answer", type="CALL_NOT_FOUND") from None
+
+    @workflow.query
+    def progress(self) -> dict[str, Any]:
+        """Return how far the run is."""
+        states = self._scheduler.states
+        is_working = any(state.status is Status.RUNNING for state in states.values())
+        return {
+            **self._describe_run(),
+            "workflow": self._given["workflow"],
+            "steps": {name: state.to_record() for name, state in states.items()},
+            "waiting": list(self._waiting.values()),
+            "children": dict(self._children),
+            "only_waits": bool(self._waiting or self._children) and is_working and self._is_left_to_people(),
+        }
+
+    def _is_left_to_people(self) -> bool:
+        """Return whether all that runs waits for people, or for runs inside, which say that themselves."""
+        waiting = {proposal["step"] for proposal in self._waiting.values()} | set(self._children.values())
+        states = self._scheduler.states
+        return all(name in waiting for name, state in states.items() if state.status is Status.RUNNING)
+
+    async def _record(self, states: Sequence[StepState]) -> None:
+        """Show how far the run is. History has it already."""
+        lines = [f"{name}: {state.status.value}" for name, state in self._scheduler.states.items()]
+        workflow.set_current_details("\n".join(lines))
+
+
+_NO_STEP = STEP_TYPES["command"].schema.model_validate({"type": "command", "exec": "-"})
+
+
+class _Known:
+    """What is known for a step that was put off until others had answered."""
+
+    def __init__(self, proposals: list[dict[str, Any]], nested: dict[str, dict[str, Any]]) -> None:
+        self.proposals, self.nested = proposals, nested
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _gather(waiting: list[Coroutine[Any, Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what all of them return. A cancellation is passed on to each, and all are waited for."""
+    tasks = [asyncio.get_running_loop().create_task(each) for each in waiting]
+    while not all(task.done() for task in tasks):
+        try:
+            await workflow.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+    return [task.result() for task in tasks]
+
+
+def _replace_state(state: StepState, by: StepState) -> None:
+    """Make a state what another one is: others hold this very object."""
+    for name in StepState.__slots__:
+        setattr(state, name, getattr(by, name))

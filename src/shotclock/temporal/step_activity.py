@@ -1,0 +1,423 @@
+"""The activities of a worker: one carries out a step with the executor and the supervisor of every run, the other
+renders the outputs of a run.
+
+A worker tells the engine by heartbeats that it has a step, and knows which of them have arrived. It stops the step by
+itself once none has for half the time after which the engine would give the step to somebody else, and it is gone when
+that time is over: so a step never runs twice at once, also behind a cut network.
+
+docs/design.md: R54, R55.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import AsyncActivityCancelledError, Client
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, WallTime
+from ..core.envelope import Envelope, Warning_, warning
+from ..core.errors import Failure, SideEffects
+from ..core.overtime import OvertimeRequest
+from ..core.redaction import Redaction, looks_secret
+from ..core.trace import TraceContext
+from ..core.value_types import dataclass
+from ..inbox.inbox import Inbox
+from ..process.clock import monotonic_ns, wall_time
+from ..process.context import Scope
+from ..providers.provider import ForeignProposal, Providers, RunServices
+from ..providers.workflow import NestedRun
+from ..runtime import control_channel
+from ..runtime.call import Call, WindDown, admit
+from ..runtime.control import calls_inside, control_of, enter, leave, live_calls
+from ..runtime.loop_call import current_scope
+from ..runtime.runtime import Runtime
+from ..store.store import Store
+from ..workflow.engine import describe_news, name_nested_run
+from ..workflow.lint import identity, inner_workflow
+from ..workflow.plan import run_timeout_ms
+from ..workflow.run_result import explain_limit
+from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
+from ..workflow.schema import WorkflowFile, check_inputs
+from ..workflow.state import OutputsView, StepState, StepsView
+from ..workflow.step_executor import StepExecutor, trace_steps
+from ..workflow.step_renderer import StepFailed, StepRenderer
+from .messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, Order, RunInput, StepInput, StepReply
+from .payloads import KEY_VARIABLE, read_key, write_workflow
+from .proposals import pack_proposals, unpack_proposals
+
+# So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
+BEATS = 8
+# A cut-off step is stopped at this share of that time, killed at the second, and at the third the worker ends itself
+# with all that it runs: something in it does not do what it is told.
+STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
+
+
+class EngineClock:
+    """The clock of the engine, as far as one activity knows it: by the instant at which it was started."""
+
+    def __init__(self, started_ms: int, at_ns: int) -> None:
+        self._started_ms, self._at_ns = started_ms, at_ns
+
+    def now_ms(self) -> int:
+        return self.at_ms(monotonic_ns())
+
+    def at_ms(self, at_ns: int) -> int:
+        """Return an instant of this process on the engine's clock."""
+        return self._started_ms + (at_ns - self._at_ns) // NS_PER_MS
+
+    def deadline(self, at_ms: int) -> Deadline:
+        """Return the instant as a deadline of this process."""
+        return Deadline(self._at_ns + (at_ms - self._started_ms) * NS_PER_MS)
+
+    def ahead_ms(self) -> int:
+        """Return how far it is ahead of the wall clock here."""
+        return self.now_ms() - wall_time().ms
+
+
+@dataclass(frozen=True)
+class WorkerServices:
+    """What all steps of a worker share."""
+
+    client: Client
+    runtime: Runtime
+    store: Store
+    inbox: Callable[[], Inbox]
+    environment: Mapping[str, str]
+    folder: Path | None
+    """Where steps run whose file's own folder is not on this machine."""
+    own_queue: str
+    """Where this worker alone hears orders for the steps that it has."""
+    exit_worker: Callable[[], None]
+    """Ends the worker at once, and with it all that it runs."""
+
+
+class Activities:
+    """The activities that a worker offers."""
+
+    def __init__(self, services: WorkerServices) -> None:
+        self._services = services
+        self._under_way: dict[tuple[str, str], _StepWork] = {}
+        """By run and step."""
+
+    @activity.defn(name=STEP_ACTIVITY)
+    async def carry_out_step(self, given: dict[str, Any]) -> dict[str, Any]:
+        if given["version"] > VERSION:
+            raise RuntimeError(f"a later version asks for this step (messages {given['version']}, here {VERSION})")
+        work = _StepWork(given, self._services, _engine_clock())  # type: ignore[arg-type]
+        key = (given["run"]["run_id"], given["step"])
+        self._under_way[key] = work
+        try:
+            return dict(await work.carry_out())
+        finally:
+            if self._under_way.get(key) is work:
+                del self._under_way[key]
+
+    @activity.defn(name=ORDER_ACTIVITY)
+    async def carry_out_order(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Give a step that this worker has more time, or wind it down."""
+        work = self._under_way.get((order["run_id"], order["step"]))
+        try:
+            if work is None:
+                raise Failure("CALL_NOT_FOUND", f"step {order['step']} is not here any more")
+            return await work.obey(order)  # type: ignore[arg-type]
+        except Failure as failure:
+            raise ApplicationError(str(failure), type=failure.code, non_retryable=True) from None
+
+    @activity.defn(name=OUTPUTS_ACTIVITY)
+    async def render_outputs(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a run, and what went wrong with them."""
+        clock = _engine_clock()
+        workflow = WorkflowFile.model_validate({"steps": {"none": {"type": "command", "exec": "-"}}})
+        made: dict[str, Any] = {}
+        warnings: list[Warning_] = []
+        async with _open_context(given["run"], workflow, clock, self._services) as context:
+            renderer = StepRenderer(context)
+            for name, template in given["outputs"].items():
+                try:
+                    made[name] = await renderer.render_output(template, _make_scope(given, context))
+                except StepFailed as failed:
+                    made[name] = None
+                    context.deadlines.note_fired(failed.fired)
+                    warnings.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
+            return {"outputs": made, "warnings": warnings, "is_cut_short": context.deadlines.have_rung}
+
+
+def _engine_clock() -> EngineClock:
+    return EngineClock(int(activity.info().started_time.timestamp() * 1000), monotonic_ns())
+
+
+def _make_scope(given: Mapping[str, Any], context: RunContext) -> dict[str, Any]:
+    """Return what templates see."""
+    states = {name: StepState.from_record(record) for name, record in given["visible"].items()}
+    run = {"id": context.run_id, "name": given["run"]["name"]}
+    fixed = {"inputs": given["run"]["inputs"], "env": context.base_env, "run": run}
+    return {**fixed, "outputs": OutputsView(states), "steps": StepsView(states)}
+
+
+@contextlib.asynccontextmanager
+async def _open_context(
+    run: Mapping[str, Any],
+    workflow: WorkflowFile,
+    clock: EngineClock,
+    services: WorkerServices,
+    make_deadlines: Callable[[Deadline | None], Deadlines] = lambda bell: Deadlines(bell, 0, frozenset()),
+) -> AsyncIterator[RunContext]:
+    """Open what a step shares with its run, which is nowhere in this process but here."""
+    bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
+    call = _admit_run(run, bell, clock)
+    everything = {**services.environment, **run["env"]}
+    providers = Providers(RunServices(services.inbox, environment=everything))
+    token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
+    context = RunContext(
+        run_id=run["run_id"],
+        workflow=workflow,
+        folder=_find_folder(run["folder"], services.folder),
+        files=tuple(run["files"]),
+        began_at=WallTime(run["began_at"] - clock.ahead_ms()),
+        store=services.store,
+        runtime=services.runtime,
+        providers=providers,
+        inbox=services.inbox,
+        person_wait=PersonWait(0),
+        slots=ParallelSlots(workflow.max_parallelism),
+        deadlines=make_deadlines(bell),
+        environment=everything,
+        base_env={name: value for name, value in everything.items() if not looks_secret(name)},
+        redaction=Redaction(everything),
+        on_change=None,
+        on_news=None,
+        call=call,
+        describe_limit=partial(_describe_fired_clock, call),
+    )
+    try:
+        yield context
+    finally:
+        current_scope.reset(token)
+        await providers.close()
+
+
+def _describe_fired_clock(run: Call) -> tuple[str, Fired]:
+    fired = run.fired(ClockKind.TIMEOUT, monotonic_ns() - run.started_ns)
+    return explain_limit(run, fired), fired
+
+
+def _find_folder(of_file: str, here: Path | None) -> Path:
+    """Return where relative paths start: the folder of the file, or that of the worker where there is no such one."""
+    return here if here is not None and not os.path.isdir(of_file) else Path(of_file)
+
+
+def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock) -> Call:
+    """Begin the call that stands for the run here: its clocks have run since the run began."""
+    call = admit(f"run {run['name']}", Clocks(timeout_ms=0), caller=TraceContext(run["trace_id"]))
+    call.started_ns = clock.deadline(run["began_at"]).at_ns
+    call.bound = Bound(bell, call.bound.grace_ms, run["limit_ms"], call.name, bell)
+    return call
+
+
+class _StepWork:
+    """One step, while this worker has it."""
+
+    def __init__(self, given: StepInput, services: WorkerServices, clock: EngineClock) -> None:
+        self._given = given
+        self._services = services
+        self._clock = clock
+        self.state = StepState.from_record(given["state"])
+        self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
+        self._run_call: Call | None = None
+        self._wanted: dict[str, RunInput] = {}
+        """The runs inside the step that its workflow has to begin."""
+        self._is_announced = False
+        self._is_ordered_off = False
+        """The run has been stopped, and with it the step."""
+        self._is_cut_off = False
+        """The engine has not been heard of for too long, or this worker is shut down: others have to go on with it."""
+        if self.state.cut_off_ms:
+            self.state.earlier_effects = SideEffects.UNKNOWN
+
+    async def carry_out(self) -> StepReply:
+        """Execute the step, and return its state, whatever ends it. A step that this worker may not have any more has
+        no reply: its tree is gone."""
+        given = self._given
+        workflow = WorkflowFile.model_validate(given["workflow"])
+        step = workflow.steps[given["step"]]
+        unpack_proposals(given["proposals"], self._services.store, self._clock.ahead_ms())
+        async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as context:
+            executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
+            context.nested_runs.update(self._count_nested())
+            self._run_call = context.call
+            control_of(context.call).on_change = partial(self._note_news, context)
+            enter(context.call)
+            execute = trace_steps(executor.execute, context.deadlines.of)
+            working = asyncio.ensure_future(execute(given["step"], step, self.state, _make_scope(given, context)))
+            holding = asyncio.ensure_future(self._hold(working))
+            parked = context.person_wait.parked
+            try:
+                await asyncio.wait([working, parked], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # the worker is being shut down: the run's orders come with heartbeats
+                self._is_cut_off = True
+            finally:
+                if not working.done():
+                    working.cancel()
+                    await asyncio.wait([working])  # bounded: a cancelled step is killed after its grace
+                holding.cancel()
+                await asyncio.wait([holding])
+                leave(context.call)
+            return self._reply(working, context)
+
+    def _make_deadlines(self, bell: Deadline | None) -> Deadlines:
+        given = self._given
+        clean_up = frozenset([given["step"]] if given["is_clean_up"] else ())
+        deadlines = Deadlines(bell, given["kept_ms"], clean_up)
+        if given["clean_up_by"] is not None:
+            left_ms = given["clean_up_by"] - self._clock.now_ms()
+            deadlines.begin_clean_up(monotonic_ns(), max(1, left_ms))
+        return deadlines
+
+    def _reply(self, working: asyncio.Future[None], context: RunContext) -> StepReply:
+        if not working.cancelled():
+            working.result()
+            return {"state": self.state.to_record()}
+        if self._is_cut_off:
+            return {"state": self._given["state"], "lost": self._describe_try()}
+        if context.person_wait.parked.done() and not self._is_ordered_off:
+            waiting = [each for each in context.person_wait.parked_on.values() if each.id not in self._wanted]
+            asked = pack_proposals(self._given["step"], waiting, self._services.store, self._clock.ahead_ms())
+            later = self.state.to_parked().to_record()
+            return {"state": later, "is_parked": True, "proposals": asked, "nested": list(self._wanted.values())}
+        return {"state": self.state.to_record(), "is_cancelled": True}
+
+    async def obey(self, order: Order) -> dict[str, Any]:
+        """Extend the calls of the step, or wind them down. Return what they have now. Raises Failure."""
+        run_call = self._run_call
+        calls = [call for call in live_calls.values() if run_call is not None and call.inside_of is run_call]
+        if not calls:
+            raise Failure("CALL_NOT_FOUND", f"step {self._given['step']} does not run at this moment")
+        if order["by_ms"] is not None:
+            return await control_channel.extend(calls, order["by_ms"], order["who"])
+        return await control_channel.wind_down(calls, order["who"], order["reason"], order["within_ms"])
+
+    def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
+        """Write down what is decided about the time of the step while it runs."""
+        if call.inside_of is context.call:
+            self.state.overtime.append(context.redaction.value(describe_news(call, news)))
+            if isinstance(news, WindDown) and news.fired is None:  # not by a clock of this one try
+                context.wound_down.add(self._given["step"])
+            if call.bound.owner == call.name:
+                self.state.timeout_ms = call.bound.limit_ms
+
+    # --- runs inside it -----------------------------------------------------------------------------------
+
+    def _count_nested(self) -> dict[tuple[str, int], int]:
+        """Return how many runs each item of the step has begun in its tries before."""
+        tries = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
+        return {(self._given["step"], number): count for number, count in enumerate(tries)}
+
+    async def _run_nested(self, nested: NestedRun, context: RunContext) -> Envelope:
+        """Return the envelope of a run inside the step, where it has ended. Otherwise its workflow is to begin it, and
+        the step waits as for a person: in no worker."""
+        run_id, _ = name_nested_run(nested, context.run_id, context.nested_runs)
+        known = self._given["nested"].get(run_id)
+        if known is not None:
+            return Envelope(known["data"], known["error"], known["warnings"], known["meta"])
+        inner = await asyncio.to_thread(inner_workflow, nested.file, context.files, unattended=True)
+        scope = current_scope.get()
+        assert scope is not None, "steps are tried inside of a run"
+        bell = scope.deadline
+        inputs = check_inputs(inner, nested.inputs)
+        own_env = {key: text for key, text in nested.env.items() if self._services.environment.get(key) != text}
+        if read_key(os.environ) is None and any(map(looks_secret, own_env)):
+            message = f"{nested.file}: its variables hold a secret, which would lie in Temporal's history"
+            raise Failure("PRECONDITION", message, suggestion=f"give the workers {KEY_VARIABLE}")
+        run = self._given["run"]
+        self._wanted[run_id] = {
+            "version": VERSION,
+            "run_id": run_id,
+            "name": inner.name or nested.file.stem,
+            "file": identity(nested.file),
+            "folder": str(nested.file.absolute().parent),
+            "files": [*context.files, identity(nested.file)],
+            "workflow": write_workflow(inner, inputs, context.environment),
+            "inputs": inputs,
+            "trace_id": run["trace_id"],
+            "limit_ms": run_timeout_ms(inner) or 0,
+            "deadline_at": None if bell is None else self._clock.at_ms(bell.at_ns),
+            "deadline_owner": scope.name,
+            "heartbeat_ms": self._given["heartbeat_ms"],
+            "queue": run["queue"],
+            "env": own_env,
+        }
+        with context.person_wait.at_work(), context.person_wait.waits(run_id, ForeignProposal(run_id, {})):
+            await nested.stop  # until the step is parked, which is now or when its other items have ended
+        raise asyncio.CancelledError
+
+    # --- holding on to it ---------------------------------------------------------------------------------
+
+    async def _hold(self, working: asyncio.Future[None]) -> None:
+        """Tell the engine that the step is here, and stop it where that has not been heard for too long."""
+        limit_ns = self._given["heartbeat_ms"] * NS_PER_MS
+        pause_s = limit_ns / BEATS / 1e9
+        handle = self._services.client.get_async_activity_handle(task_token=activity.info().task_token)
+        heard_ns = monotonic_ns()
+        while True:
+            stop_ns = heard_ns + int(limit_ns * STOP_SHARE)
+            await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
+            sent_ns = monotonic_ns()
+            try:
+                # Not only the call's own bound: it is made again where nobody answers.
+                async with asyncio.timeout(max(0.0, stop_ns - sent_ns) / 1e9):
+                    await handle.heartbeat(self._describe_try(), rpc_timeout=timedelta(seconds=pause_s))
+                    if not self._is_announced:
+                        await self._announce(timedelta(seconds=pause_s))
+                heard_ns = sent_ns
+            except AsyncActivityCancelledError:
+                self._is_ordered_off = True
+                working.cancel()
+                heard_ns = sent_ns
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:  # it is not ours any more
+                    stop_ns = 0
+            except TimeoutError:
+                pass
+            if heard_ns != sent_ns and monotonic_ns() >= stop_ns:
+                self._is_cut_off = True
+                await self._give_up(working, limit_ns)
+                return
+
+    async def _give_up(self, working: asyncio.Future[None], limit_ns: int) -> None:
+        """Have the step gone before somebody else starts it."""
+        working.cancel()
+        await asyncio.wait([working], timeout=limit_ns * (KILL_SHARE - STOP_SHARE) / 1e9)
+        for call in list(calls_inside(self._run_call)) if self._run_call is not None else ():
+            if call.work is not None:
+                call.work.kill()
+        await asyncio.wait([working], timeout=limit_ns * (EXIT_SHARE - KILL_SHARE) / 1e9)
+        if not working.done():
+            self._services.exit_worker()
+
+    async def _announce(self, within: timedelta) -> None:
+        """Tell the workflow where orders for the step are heard. Short steps have ended by now, and need none."""
+        run_id, queue = self._given["run"]["run_id"], self._services.own_queue
+        self._is_announced = True
+        handle = self._services.client.get_workflow_handle(run_id)
+        with contextlib.suppress(RPCError):  # then it hears none
+            await handle.signal("hold", [self._given["step"], queue], rpc_timeout=within)
+
+    def _describe_try(self) -> dict[str, int]:
+        """Return which try the step is in, and when that began, on the engine's clock."""
+        state = self.state
+        if state.attempts <= self._attempts_before:  # it has not begun
+            return {"attempts": self._attempts_before + 1, "try_began_at": self._clock.now_ms() - self._used_before_ms}
+        began_at = self._clock.at_ms(state.try_began_ns)
+        if state.attempts == self._attempts_before + 1:
+            began_at -= self._used_before_ms
+        return {"attempts": state.attempts, "try_began_at": began_at}

@@ -1,0 +1,135 @@
+"""A worker: it takes steps and workflows from a queue of Temporal, and ends with nothing of them left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from ..core.redaction import looks_secret
+from ..core.value_types import value
+from ..inbox.inbox import KEY_FILE, Inbox
+from ..process import kernel
+from ..runtime.preloaded_zygote import Program
+from ..runtime.runtime import Runtime
+from ..store.home import create_private_file
+from ..store.store import Store
+from .connection import Address, connect
+from .messages import DEFAULT_QUEUE
+from .payloads import read_key
+from .run_workflow import RunWorkflow
+from .step_activity import Activities, WorkerServices
+
+DEFAULT_PARALLEL = 8
+# A run's workflow waits so long for the worker that has it in memory before another one takes it.
+STICKY_S = 0.5
+# Questions for work that lie open at the engine: what it answers a worker that is cut off is lost until it is missed.
+POLLS = 2
+# How long steps that run have to end once the worker was told to leave. Then they are handed to others.
+DEFAULT_DRAIN_MS = 30_000
+# After a worker that could not stop a step in time: all that it started dies with it.
+EXIT_CUT_OFF = 70
+
+
+@value
+class WorkerOptions:
+    """How a worker takes work."""
+
+    queue: str = DEFAULT_QUEUE
+    most_steps: int = DEFAULT_PARALLEL
+    drain_ms: int = DEFAULT_DRAIN_MS
+    folder: str | None = None
+    """Where steps run whose file's own folder is not on this machine."""
+
+
+async def serve_worker(
+    address: Address, options: WorkerOptions, stop: asyncio.Future[str], on_ready: Callable[[], None]
+) -> str:
+    """Take work until told to stop, and return by what. Raises Failure where the engine cannot be reached."""
+    kernel.hide_variables(looks_secret)
+    async with contextlib.AsyncExitStack() as stack:
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="shotclock-worker-"))
+        runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
+        store = stack.enter_context(Store.open(Path(home)))
+        runtime.open_channel(store.home)
+        _share_approval_key(store)
+        inbox = OpenedInbox(store)
+        stack.push_async_callback(inbox.close)
+        client = await connect(address)
+        folder = None if options.folder is None else Path(options.folder)
+        own_queue = f"{options.queue}@{secrets.token_hex(6)}"
+        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue, _exit_cut_off)
+        steps, orders = make_workers(client, services, options)
+        async with orders, steps:
+            on_ready()
+            return await stop  # a worker is there until somebody wants it gone
+
+
+def _share_approval_key(store: Store) -> None:
+    """Let secrets in what people are asked have the same digest on every worker, where all have one key."""
+    key = read_key(os.environ)
+    if key is not None:
+        with open(create_private_file(store.home / KEY_FILE), "wb") as file:
+            file.write(hashlib.sha256(b"shotclock approvals " + key).digest())
+
+
+def _exit_cut_off() -> None:
+    os._exit(EXIT_CUT_OFF)
+
+
+def make_runner() -> SandboxedWorkflowRunner:
+    """Return the sandbox that the workflow runs in. What it uses of ours is shared with it: pure, or only named."""
+    ours = [f"shotclock.{room}" for room in ("core", "process", "store", "runtime", "inbox", "dispatch", "providers")]
+    ours += ["shotclock.workflow", "shotclock.temporal.messages"]
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*ours))
+
+
+def make_workers(client: Client, services: WorkerServices, options: WorkerOptions) -> tuple[Worker, Worker]:
+    """Return who takes workflows and steps from the queue, and who hears orders about the steps that are here."""
+    activities = Activities(services)
+    steps = Worker(
+        client,
+        task_queue=options.queue,
+        workflows=[RunWorkflow],
+        activities=[activities.carry_out_step, activities.render_outputs],
+        workflow_runner=make_runner(),
+        max_concurrent_activities=options.most_steps,
+        max_concurrent_activity_task_polls=POLLS,
+        max_concurrent_workflow_task_polls=POLLS,
+        graceful_shutdown_timeout=timedelta(milliseconds=options.drain_ms),
+        sticky_queue_schedule_to_start_timeout=timedelta(seconds=STICKY_S),
+    )
+    orders = Worker(
+        client,
+        task_queue=services.own_queue,
+        activities=[activities.carry_out_order],
+        max_concurrent_activity_task_polls=1,
+    )
+    return steps, orders
+
+
+class OpenedInbox:
+    """The inbox of a worker's own store, opened when a step asks somebody."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._inbox: Inbox | None = None
+
+    def __call__(self) -> Inbox:
+        if self._inbox is None:
+            self._inbox = Inbox(self._store)
+        return self._inbox
+
+    async def close(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.close()

@@ -1,0 +1,206 @@
+"""What tests on Temporal share: one real server and a few real workers for all tests of a process."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WITHIN_S = 60.0  # what a start or a short run may take on a machine that is busy with other tests
+POLL_S = 0.05
+
+
+def wait_until(holds: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
+    """Wait for a condition, bounded, and return what it returned."""
+    give_up_at = time.monotonic() + within_s
+    while not (found := holds()):
+        assert time.monotonic() < give_up_at, f"{what}: not within {within_s:g}s"
+        time.sleep(POLL_S)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+class Program:
+    """`shotclock …` as a process of its own, with its output in files."""
+
+    def __init__(
+        self, words: list[str], folder: Path, name: str, home: Path | None = None, prefix: tuple[str, ...] = ()
+    ):
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        environment = {**os.environ, "SHOTCLOCK_HOME": str(home or folder / "home")}
+        environment.pop("SHOTCLOCK_REMAINING_MS", None)
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "shotclock", *words],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    def wait_for_line(self, text: str) -> None:
+        def has_said() -> bool:
+            assert self.process.poll() is None, self.err.read_text() + self.out.read_text()
+            return text in self.err.read_text()
+
+        wait_until(has_said, f"{text!r} of {self.process.args}")
+
+    def ended(self, within_s: float = WITHIN_S) -> tuple[int, dict[str, Any]]:
+        """The exit code and the envelope."""
+        try:
+            code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.process.args} did not end; it said {self.err.read_text()[-2000:]}") from None
+        text = self.out.read_text()
+        assert text, self.err.read_text()[-2000:]
+        return code, json.loads(text)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(WITHIN_S)
+
+    def stop(self) -> None:
+        """End it politely."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@dataclass
+class Cluster:
+    """An engine with a file as its database, and workers."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    host: str = "127.0.0.1"
+    programs: list[Program] = field(default_factory=list)
+    started: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"temporal://{self.host}:{self.port}"
+
+    def start_engine(self) -> Program:
+        self.started += 1
+        words = ["engine", "dev", "--port", str(self.port), "--db", str(self.folder / "engine.db")]
+        self.programs.append(engine := Program(words, self.folder, f"engine{self.started}"))
+        engine.wait_for_line("answers")
+        return engine
+
+    def start_worker(self, *options: str, url: str | None = None, prefix: tuple[str, ...] = ()) -> Program:
+        self.started += 1
+        words = ["worker", "--on", url or self.url, *([] if "--drain" in options else ["--drain", "1s"]), *options]
+        self.programs.append(worker := Program(words, self.folder, f"worker{self.started}", prefix=prefix))
+        worker.wait_for_line("takes up to")
+        return worker
+
+    def close(self) -> None:
+        for program in reversed(self.programs):  # workers first: they say good-bye to the engine
+            program.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One engine and two workers, for all tests that break neither."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        made.start_engine()
+        made.start_worker()
+        made.start_worker()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """An engine of the test's own, to be killed; the test starts its workers."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    made = Cluster(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Runs:
+    """Runs of workflow files in a folder of the test's own, here or on an engine, by the command line."""
+
+    def __init__(self, folder: Path, on: str | None) -> None:
+        self.folder = folder
+        self.on = on
+        self._started: list[Program] = []
+
+    @property
+    def where(self) -> list[str]:
+        return [] if self.on is None else ["--on", self.on]
+
+    def write(self, text: str, name: str = "flow.yaml") -> None:
+        (self.folder / name).write_text(textwrap.dedent(text))
+
+    def start(self, text: str | None, *options: str) -> Program:
+        """Start a run of this text, or what the options say."""
+        if text is not None:
+            self.write(text)
+        words = ["run", *(["flow.yaml"] if text is not None else []), *self.where, *options]
+        words += [] if "--json" in words else ["--json"]
+        return self._program(words)
+
+    def run(self, text: str | None, *options: str) -> tuple[int, dict[str, Any]]:
+        return self.start(text, *options).ended()
+
+    def call(self, *words: str) -> tuple[int, dict[str, Any]]:
+        """Run another subcommand, against the same engine."""
+        return self._program([*words, "--json", *self.where]).ended()
+
+    def _program(self, words: list[str]) -> Program:
+        program = Program(words, self.folder, f"program{len(self._started)}")
+        self._started.append(program)
+        return program
+
+    def wait_for(self, name: str, lines: int = 1) -> list[str]:
+        """Wait until a step has written so many lines into a file."""
+        file = self.folder / name
+
+        def written() -> list[str]:
+            found = file.read_text().splitlines() if file.exists() else []
+            return found if len(found) >= lines else []
+
+        return wait_until(written, f"{lines} lines in {name}")
+
+    def close(self) -> None:
+        for program in self._started:
+            program.kill()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def steps_of(envelope: dict[str, Any]) -> dict[str, str]:
+    return {name: step["status"] for name, step in envelope["data"]["steps"].items()}

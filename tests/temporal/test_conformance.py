@@ -1,0 +1,405 @@
+"""One suite for both engines: the same file gives the same answer, wherever its steps are carried out."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.temporal.conftest import Runs, is_alive, steps_of, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["embedded", "temporal"])
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+    on = request.getfixturevalue("cluster").url if request.param == "temporal" else None
+    made = Runs(tmp_path, on)
+    yield made
+    made.close()
+
+
+Valid = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def test_steps_run_in_order_and_hand_on_what_they_said(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run(
+        """
+        timeout: 60
+        inputs: {who: {type: string}}
+        steps:
+          a: {type: command, exec: "echo '{\\"n\\": 1}'"}
+          b: {type: command, exec: "echo {{ outputs.a.n }} {{ inputs.who }}; echo b >> order", depends_on: [a]}
+          c: {type: command, exec: "exit 1", depends_on: [a], continue_on_failure: true}
+          d: {type: command, exec: "cat order; test -n \\"$SHOTCLOCK_REMAINING_MS\\" && echo ok", depends_on: [b, c]}
+        outputs: {said: "{{ outputs.b }}", nothing: "{{ outputs.c }}"}
+        """,
+        "--input",
+        "who=you",
+        "--run-id",
+        f"order-{time.monotonic_ns()}",
+    )
+    validate_envelope(envelope)
+    assert code == 0 and envelope["ok"], envelope
+    assert envelope["data"]["completed"] == ["a", "b", "d"]
+    assert envelope["data"]["outputs"] == {"said": "1 you", "nothing": None}
+    assert [note["code"] for note in envelope["warnings"]] == ["OUTPUT_MISSING"]
+    assert envelope["data"]["steps"]["d"]["output"] == "b\nok"
+    assert envelope["meta"]["timeout_ms"] == 60_000 and 0 < envelope["meta"]["remaining_ms"] < 60_000
+
+
+def test_what_waits_for_a_failure_is_skipped_and_told_why(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        steps:
+          bad: {type: command, exec: "echo said; echo why >&2; exit 4"}
+          behind: {type: command, exec: "touch behind", depends_on: [bad]}
+          last: {type: command, exec: "touch last", depends_on: [behind]}
+          unwanted: {type: command, exec: "touch unwanted", if: "false"}
+          either: {type: command, exec: "echo either", depends_on: ["bad|other"]}
+          other: {type: command, exec: "echo other"}
+          tolerated: {type: command, exec: "exit 1", continue_on_failure: true}
+          after: {type: command, exec: "echo {{ steps.tolerated.status }}", depends_on: [tolerated]}
+        """)
+    validate_envelope(envelope)
+    assert code == 3 and envelope["error"]["code"] == "STEPS_FAILED"
+    steps = envelope["data"]["steps"]
+    assert steps_of(envelope) == {
+        "bad": "failed", "behind": "skipped", "last": "skipped", "unwanted": "skipped", "either": "succeeded",
+        "other": "succeeded", "tolerated": "failed", "after": "succeeded",
+    }  # fmt: skip
+    assert (steps["behind"]["reason"], steps["behind"]["cause"]) == ("dependency_failed", "bad")
+    assert (steps["last"]["reason"], steps["last"]["cause"]) == ("dependency_failed", "bad")
+    assert steps["unwanted"]["reason"] == "condition"
+    assert steps["bad"]["error"]["code"] == "COMMAND_FAILED" and steps["bad"]["output"] == "said"
+    assert steps["bad"]["error"]["context"]["stderr"] == "why\n"
+    assert steps["after"]["output"] == "failed"
+    assert not list(runs.folder.glob("behind*")) and not (runs.folder / "unwanted").exists()
+
+
+def test_a_step_that_hangs_is_killed_with_all_it_started(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        steps:
+          hangs:
+            {type: command, timeout: 1, grace: 300ms,
+             exec: "trap '' TERM; setsid sleep 300 & echo $! $$ > pids; echo so far; while :; do sleep 1; done"}
+          after: {type: command, exec: "echo after", depends_on: [hangs]}
+        """)
+    validate_envelope(envelope)
+    hung = envelope["data"]["steps"]["hangs"]
+    assert code == 3 and steps_of(envelope) == {"hangs": "timed_out", "after": "skipped"}
+    assert hung["error"]["code"] == "TIMEOUT" and hung["ending"] == "killed" and hung["output"] == "so far"
+    clock = hung["error"]["context"]["clock"]
+    assert (clock["kind"], clock["owner"], clock["limit_ms"]) == ("timeout", "step hangs", 1000)
+    assert hung["side_effects"] == envelope["meta"]["side_effects"] == "unknown"
+    assert not any(is_alive(int(pid)) for pid in (runs.folder / "pids").read_text().split())
+
+
+def test_the_deadline_of_the_run_ends_it(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        timeout: 3
+        steps:
+          quick: {type: command, exec: "echo quick"}
+          slow: {type: command, exec: "echo begun; sleep 300", grace: 200ms, depends_on: [quick]}
+          never: {type: command, exec: "echo never", depends_on: [slow]}
+        """)
+    validate_envelope(envelope)
+    assert code == 10 and envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["ending"] == "killed"
+    assert envelope["error"]["context"]["clock"]["owner"] == "run flow"
+    assert envelope["error"]["context"]["clock"]["limit_ms"] == 3000
+    assert steps_of(envelope) == {"quick": "succeeded", "slow": "timed_out", "never": "skipped"}
+    slow = envelope["data"]["steps"]["slow"]
+    assert slow["error"]["context"]["clock"]["owner"] == "run flow" and slow["output"] == "begun"
+    assert 2_000 <= envelope["meta"]["duration_ms"] <= 6_000
+
+
+def test_a_step_is_tried_again_as_its_file_says(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        steps:
+          flaky:
+            type: command
+            exec: "echo x >> tries; test $(wc -l < tries) -ge 3"
+            on_fail: {retry: {max: 3, backoff: {delay_ms: 50}}}
+          hopeless: {type: command, exec: "exit 1", on_fail: {retry: {max: 1, backoff: {delay_ms: 10}}}}
+        """)
+    validate_envelope(envelope)
+    steps = envelope["data"]["steps"]
+    assert code == 3 and (steps["flaky"]["status"], steps["flaky"]["attempts"]) == ("succeeded", 3)
+    assert (steps["hopeless"]["status"], steps["hopeless"]["attempts"]) == ("failed", 2)
+    assert len((runs.folder / "tries").read_text().split()) == 3
+
+
+def test_items_are_done_one_by_one_and_going_back_repeats(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        steps:
+          list: {type: command, exec: "echo '[1, 2, 3]'", for_each: true}
+          each: {type: command, exec: "echo item {{ outputs.list }}", depends_on: [list]}
+          counts: {type: command, exec: "echo x >> visits"}
+          back: {type: command, exec: "test $(wc -l < visits) -ge 2", depends_on: [counts], on_fail: {goto: counts}}
+        """)
+    validate_envelope(envelope)
+    assert code == 0, envelope
+    assert envelope["data"]["steps"]["each"]["output"] == ["item 1", "item 2", "item 3"]
+    assert envelope["data"]["steps"]["back"]["loops"] == 1
+    assert len((runs.folder / "visits").read_text().split()) == 2
+
+
+def test_a_file_runs_inside_another_and_inside_its_time(runs: Runs, validate_envelope: Valid) -> None:
+    runs.write(
+        """
+        inputs: {n: {type: number}}
+        steps:
+          one: {type: command, exec: "echo {{ inputs.n }} $FROM_STEP"}
+        outputs: {got: "{{ outputs.one }}"}
+        """,
+        "inner.yaml",
+    )
+    runs.write(
+        """
+        steps:
+          slow: {type: command, exec: "sleep 300", grace: 100ms}
+        """,
+        "slow.yaml",
+    )
+    code, envelope = runs.run("""
+        steps:
+          nested: {type: workflow, workflow: inner.yaml, inputs: {n: 7}, env: {FROM_STEP: here}}
+          items: {type: workflow, workflow: inner.yaml, inputs: {n: "{{ item }}"}, for_each: [1, 2]}
+          after: {type: command, exec: "echo {{ outputs.nested.got }}", depends_on: [nested]}
+          bounded: {type: workflow, workflow: slow.yaml, timeout: 3}
+        """)
+    validate_envelope(envelope)
+    steps = envelope["data"]["steps"]
+    assert steps["after"]["output"] == "7 here", envelope
+    assert steps["items"]["output"] == [{"got": "1"}, {"got": "2"}]
+    assert code == 3 and (steps["bounded"]["status"], steps["bounded"]["error"]["code"]) == ("timed_out", "TIMEOUT")
+    assert steps["bounded"]["error"]["context"]["rule"] == "workflow/timeout"
+    assert 2_000 <= steps["bounded"]["duration_ms"] <= 8_000
+
+
+def test_overtime_is_granted_as_the_file_says(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        timeout: 60
+        steps:
+          longer:
+            type: command
+            exec: "sleep 2; echo done"
+            timeout: 1500ms
+            soft: 500ms
+            overtime: {command: "echo '{\\"extend\\": \\"5s\\"}'", budget: 10s, hard_extends: true}
+        """)
+    validate_envelope(envelope)
+    longer = envelope["data"]["steps"]["longer"]
+    assert code == 0 and longer["output"] == "done", envelope
+    assert longer["overtime"][0]["granted_ms"] == 5000
+
+
+def test_a_stopped_run_keeps_what_was_said_and_cleans_up(runs: Runs, validate_envelope: Valid) -> None:
+    running = runs.start("""
+        timeout: 120
+        steps:
+          works:
+            {type: command, exec: "echo begun; echo $$ > pid; sleep 300", grace: 300ms, on_fail: {run: [tidy]}}
+          tidy: {type: command, exec: "touch tidied", timeout: 5}
+          after: {type: command, exec: "touch after", depends_on: [works]}
+        """)
+    (pid,) = runs.wait_for("pid")
+    running.process.send_signal(signal.SIGTERM)
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 143 and envelope["error"]["code"] == "CANCELLED"
+    assert steps_of(envelope) == {"works": "cancelled", "tidy": "succeeded", "after": "skipped"}
+    assert envelope["data"]["steps"]["works"]["output"] == "begun"
+    assert envelope["data"]["steps"]["works"]["ending"] == "killed"
+    assert (runs.folder / "tidied").exists() and not (runs.folder / "after").exists()
+    assert not is_alive(int(pid))
+
+
+def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run(
+        """
+        steps:
+          first: {type: command, exec: "echo x >> first"}
+          ask: {type: human-input, prompt: "Which one?", depends_on: [first]}
+          then: {type: command, exec: "echo got {{ outputs.ask }}", depends_on: [ask]}
+        """,
+        "--budget",
+        "1s",
+        "--run-id",
+        f"asks-{time.monotonic_ns()}",
+    )
+    validate_envelope(envelope)
+    data = envelope["data"]
+    assert code == 14 and envelope["error"]["code"] == "INCOMPLETE" and data["state"] == "paused"
+    assert [waits["title"] for waits in data["waiting"]] == ["Which one?"]
+    proposal = data["waiting"][0]["proposal_id"]
+    code, listed = runs.call("inbox", "list")
+    assert code == 0 and proposal in [each["id"] for each in listed["data"]["proposals"]], listed
+    code, decided = runs.call("inbox", "approve", proposal, "--answer", "this one")
+    assert code == 0, decided
+    code, decided = runs.call("inbox", "approve", proposal, "--answer", "another")
+    assert code in (5, 6), decided  # decided, or gone with what its run waited for
+    code, envelope = runs.run(None, "--resume", data["run_id"])
+    validate_envelope(envelope)
+    assert code == 0 and envelope["data"]["steps"]["then"]["output"] == "got this one", envelope
+    assert len((runs.folder / "first").read_text().split()) == 1
+    assert envelope["data"]["steps"]["ask"]["attempts"] == 1
+
+
+def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run("""
+        steps:
+          ask: {type: human-input, prompt: "Well?", timeout: 2, default: "no"}
+          then: {type: command, exec: "echo got {{ outputs.ask }}", depends_on: [ask]}
+          strict: {type: human-input, prompt: "Really?", timeout: 2}
+        """)
+    validate_envelope(envelope)
+    steps = envelope["data"]["steps"]
+    assert code == 3 and steps["then"]["output"] == "got no", envelope
+    assert steps["ask"]["warnings"][0]["code"] == "HUMAN_DEFAULTED"
+    assert (steps["strict"]["status"], steps["strict"]["error"]["code"]) == ("timed_out", "TIMEOUT")
+
+
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envelope: Valid, verdict: str) -> None:
+    code, envelope = runs.run(
+        """
+        steps:
+          deploy: {type: command, exec: "echo x >> deployed; echo done", approval: true}
+          after: {type: command, exec: "echo after", depends_on: [deploy]}
+        """,
+        "--budget",
+        "1s",
+        "--run-id",
+        f"approval-{verdict}-{time.monotonic_ns()}",
+    )
+    validate_envelope(envelope)
+    assert code == 14 and not (runs.folder / "deployed").exists(), envelope
+    proposal = envelope["data"]["waiting"][0]["proposal_id"]
+    code, decided = runs.call("inbox", verdict, proposal)
+    assert code == 0, decided
+    code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
+    validate_envelope(envelope)
+    deploy = envelope["data"]["steps"]["deploy"]
+    if verdict == "approve":
+        assert code == 0 and deploy["output"] == "done" and (runs.folder / "deployed").read_text() == "x\n"
+    else:
+        assert code == 3 and deploy["error"]["code"] == "PROPOSAL_REJECTED" and not (runs.folder / "deployed").exists()
+        assert deploy["error"]["context"]["rule"] == "approval/rejected" and deploy["side_effects"] == "none"
+        assert steps_of(envelope)["after"] == "skipped"
+
+
+def test_a_run_that_has_ended_answers_again_and_its_id_is_taken(runs: Runs) -> None:
+    run_id = f"once-{time.monotonic_ns()}"
+    code, first = runs.run("steps: {a: {type: command, exec: exit 3}}", "--run-id", run_id)
+    again_code, again = runs.run(None, "--resume", run_id)
+    assert (code, again_code) == (3, 3) and first == again
+    code, refused = runs.run("steps: {a: {type: command, exec: echo a}}", "--run-id", run_id)
+    assert code == 6 and refused["error"]["code"] == "RUN_TAKEN"
+    code, missing = runs.run(None, "--resume", "no-such-run")
+    assert code == 5 and missing["error"]["code"] == "RUN_NOT_FOUND"
+
+
+def test_a_run_is_reported_while_it_runs_and_after_it(runs: Runs) -> None:
+    run_id = f"told-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 100
+        steps:
+          a: {type: command, exec: "echo a"}
+          b: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.05; done", depends_on: [a]}
+        """,
+        "--run-id",
+        run_id,
+    )
+    wait_until((runs.folder / "begun").exists, "the second step")
+
+    def shown() -> dict[str, str]:
+        code, told = runs.call("report", run_id)
+        assert code == 0, told
+        return {step["id"]: step["status"] for step in told["data"]["steps"]}
+
+    assert shown() == {"a": "succeeded", "b": "running"}
+    (runs.folder / "go").touch()
+    assert running.ended()[0] == 0
+    assert shown() == {"a": "succeeded", "b": "succeeded"}
+
+
+def ordered(runs: Runs, *words: str) -> dict[str, Any]:
+    """Give an order about a step that runs, as soon as it is heard."""
+
+    def told() -> dict[str, Any] | None:
+        code, envelope = runs.call("run", *words)
+        return envelope if code == 0 else None
+
+    return wait_until(told, f"run {' '.join(words)}")
+
+
+def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
+    runs: Runs, validate_envelope: Valid
+) -> None:
+    run_id = f"extended-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 40
+        steps:
+          longer: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done", timeout: 12}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    (extended,) = ordered(runs, "--extend", run_id, "longer", "10s")["data"]["extended"]
+    assert extended["granted_ms"] == 10_000 and 12_000 < extended["remaining_ms"] <= 22_000
+    (extended,) = ordered(runs, "--extend", run_id, "longer", "1h")["data"]["extended"]
+    assert extended["granted_ms"] < 20_000 and extended["remaining_ms"] < 40_000
+    (runs.folder / "go").touch()
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    longer = envelope["data"]["steps"]["longer"]
+    assert code == 0 and longer["output"] == "done" and len(longer["overtime"]) == 2, envelope
+    assert longer["timeout_ms"] > 22_000
+
+
+def test_an_operator_winds_a_step_down_and_what_it_says_is_kept(runs: Runs, validate_envelope: Valid) -> None:
+    run_id = f"wound-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"}
+          after: {type: command, exec: "echo after", depends_on: [works]}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    (stopping,) = ordered(runs, "--wind-down", run_id, "works")["data"]["stopping"]
+    assert stopping["name"] == "step works"
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 0 and envelope["data"]["steps"]["works"]["output"] == "saved", envelope
+    assert steps_of(envelope) == {"works": "succeeded", "after": "succeeded"}
+
+
+def test_a_run_that_is_wound_down_starts_nothing_any_more(runs: Runs, validate_envelope: Valid) -> None:
+    run_id = f"down-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          works:
+            type: command
+            exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"
+            timeout: 30
+          after: {type: command, exec: "touch after", depends_on: [works]}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    if runs.on is not None:  # a run hears it at once, a step on a worker once it has been told of
+        wait_until(lambda: runs.call("run", "--extend", run_id, "works", "1s")[0] == 0, "the worker of the step")
+    ordered(runs, "--wind-down", run_id)
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 143 and envelope["error"]["code"] == "CANCELLED", envelope
+    assert steps_of(envelope) == {"works": "succeeded", "after": "skipped"} and not (runs.folder / "after").exists()

@@ -1,0 +1,275 @@
+"""What lies in Temporal's history: no secrets, and nothing large."""
+
+import asyncio
+import http.server
+import json
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from shotclock.core.errors import Failure
+from shotclock.temporal.connection import Address, connect, parse_address, read_address
+from shotclock.temporal.payloads import THRESHOLD, EncryptingCodec, make_converter, read_key
+from tests.temporal.conftest import Cluster, Runs, wait_until
+
+WITHIN_S = 30
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("temporal://localhost", ("localhost", 7233, "default")),
+        ("temporal://10.0.0.1:17233", ("10.0.0.1", 17233, "default")),
+        ("temporal://ns.acct.tmprl.cloud:7233/ns.acct", ("ns.acct.tmprl.cloud", 7233, "ns.acct")),
+        ("temporal://[::1]:7233/prod", ("[::1]", 7233, "prod")),
+    ],
+)
+def test_an_address_names_host_port_and_namespace(text: str, found: tuple[str, int, str]) -> None:
+    assert parse_address(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["localhost:7233", "http://localhost", "temporal://", "temporal://a:99999", "temporal://a b", "temporal://u@h"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_address(text)
+
+
+def test_tls_and_keys_are_read_from_the_variables_of_temporal_itself() -> None:
+    plain = read_address("temporal://h", {})
+    assert not plain.tls and plain.api_key is None
+    with_key = read_address("temporal://h", {"TEMPORAL_API_KEY": "k"})
+    assert with_key.tls and with_key.api_key == "k"
+    mutual = read_address(
+        "temporal://h",
+        {"TEMPORAL_TLS_CLIENT_CERT_PATH": "/c", "TEMPORAL_TLS_CLIENT_KEY_PATH": "/k", "TEMPORAL_TLS_SERVER_NAME": "n"},
+    )
+    assert mutual.tls and (mutual.cert_file, mutual.key_file, mutual.server_name) == ("/c", "/k", "n")
+    assert read_address("temporal://h", {"TEMPORAL_TLS": "true"}).tls
+
+
+def certificate(folder: Path, name: str, issuer: tuple[object, object] | None) -> tuple[object, object]:
+    """Make a key and a certificate, in files of this name."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    building = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer[1].subject)  # type: ignore[attr-defined]
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+    )
+    made = building.sign(key if issuer is None else issuer[0], hashes.SHA256())  # type: ignore[arg-type]
+    pem = serialization.Encoding.PEM
+    (folder / f"{name}.pem").write_bytes(made.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / f"{name}.key").write_bytes(private)
+    return key, made
+
+
+def test_a_client_shows_its_certificate_to_a_server_that_it_trusts(tmp_path: Path) -> None:
+    authority = certificate(tmp_path, "authority", None)
+    certificate(tmp_path, "server", authority)
+    certificate(tmp_path, "worker-7", authority)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    context.load_verify_locations(tmp_path / "authority.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    seen: list[str] = []
+
+    async def main() -> None:
+        def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            shown = writer.get_extra_info("peercert")
+            seen.append(dict(pair[0] for pair in shown["subject"])["commonName"])
+            writer.close()
+
+        server = await asyncio.start_server(greet, "localhost", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        files = {name: str(tmp_path / name) for name in ("authority.pem", "worker-7.pem", "worker-7.key")}
+        address = Address(
+            "localhost", port, tls=True,
+            ca_file=files["authority.pem"], cert_file=files["worker-7.pem"], key_file=files["worker-7.key"],
+        )  # fmt: skip
+        with pytest.raises(Failure) as refused:  # it is no Temporal, and says nothing
+            await connect(address)
+        assert refused.value.code == "CONNECT_FAILED"
+        server.close()
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_S))
+    assert seen and set(seen) == {"worker-7"}
+
+
+def test_an_engine_that_is_not_there_is_said_so_soon(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, "temporal://127.0.0.1:9")
+    code, envelope = runs.run("steps: {a: {type: command, exec: echo a}}")
+    assert code == 12 and envelope["error"]["code"] == "CONNECT_FAILED" and envelope["meta"]["side_effects"] == "none"
+
+
+# --- the codec --------------------------------------------------------------------------------------------
+
+
+def converted(variables: dict[str, str], value: object) -> tuple[object, bytes]:
+    """The value after a journey, and what lay on the way."""
+
+    async def main() -> tuple[object, bytes]:
+        converter = make_converter(variables)
+        payloads = await converter.encode([value])
+        (back,) = await converter.decode(payloads)
+        return back, b"".join(payload.SerializeToString() for payload in payloads)
+
+    return asyncio.run(main())
+
+
+def test_what_is_encrypted_comes_back_and_cannot_be_read_on_the_way(tmp_path: Path) -> None:
+    key = {"SHOTCLOCK_CODEC_KEY": secrets.token_hex(32), "SHOTCLOCK_PAYLOADS": str(tmp_path)}
+    for value in ({"password": "hunter2-hunter2"}, "hunter2-hunter2" * 20_000):
+        back, way = converted(key, value)
+        assert back == value and b"hunter2" not in way
+    assert not any(b"hunter2" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+def test_another_key_reads_nothing() -> None:
+    payload = make_converter({}).payload_converter.to_payload("text")
+    sent = asyncio.run(EncryptingCodec(b"a" * 32).encode([payload]))
+    with pytest.raises(ValueError, match="another key"):
+        asyncio.run(EncryptingCodec(b"b" * 32).decode(sent))
+    assert asyncio.run(EncryptingCodec(b"a" * 32).decode([payload])) == [payload], "sent before there was a key"
+
+
+@pytest.mark.parametrize("text", ["short", "zz" * 32, "ab" * 31])
+def test_a_key_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match="SHOTCLOCK_CODEC_KEY"):
+        read_key({"SHOTCLOCK_CODEC_KEY": text})
+
+
+# --- what is large ----------------------------------------------------------------------------------------
+
+
+def test_what_is_large_lies_in_a_directory(tmp_path: Path) -> None:
+    value = "x" * (THRESHOLD + 1)
+    back, way = converted({"SHOTCLOCK_PAYLOADS": f"file://{tmp_path}"}, value)
+    assert back == value and len(way) < 1000
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1
+    back, way = converted({"SHOTCLOCK_PAYLOADS": str(tmp_path)}, "small")
+    assert back == "small" and b"small" in way
+
+
+@pytest.fixture
+def object_store() -> Iterator[tuple[str, dict[str, bytes]]]:
+    kept: dict[str, bytes] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            kept[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(201)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            body = kept.get(self.path)
+            self.send_response(200 if body is not None else 404)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/bucket", kept
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_is_large_lies_in_an_object_store(object_store: tuple[str, dict[str, bytes]]) -> None:
+    url, kept = object_store
+    value = {"text": "y" * (THRESHOLD + 1)}
+    back, way = converted({"SHOTCLOCK_PAYLOADS": url}, value)
+    assert back == value and len(way) < 1000 and len(kept) == 1
+    (path,) = kept
+    kept[path] += b"!"  # somebody has changed it
+    with pytest.raises(Exception, match="not what was stored"):
+        asyncio.run(make_converter({"SHOTCLOCK_PAYLOADS": url}).decode(asyncio.run(_sent(url, value, kept))))
+
+
+async def _sent(url: str, value: object, kept: dict[str, bytes]) -> list[object]:
+    payloads = await make_converter({"SHOTCLOCK_PAYLOADS": url}).encode([value])
+    for path in kept:
+        kept[path] += b"!"
+    return payloads
+
+
+# --- of a whole run ---------------------------------------------------------------------------------------
+
+SECRET = "s3cr3t-that-nobody-may-see"
+
+
+@pytest.mark.slow
+def test_a_file_with_a_secret_is_refused_where_history_would_show_it(cluster: Cluster, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, cluster.url)
+    text = f"""
+        steps:
+          uses: {{type: command, exec: "test -n \\"$API_TOKEN\\"", env: {{API_TOKEN: {SECRET}}}}}
+        """
+    code, envelope = runs.run(text)
+    assert code == 4 and envelope["error"]["code"] == "PRECONDITION" and SECRET not in json.dumps(envelope)
+    assert "SHOTCLOCK_CODEC_KEY" in envelope["error"]["suggestion"]
+
+
+@pytest.mark.slow
+def test_no_secret_and_nothing_large_is_in_the_history_of_a_run(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", secrets.token_hex(32))
+    monkeypatch.setenv("SHOTCLOCK_PAYLOADS", str(tmp_path / "payloads"))
+    monkeypatch.setenv("DEPLOY_TOKEN", f"{SECRET}-of-the-worker")
+    queue, run_id = f"q-{tmp_path.name}", f"secret-{time.monotonic_ns()}"
+    worker = cluster.start_worker("--queue", queue)
+    runs = Runs(tmp_path, cluster.url)
+    try:
+        code, envelope = runs.run(
+            f"""
+            steps:
+              uses:
+                type: command
+                exec: "echo $API_TOKEN $DEPLOY_TOKEN; printf %s \\"$API_TOKEN\\" | wc -c"
+                env: {{API_TOKEN: {SECRET}, DEPLOY_TOKEN: "${{DEPLOY_TOKEN}}"}}
+              large: {{type: command, exec: "head -c 900000 /dev/zero | tr '\\\\\\\\0' x"}}
+              reads: {{type: command, exec: "wc -c", stdin: "{{{{ outputs.large }}}}", depends_on: [large]}}
+            """,
+            *("--queue", queue, "--run-id", run_id),
+        )
+        assert code == 0, json.dumps(envelope)[:3000]
+        said = envelope["data"]["steps"]["uses"]["output"]
+        assert SECRET not in json.dumps(envelope["data"]) and said.endswith(f"\n{len(SECRET)}"), said
+        assert envelope["data"]["steps"]["reads"]["output"] == "900000"
+
+        async def history() -> bytes:
+            client = await connect(read_address(cluster.url, {}))
+            fetched = await client.get_workflow_handle(run_id).fetch_history()
+            return b"".join(event.SerializeToString() for event in fetched.events)
+
+        told = asyncio.run(asyncio.wait_for(history(), WITHIN_S))
+        assert SECRET.encode() not in told and len(told) < 200_000
+    finally:
+        worker.stop()
+        wait_until(lambda: worker.process.poll() is not None, "the end of the worker")

@@ -1,0 +1,111 @@
+"""The workflow decides the same when its history is replayed, in the sandbox of Temporal; histories of before as well.
+
+A running run survives an upgrade where these replay. One that was recorded is never changed: a new way of deciding
+needs `workflow.patched` and a history of its own here.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from temporalio import workflow
+from temporalio.client import WorkflowHistory
+from temporalio.worker import Replayer
+
+from shotclock.temporal import run_workflow
+from shotclock.temporal.connection import connect, read_address
+from shotclock.temporal.run_workflow import RunWorkflow
+from shotclock.temporal.worker import make_runner
+from tests.temporal.conftest import Cluster, Runs, wait_until
+
+HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
+WITHIN_S = 60
+
+# Everything that the workflow decides by itself: order, skips, retries, going back, clean-up, people, runs inside.
+ALL_KINDS = """
+    timeout: 60
+    max_parallelism: 2
+    steps:
+      a: {type: command, exec: "echo a"}
+      b: {type: command, exec: "exit 1", on_fail: {run: [tidy], retry: {max: 1, backoff: {delay_ms: 10}}}}
+      c: {type: command, exec: "echo c", depends_on: [b]}
+      tidy: {type: command, exec: "echo tidy"}
+      d: {type: command, exec: "test -e again || { touch again; exit 1; }", on_fail: {goto: a}, depends_on: [a]}
+      ask: {type: human-input, prompt: "Well?", timeout: 1, default: "no"}
+      inner: {type: workflow, workflow: inner.yaml}
+      hangs: {type: command, exec: "sleep 300", timeout: 1, grace: 100ms}
+    outputs: {a: "{{ outputs.a }}"}
+    """
+
+
+def replay(history: WorkflowHistory, workflow_class: type = RunWorkflow) -> None:
+    async def main() -> None:
+        replayer = Replayer(workflows=[workflow_class], workflow_runner=make_runner())
+        await replayer.replay_workflow(history)
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_S))
+
+
+def fetch(cluster: Cluster, run_id: str) -> WorkflowHistory:
+    async def main() -> WorkflowHistory:
+        client = await connect(read_address(cluster.url, {}))
+        return await client.get_workflow_handle(run_id).fetch_history()
+
+    return asyncio.run(asyncio.wait_for(main(), WITHIN_S))
+
+
+@pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.stem)
+def test_a_history_of_before_is_replayed(file: Path) -> None:
+    replay(WorkflowHistory.from_json(file.stem, file.read_text()))
+
+
+def test_there_are_histories_of_before() -> None:
+    assert len(HISTORIES) >= 2
+
+
+def test_a_workflow_that_decides_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test itself can fail: with another name for the activity the histories do not fit."""
+    (file, *_) = HISTORIES
+    history = WorkflowHistory.from_json(file.stem, file.read_text())
+    monkeypatch.setattr(run_workflow, "STEP_ACTIVITY", "another")
+
+    async def main() -> None:
+        from temporalio.worker import UnsandboxedWorkflowRunner
+
+        replayer = Replayer(workflows=[RunWorkflow], workflow_runner=UnsandboxedWorkflowRunner())
+        await replayer.replay_workflow(history)
+
+    with pytest.raises(workflow.NondeterminismError):
+        asyncio.run(asyncio.wait_for(main(), WITHIN_S))
+
+
+@pytest.mark.slow
+def test_a_run_of_every_kind_is_replayed(cluster: Cluster, tmp_path: Path) -> None:
+    runs, run_id = Runs(tmp_path, cluster.url), f"replayed-{time.monotonic_ns()}"
+    runs.write("steps: {one: {type: command, exec: echo one}}", "inner.yaml")
+    code, envelope = runs.run(ALL_KINDS, "--run-id", run_id)
+    assert code == 3 and envelope["data"]["skipped"] == ["c"], envelope
+    for each in (run_id, f"{run_id}.inner"):
+        replay(fetch(cluster, each))
+
+
+@pytest.mark.slow
+def test_a_cancelled_run_is_replayed(cluster: Cluster, tmp_path: Path) -> None:
+    runs, run_id = Runs(tmp_path, cluster.url), f"cancelled-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          works: {type: command, exec: "touch begun; sleep 300", grace: 200ms, on_fail: {run: [tidy]}}
+          other: {type: command, exec: "sleep 300", grace: 200ms}
+          tidy: {type: command, exec: "touch tidied"}
+        """,
+        *("--run-id", run_id),
+    )
+    wait_until((tmp_path / "begun").exists, "the first step")
+    code, told = runs.call("engine", "cancel", run_id)
+    assert code == 0 and told["data"]["code"] == "CANCELLED", told
+    code, envelope = running.ended()
+    assert code == 143 and envelope["error"]["code"] == "CANCELLED" and (tmp_path / "tidied").exists()
+    replay(fetch(cluster, run_id))
