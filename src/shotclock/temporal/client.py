@@ -29,9 +29,8 @@ from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.lint import identity
 from ..workflow.plan import run_timeout_ms
 from ..workflow.report import Report, report_of
-from ..workflow.run_result import describe_steps
 from ..workflow.schema import check_inputs
-from ..workflow.state import StepState, effects_of
+from ..workflow.state import StepState, describe_steps, effects_of
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
 from .payloads import write_workflow
 from .proposals import pack_record, unpack_proposals

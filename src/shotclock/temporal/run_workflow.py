@@ -6,7 +6,7 @@ run is an instant on that clock, fixed when the run begins.
 Temporal never tries a step again by itself. A worker that is lost is found out by its silence; what becomes of its step
 is decided here, as for a process that died: it is run again in what is left of its time where that does no harm.
 
-docs/design.md: R54.
+docs/design.md: R57.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ with workflow.unsafe.imports_passed_through():
     from ..providers.provider import STEP_TYPES, StepPart
     from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, WindDown, answer_at
     from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, most_tries, plan_of, retry_of
-    from ..workflow.run_result import describe_steps, judge_steps
     from ..workflow.scheduler import Deadlines, ParallelSlots, RunLimits, Scheduler
     from ..workflow.schema import WorkflowFile
-    from ..workflow.state import Status, StepState, effects_of
+    from ..workflow.state import Status, StepState, describe_steps, effects_of, judge_steps
     from .messages import (
         ORDER_ACTIVITY,
         OUTPUTS_ACTIVITY,

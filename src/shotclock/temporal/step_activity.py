@@ -5,7 +5,7 @@ A worker tells the engine by heartbeats that it has a step, and knows which of t
 itself once none has for half the time after which the engine would give the step to somebody else, and it is gone when
 that time is over: so a step never runs twice at once, also behind a cut network.
 
-docs/design.md: R54, R55.
+docs/design.md: R57, R58.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from ..store.store import Store
 from ..workflow.engine import describe_news, name_nested_run
 from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
-from ..workflow.run_result import explain_limit
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import OutputsView, StepState, StepsView
+from ..workflow.state import OutputsView, StepState, StepsView, explain_limit
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed, StepRenderer
 from .messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, Order, RunInput, StepInput, StepReply

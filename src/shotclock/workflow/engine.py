@@ -53,7 +53,6 @@ from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
-from .run_result import describe_steps, explain_limit, judge_steps
 from .scheduler import (
     Deadlines,
     OnChange,
@@ -66,7 +65,17 @@ from .scheduler import (
     StepListener,
 )
 from .schema import WorkflowFile, check_inputs, find_unset_variables
-from .state import Status, StepState, effects_of, read_record, record_workflow, restore_secrets
+from .state import (
+    Status,
+    StepState,
+    describe_steps,
+    effects_of,
+    explain_limit,
+    judge_steps,
+    read_record,
+    record_workflow,
+    restore_secrets,
+)
 from .step_executor import StepExecutor, record_skipped_span, trace_steps
 from .step_renderer import StepFailed, StepRenderer
 

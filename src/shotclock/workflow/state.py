@@ -1,4 +1,5 @@
-"""The state of a run: the status of each step, what templates see of it, and what the store keeps of the run.
+"""The state of a run: the status of each step, what templates see of it, what the store keeps of the run, and what it
+answers once its steps are over.
 
 Whether a step failed is a typed status, never text. Secrets are left out of the workflow that is kept.
 """
@@ -7,17 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.envelope import Warning_
-from ..core.errors import Failure, SideEffects, effects_of_all
+from ..core.clocks import Fired, format_duration
+from ..core.envelope import Problem, Warning_
+from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
 from ..core.value_types import dataclass
 from ..providers.provider import STEP_TYPES
+from ..runtime.call import Call, Outcome, wound_down_problem
 from .schema import REFERENCE, WorkflowFile
 
 if TYPE_CHECKING:
@@ -388,3 +391,41 @@ def restore_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
         hint = "put the file back as it was, or begin a new run"
         raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
     return loaded.workflow
+
+
+# --- the answer of a run: pure, and the same wherever its steps were carried out ------------------------------
+
+
+def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> dict[str, object]:
+    """Return what the envelope of a run shows of it and of its steps."""
+    steps = {step_id: state.to_answer() for step_id, state in states.items()}
+    return {"run_id": run_id, "name": name, "steps": steps, **lists_of(states)}
+
+
+def judge_steps(
+    call: Call,
+    states: Mapping[str, StepState],
+    data: dict[str, object],
+    *,
+    is_out_of_time: bool,
+    find_fired: Callable[[], Fired],
+) -> Outcome:
+    """Return the outcome of a run that nobody stopped. Out of time it failed, whatever its steps tolerate."""
+    bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
+    was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
+    if call.winding_down is not None and (bad or was_cut):
+        return Outcome(Ending.CANCELLED, wound_down_problem(call), {**data, "partial": True})
+    if is_out_of_time or any(state.is_cut_short for state in states.values()):
+        fired = find_fired()
+        return Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
+    if not bad:
+        return Outcome(Ending.FINISHED, data=data)
+    names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
+
+
+def explain_limit(call: Call, fired: Fired) -> str:
+    """Say which limit a run has reached."""
+    owner = "its caller" if fired.owner == "caller" else fired.owner
+    whose = "" if fired.owner == call.name else f" that {owner} left it"
+    return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
