@@ -1,4 +1,4 @@
-"""The zygote behind `tests.warm`: a program of its own that imports ours, waits, and becomes them, one clone each."""
+"""The zygotes behind `tests.warm`: programs that import ours, wait, and become them, one clone each."""
 
 import atexit
 import ctypes
@@ -25,7 +25,7 @@ from io import TextIOWrapper
 from typing import Any
 
 # What programs under test import sooner or later. Not OpenTelemetry's SDK: code asks whether somebody else imported it.
-IMPORTED = (
+_BY_PROGRAMS = (
     "shotclock.app",
     "shotclock.cli.app_cli",
     "shotclock.cli.subcommand_options",
@@ -48,6 +48,15 @@ IMPORTED = (
     "shotclock.workflow.report",
     "shotclock.workflow.engine",
 )
+# What the processes below a runtime import. No more: each of the many that are forked would copy it.
+_BY_RUNTIMES = (
+    "shotclock.app",
+    "shotclock.dispatch.job_runner",
+    "shotclock.process.async_worker_main",
+    "shotclock.process.worker_main",
+    "shotclock.process.zygote",
+)
+IMPORTED = {"programs": _BY_PROGRAMS, "runtimes": _BY_RUNTIMES}
 
 _SYS_CLONE3 = 435
 _CLONE_PARENT = 0x8000
@@ -88,16 +97,26 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 # --- the zygote -----------------------------------------------------------------------------------
 
 
-def prepare() -> set[str]:
+def prepare(kind: str) -> set[str]:
     """Import everything; the variables that were looked at meanwhile."""
     del sys.path[0]  # our own folder
     with _noting_what_is_looked_at() as looked_at:
-        for name in IMPORTED:
+        for name in IMPORTED[kind]:
             importlib.import_module(name)
+        if kind == "runtimes":
+            _build_what_workers_build()
     # A collection in a clone that walked over all this would copy every page it is on.
     gc.collect()
     gc.freeze()
     return looked_at
+
+
+def _build_what_workers_build() -> None:
+    """What pydantic imports and builds late: every runtime would do it before its first worker."""
+    from shotclock.core.arguments import signature_of, to_jsonable
+
+    signature_of(set_up).build_model()
+    to_jsonable(b"")
 
 
 @contextmanager
@@ -187,7 +206,7 @@ def _begin(
     words: list[str],
     environment: dict[str, str],
     cwd: str,
-    folder: str,
+    folder: str | None,
     new_session: bool,
     process_group: int,
     own_terminal: bool,
@@ -211,7 +230,8 @@ def _begin(
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     sys.orig_argv = words
     sys.argv = words[1:]
-    sys.path.insert(0, folder)
+    if folder is not None:
+        sys.path.insert(0, folder)
     return words
 
 
@@ -243,8 +263,8 @@ def run(words: list[str]) -> None:
         case ["-m", module, *_]:
             sys.argv = ["-m", *words[3:]]
             runpy._run_module_as_main(module)  # type: ignore[attr-defined]
-        case ["-c", text, *_]:
-            sys.argv = ["-c", *words[3:]]
+        case ["-c", text, *rest] | ["-P", "-c", text, *rest]:
+            sys.argv = ["-c", *rest]
             if sys.version_info >= (3, 13):  # from there on a traceback shows the lines of such a text
                 linecache.cache["<string>"] = (len(text), None, text.splitlines(keepends=True), "<string>")
             exec(compile(text, "<string>", "exec", dont_inherit=True), main.__dict__)
@@ -287,14 +307,14 @@ def leave() -> None:
     os._exit(_exit_code)
 
 
-def main(fd: int) -> None:
+def main(fd: int, kind: str) -> None:
     global _exit_code
     atexit.register(leave)  # before any import can: the last to be registered is the first to be called
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     interrupt = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for pytest and the programs
     requests = socket.socket(fileno=fd)
-    looked_at = prepare()
+    looked_at = prepare(kind)
     send(requests, pickle.dumps(({name.partition(".")[0] for name in sys.modules} - {"__main__"}, looked_at)))
     words = set_up(requests, *wait_for_a_program(requests), interrupt)
     try:
@@ -313,4 +333,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])
