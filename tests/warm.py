@@ -34,7 +34,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.warm_zygote import receive, send
+from tests.warm_zygote import receive, send, spawned_fds
 
 # A zygote imports for a second; on a machine on its knees for many. A clone is there in milliseconds.
 READY_WITHIN_S = 60.0
@@ -152,15 +152,8 @@ def _spawn(path: Any, argv: Sequence[str], env: Mapping[str, str], **options: An
 
 
 def _spawn_warm(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> int | None:
-    if list(argv[:3]) != [sys.executable, "-P", "-c"] or options.keys() - {"file_actions", "setsid", "setsigmask"}:
-        return None
-    if options.get("setsigmask") != [] or not sys.platform.startswith("linux"):
-        return None
-    fds = {fd: fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd) and os.get_inheritable(fd)}
-    for action, fd, number in options["file_actions"]:
-        assert action == os.POSIX_SPAWN_DUP2
-        fds[number] = fds.get(fd, fd)
-    if not fds.keys() >= set(_STREAMS):
+    fds = spawned_fds(argv, options)
+    if fds is None:
         return None
     session = (options.get("setsid", False), -1, False)
     request = ([*fds], list(argv), dict(env), os.getcwd(), None, *session)

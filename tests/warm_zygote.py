@@ -18,8 +18,8 @@ import termios
 import time
 import traceback
 import types
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from io import TextIOWrapper
 from typing import Any
@@ -69,7 +69,9 @@ _LENGTH = struct.Struct("!Q")
 _MOST_FDS = 250
 
 _libc = ctypes.PyDLL(None, use_errno=True)
+_posix_spawn = os.posix_spawn
 _exit_code: int | None = None
+_path: list[str] = []
 
 
 # --- what both sides say --------------------------------------------------------------------------
@@ -100,11 +102,11 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 def prepare(kind: str) -> set[str]:
     """Import everything; the variables that were looked at meanwhile."""
     del sys.path[0]  # our own folder
+    _path[:] = sys.path
     with _noting_what_is_looked_at() as looked_at:
         for name in IMPORTED[kind]:
             importlib.import_module(name)
-        if kind == "runtimes":
-            _build_what_workers_build()
+        _build_what_workers_build()
     # A collection in a clone that walked over all this would copy every page it is on.
     gc.collect()
     gc.freeze()
@@ -112,9 +114,11 @@ def prepare(kind: str) -> set[str]:
 
 
 def _build_what_workers_build() -> None:
-    """What pydantic imports and builds late: every runtime would do it before its first worker."""
+    """What is imported and built late: every runtime would do it before its first worker."""
     from shotclock.core.arguments import signature_of, to_jsonable
+    from shotclock.core.value_types import compile_initialisers
 
+    compile_initialisers()
     signature_of(set_up).build_model()
     to_jsonable(b"")
 
@@ -185,12 +189,7 @@ def _clone() -> bool:
 def set_up(requests: socket.socket, request: Any, fds: list[int], interrupt: Any) -> list[str]:
     """All that a cold start would have from exec and from the interpreter. Then the other side hears of us."""
     numbers, *more = request
-    first_free = max(*(int(name) for name in os.listdir("/proc/self/fd")), *numbers) + 1
-    *held, answer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in [*fds, requests.detach()])
-    os.closerange(0, first_free)
-    for fd, number in zip(held, numbers, strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
+    answer = _keep(dict(zip(numbers, fds, strict=True)), requests.detach())
     with socket.socket(fileno=answer) as other:
         try:
             words = _begin(interrupt, *more)
@@ -199,6 +198,17 @@ def set_up(requests: socket.socket, request: Any, fds: list[int], interrupt: Any
             os._exit(1)
         send(other, pickle.dumps(os.getpid()))
     return words
+
+
+def _keep(fds: Mapping[int, int], another: int) -> int:
+    """Leave nothing open but these, by the numbers that they are to have, and another one, by any number: that."""
+    first_free = max(*(int(name) for name in os.listdir("/proc/self/fd")), *fds) + 1
+    *held, another = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in [*fds.values(), another])
+    os.closerange(0, first_free)
+    for fd, number in zip(held, fds, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    return another
 
 
 def _begin(
@@ -276,6 +286,63 @@ def run(words: list[str]) -> None:
             exec(code, main.__dict__)
 
 
+# --- what a program of ours starts itself -----------------------------------------------------------------------
+
+
+def spawned_fds(argv: Sequence[str], options: Mapping[str, Any]) -> dict[int, int] | None:
+    """What is open in a process of a runtime (`python -P -c …`) that `os.posix_spawn` is asked for, by its numbers
+    there, and what that is here. None for anything else."""
+    if list(argv[:3]) != [sys.executable, "-P", "-c"] or options.keys() - {"file_actions", "setsid", "setsigmask"}:
+        return None
+    if options.get("setsigmask") != [] or not sys.platform.startswith("linux"):
+        return None
+    fds: dict[int, int] = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the one that this was read from
+            if os.get_inheritable(fd):
+                fds[fd] = fd
+    for action, fd, number in options["file_actions"]:
+        assert action == os.POSIX_SPAWN_DUP2
+        fds[number] = fds.get(fd, fd)
+    return fds if fds.keys() >= {0, 1, 2} else None
+
+
+def spawn_forked(path: str, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> int:
+    """`os.posix_spawn`; a process of a runtime is a fork of the program, while that has no threads."""
+    fds = spawned_fds(argv, options)
+    if fds is None or len(os.listdir("/proc/self/task")) > 1:
+        return _posix_spawn(path, argv, env, **options)
+    if pid := os.fork():
+        return pid
+    try:
+        _become(list(argv), dict(env), fds, options.get("setsid", False))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:  # whatever happens: above us are the frames of the program
+        os._exit(1)
+
+
+def _become(words: list[str], environment: dict[str, str], fds: Mapping[int, int], new_session: bool) -> None:
+    global _exit_code
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.close(_keep(fds, 0))
+    sys.path[:] = _path
+    _begin(signal.default_int_handler, words, environment, os.getcwd(), None, new_session, -1, False)
+    gc.freeze()
+    try:
+        run(words)
+        _exit_code = 0
+    except SystemExit as leaving:
+        _exit_code = code_of(leaving)
+    atexit._run_exitfuncs()
+    leave()
+
+
 def show_without_us() -> None:
     """No traceback of the program's begins here."""
     hook = sys.excepthook
@@ -317,6 +384,8 @@ def main(fd: int, kind: str) -> None:
     looked_at = prepare(kind)
     send(requests, pickle.dumps(({name.partition(".")[0] for name in sys.modules} - {"__main__"}, looked_at)))
     words = set_up(requests, *wait_for_a_program(requests), interrupt)
+    if words[1:3] == ["-m", "shotclock"]:  # which imports nothing of a user's, so that a fork of it is like a fresh one
+        os.posix_spawn = spawn_forked  # type: ignore[assignment]
     try:
         run(words)
         _exit_code = 0
