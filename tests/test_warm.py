@@ -131,6 +131,61 @@ def test_a_program_sees_the_same_whether_it_starts_warm_or_cold(way: str, both: 
     assert seen == expected
 
 
+SPAWN = """
+import os, sys
+from shotclock.process import zygote
+from tests import warm, warm_zygote
+warm_zygote._path[:] = [folder for folder in sys.path if folder]
+if sys.argv[1] == "cloned":
+    warm.spawn_warm()
+elif sys.argv[1] == "forked":
+    os.posix_spawn = warm_zygote.spawn_forked
+os.dup2(0, 50), os.dup2(0, 60)  # inheritable, and not the last one, which SHOW leaves out
+null = os.open(os.devnull, os.O_RDWR)
+python = [sys.executable, "-P", "-c", sys.argv[2], "one", ""]
+kept = {name: value for name, value in os.environ.items() if name.startswith(zygote._STARTED_WITH)}
+environment = {**kept, "TZ": "Asia/Tokyo"}
+actions = [(os.POSIX_SPAWN_DUP2, null, 0)]
+pid = os.posix_spawn(python[0], python, environment, file_actions=actions, setsigmask=[], setsid=sys.argv[3] == "True")
+assert bool(warm.zygote_pids()) == (sys.argv[1] == "cloned")
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+warm.end_zygotes()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+@pytest.mark.parametrize("way", ["cloned", "forked"])
+def test_a_process_of_a_runtime_sees_the_same_whether_it_starts_warm_or_cold(
+    way: str, new_session: bool, tmp_path: Path
+):
+    show = SHOW.replace("os.getppid()", f"os.getppid() == {os.getpid()}") + "sys.stdout.flush(); raise SystemExit(7)"
+    said = []
+    for start in ("cold", way):
+        with open(tmp_path / "out", "wb") as out:
+            words = [sys.executable, "-c", SPAWN, start, show, str(new_session)]
+            assert subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, timeout=RUN_WITHIN_S).returncode == 7
+        said.append(json.loads((tmp_path / "out").read_bytes()))
+        del said[-1]["flags"]  # -P is one, which counts for the path alone
+        if way == "forked":
+            del said[-1]["only itself"]  # those of the program are above it, and it never returns to them
+    assert said[0] == said[1]
+    assert said[1]["argv"] == ["-c", "one", ""] and "50" in said[1]["fds"]
+
+
+def test_a_process_of_a_runtime_is_started_cold_where_a_test_wants_it(cold_runtimes: None):
+    before = zygote_pids()
+    null = os.open(os.devnull, os.O_RDWR)
+    words = [sys.executable, "-P", "-c", "import sys; sys.exit('asyncio' in sys.modules)"]
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
+        pid = os.posix_spawn(words[0], words, dict(os.environ), file_actions=actions, setsigmask=[])
+    finally:
+        os.close(null)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert zygote_pids() == before
+
+
 def test_streams_and_sessions_are_the_same_on_a_terminal_and_on_pipes(both: Callable[..., Any], tmp_path: Path):
     ours, theirs = pty.openpty()
     attributes = termios.tcgetattr(theirs)

@@ -7,8 +7,12 @@ import; asked over a socket it clones itself, as a sibling: the clone is pytest'
 like any other. There it sets up what a cold start would give the program (arguments, environment, folder, descriptors,
 streams, signals, `sys.path`, `__main__`), runs it, and leaves as the interpreter does, short of tearing down modules.
 
+What a runtime starts by itself (`python -P -c …`: zygotes, and the runners of jobs) is warm as well, also without being
+asked for: in pytest's own process a clone of a second, smaller zygote (`spawn_warm`), in a warm `shotclock …` a fork of
+that program itself (`spawn_forked` in warm_zygote.py). The fixture `cold_runtimes` is for tests that look at just that.
+
 It is here for speed alone: the suite starts some three thousand programs, and a server, a run and a command of `inbox`
-cost a fifth to a third of a core's time of their cold start.
+cost a fifth to a third of a core's time of their cold start; a runtime with a worker costs a fifth.
 
 What it cannot do the same way is started cold: flags of the interpreter, `preexec_fn`, words before Python, variables
 that were looked at while starting or importing, a folder whose files would hide a module that is there already. So is
@@ -16,7 +20,7 @@ that were looked at while starting or importing, a folder whose files would hide
 environment in /proc; a test that looks at those, or at what is imported, must start it cold (`subprocess.Popen`).
 
 An import that only works where something else was imported before is no longer noticed by a test that starts warm.
-test_cold_starts.py starts a command of each surface cold; so do all of tests/docs, the demo and tests/runtime.
+test_cold_starts.py starts a command of each surface cold; so do all of tests/docs, tests/process and the demo.
 """
 
 import fcntl
