@@ -9,7 +9,8 @@ streams, signals, `sys.path`, `__main__`), runs it, and leaves as the interprete
 
 What a runtime starts by itself (`python -P -c …`: zygotes, and the runners of jobs) is warm as well, also without being
 asked for: in pytest's own process a clone of a second, smaller zygote (`spawn_warm`), in a warm `shotclock …` a fork of
-that program itself (`spawn_forked` in warm_zygote.py). The fixture `cold_runtimes` is for tests that look at just that.
+that program itself, and a job's runner a child of the second zygote (`spawn_from` in warm_zygote.py). The fixture
+`cold_runtimes` is for tests that look at just that.
 
 It is here for speed alone: the suite starts some three thousand programs, and a server, a run and a command of `inbox`
 cost a fifth to a third of a core's time of their cold start; a runtime with a worker costs a fifth.
@@ -169,8 +170,9 @@ def _clone(kind: str, request: Any, fds: list[int], folder: str | None) -> int |
     with _starting:
         for _ in range(2):  # a test may have killed the zygote, with everything else it found
             try:
-                if kind not in _zygotes:
-                    _zygotes[kind] = _Zygote(kind)
+                for needed in (kind, "runtimes"):  # which programs ask for the runners of their jobs
+                    if needed not in _zygotes:
+                        _zygotes[needed] = _Zygote(needed)
                 zygote = _zygotes[kind]
                 if zygote.owner != os.getpid() or not zygote.would_be_the_same(request[2], folder):
                     return None

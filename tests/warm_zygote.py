@@ -3,12 +3,14 @@
 import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import linecache
 import os
 import pickle
 import runpy
+import select
 import signal
 import socket
 import struct
@@ -65,6 +67,8 @@ _CLONE_CHILD_SETTID = 0x100_0000
 _PR_SET_PDEATHSIG = 1
 _PR_GET_TID_ADDRESS = 40
 
+# A clone is there in milliseconds; only a machine on its knees exhausts this.
+_ANSWER_WITHIN_S = 30.0
 _LENGTH = struct.Struct("!Q")
 _MOST_FDS = 250
 
@@ -72,6 +76,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _posix_spawn = os.posix_spawn
 _exit_code: int | None = None
 _path: list[str] = []
+_address = ""  # of the zygote of runtimes
 
 
 # --- what both sides say --------------------------------------------------------------------------
@@ -140,21 +145,34 @@ def _noting_what_is_looked_at() -> Iterator[set[str]]:
         os.environ.__class__ = plain
 
 
-def wait_for_a_program(requests: socket.socket) -> tuple[Any, list[int]]:
-    """Clone ourselves for each request. Returns in the clones alone, with what they are to become."""
+def wait_for_a_program(requests: socket.socket, others: socket.socket) -> tuple[socket.socket, Any, list[int]]:
+    """Clone ourselves for each request. Returns in the clones alone, with what they are to become.
+
+    `others` is where a program under test asks for a process that leaves its family at once: that is a child of ours.
+    """
     while True:
+        # Unbounded on purpose: a zygote without work has nothing to do, and ends with the other side.
+        ready, _, _ = select.select([requests, others] if others.getsockname() else [requests], [], [])
+        asked = requests if requests in ready else others.accept()[0]
         try:
-            # Unbounded on purpose: a zygote without work has nothing to do, and ends with the other side.
-            body, fds = receive(requests)
+            body, fds = receive(asked)
         except (EOFError, ConnectionError):
-            os._exit(0)
+            if asked is requests:
+                os._exit(0)
+            asked.close()
+            continue
         try:
-            if _clone():
-                return pickle.loads(body), fds
+            if _clone() if asked is requests else os.fork() == 0:
+                return asked, pickle.loads(body), fds
         except OSError:  # a sandbox that forbids it, or a machine without a process to spare
-            send(requests, pickle.dumps(None))
+            send(asked, pickle.dumps(None))
         for fd in fds:
             os.close(fd)
+        if asked is not requests:
+            asked.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
 
 class _CloneArguments(ctypes.Structure):
@@ -307,10 +325,22 @@ def spawned_fds(argv: Sequence[str], options: Mapping[str, Any]) -> dict[int, in
     return fds if fds.keys() >= {0, 1, 2} else None
 
 
-def spawn_forked(path: str, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> int:
-    """`os.posix_spawn`; a process of a runtime is a fork of the program, while that has no threads."""
-    fds = spawned_fds(argv, options)
-    if fds is None or len(os.listdir("/proc/self/task")) > 1:
+ANY = 0
+
+
+def spawn_from(
+    program: int, can_fork: bool, path: str, argv: Sequence[str], env: Mapping[str, str], **options: Any
+) -> int:
+    """`os.posix_spawn` in a program under test. A process of a runtime is a fork of the program, where that `can_fork`:
+    it runs nobody's code, which would have declared already what it declares when it is imported, and has no threads.
+    One that leaves our family at once, a job's runner, is made by the zygote of runtimes; whoever waits until it has
+    left waits for another one, which ends at once."""
+    fds = spawned_fds(argv, options) if program in (ANY, os.getpid()) else None
+    if fds is not None and options.get("setsid"):
+        request = ([*fds], list(argv), dict(env), os.getcwd(), None, True, -1, False)
+        if _ask_zygote_of_runtimes(request, fds.values()):
+            return _posix_spawn("/bin/true", ["true"], {})
+    if fds is None or not can_fork or len(os.listdir("/proc/self/task")) > 1:
         return _posix_spawn(path, argv, env, **options)
     if pid := os.fork():
         return pid
@@ -322,8 +352,23 @@ def spawn_forked(path: str, argv: Sequence[str], env: Mapping[str, str], **optio
         os._exit(1)
 
 
+def _ask_zygote_of_runtimes(request: Any, fds: Iterable[int]) -> bool:
+    """Return whether there is one."""
+    with socket.socket(socket.AF_UNIX) as zygote:
+        zygote.settimeout(_ANSWER_WITHIN_S)
+        try:
+            zygote.connect(_address)
+        except ConnectionRefusedError:
+            return False
+        send(zygote, pickle.dumps(request), fds)
+        answer = pickle.loads(receive(zygote)[0])
+    assert isinstance(answer, int), f"it could not be set up: {answer}"
+    return True
+
+
 def _become(words: list[str], environment: dict[str, str], fds: Mapping[int, int], new_session: bool) -> None:
     global _exit_code
+    os.posix_spawn = _posix_spawn  # users' code will run below us
     atexit._clear()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -375,17 +420,27 @@ def leave() -> None:
 
 
 def main(fd: int, kind: str) -> None:
-    global _exit_code
+    global _exit_code, _address
     atexit.register(leave)  # before any import can: the last to be registered is the first to be called
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     interrupt = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for pytest and the programs
     requests = socket.socket(fileno=fd)
     looked_at = prepare(kind)
+    _address = f"\0shotclock-tests-{os.getppid()}"
+    others = socket.socket(socket.AF_UNIX)
+    if kind == "runtimes":
+        others.bind(_address)
+        others.listen()
     send(requests, pickle.dumps(({name.partition(".")[0] for name in sys.modules} - {"__main__"}, looked_at)))
-    words = set_up(requests, *wait_for_a_program(requests), interrupt)
-    if words[1:3] == ["-m", "shotclock"]:  # which imports nothing of a user's, so that a fork of it is like a fresh one
-        os.posix_spawn = spawn_forked  # type: ignore[assignment]
+    asked, request, fds = wait_for_a_program(requests, others)
+    others.close()
+    words = set_up(asked, request, fds, interrupt)
+    is_runner = asked is not requests
+    if kind == "programs" or is_runner:
+        can_fork = is_runner or words[1:3] == ["-m", "shotclock"]
+        program = ANY if is_runner else os.getpid()  # a runner is a fork of the one that was started
+        os.posix_spawn = functools.partial(spawn_from, program, can_fork)  # type: ignore[assignment]
     try:
         run(words)
         _exit_code = 0
