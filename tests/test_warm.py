@@ -174,6 +174,37 @@ def test_a_process_of_a_runtime_sees_the_same_whether_it_starts_warm_or_cold(
     assert said[1]["argv"] == ["-c", "one", ""] and "50" in said[1]["fds"]
 
 
+RUNNER = """
+import os, sys, time
+from pathlib import Path
+code = "import os\\nif os.fork(): os._exit(0)\\nos.closerange(3, 4096)\\n" + Path("show").read_text()
+with open("out", "wb") as out:
+    actions = [(os.POSIX_SPAWN_DUP2, out.fileno(), number) for number in (1, 2)]
+    words = [sys.executable, "-P", "-c", code, "one"]
+    pid = os.posix_spawn(words[0], words, dict(os.environ), file_actions=actions, setsid=True, setsigmask=[])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_runner_of_a_job_sees_the_same_whether_it_starts_warm_or_cold(tmp_path: Path):
+    (tmp_path / "runner.py").write_text(RUNNER)
+    # Its parent is there or gone already; -P is a flag that counts for the path alone.
+    show = SHOW.replace(", os.getppid()", "").replace('"flags": str(sys.flags),', "")
+    (tmp_path / "show").write_text(show + "sys.stdout.flush(); os.rename('out', 'done')")
+    said = []
+    for start in (subprocess.Popen, WarmStart):
+        process = start([sys.executable, "runner.py"], cwd=tmp_path, env=dict(os.environ), stdin=subprocess.DEVNULL)
+        assert process.wait(RUN_WITHIN_S) == 0
+        give_up_at = time.monotonic() + RUN_WITHIN_S
+        while not (tmp_path / "done").exists():
+            assert time.monotonic() < give_up_at, (tmp_path / "out").read_text()
+            time.sleep(POLL_S)
+        said.append(json.loads((tmp_path / "done").read_text()))
+        (tmp_path / "done").unlink()
+    assert said[0] == said[1]
+    assert said[1]["argv"] == ["-c", "one"]
+
+
 def test_a_process_of_a_runtime_is_started_cold_where_a_test_wants_it(cold_runtimes: None):
     before = zygote_pids()
     null = os.open(os.devnull, os.O_RDWR)
