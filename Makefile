@@ -94,10 +94,9 @@ test-matrix: ## the whole suite on Python 3.11, 3.12 and 3.13, as far as they ar
 check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache
-	@$(BIN)/mypy & types=$$!; \
+	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports --no-cache & imports=$$!; \
 	$(PYTEST) -n 3 --dist worksteal -m "not slow and not soak and not alone"; tests=$$?; \
-	wait $$types && exit $$tests
+	wait $$imports && wait $$types && exit $$tests
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers
 	$(BIN)/python -m benchmarks

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.warm import WarmStart, be_ready, end_zygote, starting_warm, zygote_pid
+from tests.warm import WarmStart, be_ready, end_zygotes, spawn_warm, spawning_cold, starting_warm, zygote_pids
 
 pytest_plugins = ["tests.asking_again"]
 
@@ -48,6 +48,7 @@ def pytest_configure() -> None:
     # Other tests, and other people, share these cores: how long one example took says nothing about the code.
     settings.register_profile("shotclock", deadline=None, max_examples=60)
     settings.load_profile("shotclock")
+    spawn_warm()
     gc.disable()  # until all is collected: what is made by then stays
 
 
@@ -81,7 +82,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    end_zygote()
+    end_zygotes()
 
 
 # --- the envelope ---------------------------------------------------------------------------------
@@ -194,9 +195,9 @@ class Watch:
         there = {p.pid: p for p in map(read_process, pids) if p is not None}
         if not there:
             return []
-        zygote = zygote_pid()
+        zygotes = zygote_pids()
         # Unreadable images are all zeros, and so would be somebody else's.
-        images = {p.image for pid in (me, zygote) if pid and (p := read_process(pid)) and p.image[0] != "0"}
+        images = {p.image for pid in (me, *zygotes) if (p := read_process(pid)) and p.image[0] != "0"}
 
         def descends_from_me(process: Process | None) -> bool:
             for _ in range(MOST_GENERATIONS):
@@ -206,7 +207,7 @@ class Watch:
             return process is not None and process.ppid == me
 
         def is_ours(process: Process) -> bool:
-            if process.pid == zygote:
+            if process.pid in zygotes:
                 return False
             if process.state in "ZX":
                 return process.ppid == me
@@ -322,6 +323,13 @@ def parse(text: bytes) -> Any:
 def warm_starts() -> Iterator[None]:
     """Programs that the test, or a client it uses, starts with `subprocess` start warm, where they can."""
     with starting_warm():
+        yield
+
+
+@pytest.fixture
+def cold_runtimes() -> Iterator[None]:
+    """A runtime in the test's own process starts its processes as it does elsewhere: see tests/warm.py."""
+    with spawning_cold():
         yield
 
 

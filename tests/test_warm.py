@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Watch, ends_within
-from tests.warm import ENDED_WITHIN_S, WarmStart, own_terminal, starting_warm, zygote_pid
+from tests.warm import ENDED_WITHIN_S, WarmStart, own_terminal, starting_warm, zygote_pids
 
 pytestmark = [
     pytest.mark.usefixtures("no_survivors"),
@@ -129,6 +129,93 @@ def test_a_program_sees_the_same_whether_it_starts_warm_or_cold(way: str, both: 
     # The flag says how the interpreter was started, the attribute what counts.
     del expected["flags"], seen["flags"]
     assert seen == expected
+
+
+SPAWN = """
+import functools, os, sys
+from shotclock.process import zygote
+from tests import warm, warm_zygote
+warm_zygote._address = "\\0 where nobody listens"
+warm_zygote._path[:] = [folder for folder in sys.path if folder]
+if sys.argv[1] == "cloned":
+    warm.spawn_warm()
+elif sys.argv[1] == "forked":
+    os.posix_spawn = functools.partial(warm_zygote.spawn_from, os.getpid(), True)
+os.dup2(0, 50), os.dup2(0, 60)  # inheritable, and not the last one, which SHOW leaves out
+null = os.open(os.devnull, os.O_RDWR)
+python = [sys.executable, "-P", "-c", sys.argv[2], "one", ""]
+kept = {name: value for name, value in os.environ.items() if name.startswith(zygote._STARTED_WITH)}
+environment = {**kept, "TZ": "Asia/Tokyo"}
+actions = [(os.POSIX_SPAWN_DUP2, null, 0)]
+pid = os.posix_spawn(python[0], python, environment, file_actions=actions, setsigmask=[], setsid=sys.argv[3] == "True")
+assert bool(warm.zygote_pids()) == (sys.argv[1] == "cloned")
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+warm.end_zygotes()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+@pytest.mark.parametrize("way", ["cloned", "forked"])
+def test_a_process_of_a_runtime_sees_the_same_whether_it_starts_warm_or_cold(
+    way: str, new_session: bool, tmp_path: Path
+):
+    show = SHOW.replace("os.getppid()", f"os.getppid() == {os.getpid()}") + "sys.stdout.flush(); raise SystemExit(7)"
+    said = []
+    for start in ("cold", way):
+        with open(tmp_path / "out", "wb") as out:
+            words = [sys.executable, "-c", SPAWN, start, show, str(new_session)]
+            assert subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, timeout=RUN_WITHIN_S).returncode == 7
+        said.append(json.loads((tmp_path / "out").read_bytes()))
+        del said[-1]["flags"]  # -P is one, which counts for the path alone
+        if way == "forked":
+            del said[-1]["only itself"]  # those of the program are above it, and it never returns to them
+    assert said[0] == said[1]
+    assert said[1]["argv"] == ["-c", "one", ""] and "50" in said[1]["fds"]
+
+
+RUNNER = """
+import os, sys, time
+from pathlib import Path
+code = "import os\\nif os.fork(): os._exit(0)\\nos.closerange(3, 4096)\\n" + Path("show").read_text()
+with open("out", "wb") as out:
+    actions = [(os.POSIX_SPAWN_DUP2, out.fileno(), number) for number in (1, 2)]
+    words = [sys.executable, "-P", "-c", code, "one"]
+    pid = os.posix_spawn(words[0], words, dict(os.environ), file_actions=actions, setsid=True, setsigmask=[])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_runner_of_a_job_sees_the_same_whether_it_starts_warm_or_cold(tmp_path: Path):
+    (tmp_path / "runner.py").write_text(RUNNER)
+    # Its parent is there or gone already; -P is a flag that counts for the path alone.
+    show = SHOW.replace(", os.getppid()", "").replace('"flags": str(sys.flags),', "")
+    (tmp_path / "show").write_text(show + "sys.stdout.flush(); os.rename('out', 'done')")
+    said = []
+    for start in (subprocess.Popen, WarmStart):
+        process = start([sys.executable, "runner.py"], cwd=tmp_path, env=dict(os.environ), stdin=subprocess.DEVNULL)
+        assert process.wait(RUN_WITHIN_S) == 0
+        give_up_at = time.monotonic() + RUN_WITHIN_S
+        while not (tmp_path / "done").exists():
+            assert time.monotonic() < give_up_at, (tmp_path / "out").read_text()
+            time.sleep(POLL_S)
+        said.append(json.loads((tmp_path / "done").read_text()))
+        (tmp_path / "done").unlink()
+    assert said[0] == said[1]
+    assert said[1]["argv"] == ["-c", "one"]
+
+
+def test_a_process_of_a_runtime_is_started_cold_where_a_test_wants_it(cold_runtimes: None):
+    before = zygote_pids()
+    null = os.open(os.devnull, os.O_RDWR)
+    words = [sys.executable, "-P", "-c", "import sys; sys.exit('asyncio' in sys.modules)"]
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
+        pid = os.posix_spawn(words[0], words, dict(os.environ), file_actions=actions, setsigmask=[])
+    finally:
+        os.close(null)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert zygote_pids() == before
 
 
 def test_streams_and_sessions_are_the_same_on_a_terminal_and_on_pipes(both: Callable[..., Any], tmp_path: Path):
@@ -296,27 +383,28 @@ def test_a_daemon_that_a_program_left_behind_is_found_warm_or_cold(start: Any, n
 
 def test_a_zygote_is_nobodys_survivor_and_another_takes_its_place(no_survivors: Watch):
     assert WarmStart([sys.executable, "-c", "pass"]).wait(RUN_WITHIN_S) == 0
-    first = zygote_pid()
-    assert first is not None and no_survivors.alive() == []
-    os.kill(first, signal.SIGKILL)
+    first = zygote_pids()
+    assert first and no_survivors.alive() == []
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
     process = WarmStart([sys.executable, "-c", "pass"])
     assert process.is_warm and process.wait(RUN_WITHIN_S) == 0
-    assert zygote_pid() not in (None, first)
+    assert zygote_pids() - first
     assert no_survivors.alive() == []
 
 
 def test_a_zygote_ends_with_the_process_it_is_for(tmp_path: Path):
     program = (
-        "import os, signal, sys\nfrom tests.warm import WarmStart, zygote_pid\n"
+        "import os, signal, sys\nfrom tests.warm import WarmStart, zygote_pids\n"
         "assert WarmStart([sys.executable, '-c', 'pass']).wait(30) == 0\n"
-        "print(zygote_pid(), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "print(*zygote_pids(), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
     with process:
         assert process.stdout is not None
-        zygote = int(process.stdout.read())
+        zygotes = process.stdout.read().split()
         assert process.wait(RUN_WITHIN_S) == -signal.SIGKILL
     give_up_at = time.monotonic() + ENDED_WITHIN_S
-    while Path(f"/proc/{zygote}").exists():
+    while any(Path(f"/proc/{int(pid)}").exists() for pid in zygotes):
         assert time.monotonic() < give_up_at
         time.sleep(POLL_S)

@@ -7,8 +7,13 @@ import; asked over a socket it clones itself, as a sibling: the clone is pytest'
 like any other. There it sets up what a cold start would give the program (arguments, environment, folder, descriptors,
 streams, signals, `sys.path`, `__main__`), runs it, and leaves as the interpreter does, short of tearing down modules.
 
+What a runtime starts by itself (`python -P -c …`: zygotes, and the runners of jobs) is warm as well, also without being
+asked for: in pytest's own process a clone of a second, smaller zygote (`spawn_warm`), in a warm `shotclock …` a fork of
+that program itself, and a job's runner a child of the second zygote (`spawn_from` in warm_zygote.py). The fixture
+`cold_runtimes` is for tests that look at just that.
+
 It is here for speed alone: the suite starts some three thousand programs, and a server, a run and a command of `inbox`
-cost a fifth to a third of a core's time of their cold start.
+cost a fifth to a third of a core's time of their cold start; a runtime with a worker costs a fifth.
 
 What it cannot do the same way is started cold: flags of the interpreter, `preexec_fn`, words before Python, variables
 that were looked at while starting or importing, a folder whose files would hide a module that is there already. So is
@@ -16,7 +21,7 @@ that were looked at while starting or importing, a folder whose files would hide
 environment in /proc; a test that looks at those, or at what is imported, must start it cold (`subprocess.Popen`).
 
 An import that only works where something else was imported before is no longer noticed by a test that starts warm.
-test_cold_starts.py starts a command of each surface cold; so do all of tests/docs, the demo and tests/runtime.
+test_cold_starts.py starts a command of each surface cold; so do all of tests/docs, tests/process and the demo.
 """
 
 import fcntl
@@ -29,12 +34,12 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.warm_zygote import receive, send
+from tests.warm_zygote import receive, send, spawned_fds
 
 # A zygote imports for a second; on a machine on its knees for many. A clone is there in milliseconds.
 READY_WITHIN_S = 60.0
@@ -52,6 +57,7 @@ _STREAMS = (0, 1, 2)
 # start (conftest.py): a clone can set it again, but the zygote's own `sys.flags` stay what they were.
 _AT_FIRST = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 _Popen = subprocess.Popen  # a test may have put WarmStart in its place
+_posix_spawn = os.posix_spawn
 
 
 class WarmStart(_Popen):  # type: ignore[type-arg]
@@ -80,34 +86,51 @@ def starting_warm() -> Iterator[None]:
         subprocess.Popen = before  # type: ignore[misc]
 
 
+def spawn_warm() -> None:
+    """From now on a runtime in this process starts its own processes (`python -P -c …`) warm."""
+    os.posix_spawn = _spawn  # type: ignore[assignment]
+
+
+@contextmanager
+def spawning_cold() -> Iterator[None]:
+    """Meanwhile they start as they do where there are no tests."""
+    before, os.posix_spawn = os.posix_spawn, _posix_spawn
+    try:
+        yield
+    finally:
+        os.posix_spawn = before
+
+
 def own_terminal() -> None:
     """For `preexec_fn`, with `start_new_session`: stdin becomes the controlling terminal, as in a window."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def zygote_pid() -> int | None:
-    """Of this process's zygote, if it has one. What /proc says of a clone's image is what it says of the zygote's."""
-    return None if _zygote is None or _zygote.owner != os.getpid() else _zygote.process.pid
+def zygote_pids() -> set[int]:
+    """Of this process's zygotes. What /proc says of a clone's image is what it says of its zygote's."""
+    return {zygote.process.pid for zygote in _zygotes.values() if zygote.owner == os.getpid()}
 
 
 def be_ready() -> None:
     """For a test that measures how long programs take: the first one would have to wait for the zygote."""
-    global _zygote
     with _starting, suppress(_Gone):
-        if _zygote is None and sys.platform.startswith("linux"):
-            _zygote = _Zygote()
+        if "programs" not in _zygotes and sys.platform.startswith("linux"):
+            _zygotes["programs"] = _Zygote("programs")
 
 
-def end_zygote() -> None:
-    global _zygote
-    if _zygote is not None and _zygote.owner == os.getpid():
-        _zygote.end()
-    _zygote = None
+def end_zygotes() -> None:
+    for kind in list(_zygotes):
+        _end_zygote(kind)
+
+
+def _end_zygote(kind: str) -> None:
+    zygote = _zygotes.pop(kind)
+    if zygote.owner == os.getpid():
+        zygote.end()
 
 
 def _start_warm(asked: Mapping[str, Any]) -> int | None:
     """The pid of a clone that runs the program; None where it has to be a cold start."""
-    global _zygote
     environment = {
         os.fsdecode(name): os.fsdecode(value)
         for name, value in (os.environ if asked["env"] is None else asked["env"]).items()
@@ -124,16 +147,39 @@ def _start_warm(asked: Mapping[str, Any]) -> int | None:
     passed = sorted(set(asked["pass_fds"]) - set(_STREAMS))
     session = (asked["start_new_session"], asked["process_group"], asked["preexec_fn"] is own_terminal)
     request = ([*_STREAMS, *passed], words, environment, cwd, folder, *session)
+    return _clone("programs", request, [*fds, *passed], folder or cwd)
+
+
+def _spawn(path: Any, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> int:
+    """`os.posix_spawn`, warm for a process of a runtime, and as ever for everything else."""
+    pid = _spawn_warm(argv, env, **options)
+    return _posix_spawn(path, argv, env, **options) if pid is None else pid
+
+
+def _spawn_warm(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> int | None:
+    fds = spawned_fds(argv, options)
+    if fds is None:
+        return None
+    session = (options.get("setsid", False), -1, False)
+    request = ([*fds], list(argv), dict(env), os.getcwd(), None, *session)
+    return _clone("runtimes", request, [*fds.values()], None)
+
+
+def _clone(kind: str, request: Any, fds: list[int], folder: str | None) -> int | None:
+    """The pid of a clone of that zygote; None where it has to be a cold start."""
     with _starting:
         for _ in range(2):  # a test may have killed the zygote, with everything else it found
             try:
-                if _zygote is None:
-                    _zygote = _Zygote()
-                if _zygote.owner != os.getpid() or not _zygote.would_be_the_same(environment, folder or cwd):
+                for needed in (kind, "runtimes"):  # which programs ask for the runners of their jobs
+                    if needed not in _zygotes:
+                        _zygotes[needed] = _Zygote(needed)
+                zygote = _zygotes[kind]
+                if zygote.owner != os.getpid() or not zygote.would_be_the_same(request[2], folder):
                     return None
-                return _zygote.clone(request, [*fds, *passed])
+                return zygote.clone(request, fds)
             except _Gone:
-                end_zygote()
+                if kind in _zygotes:
+                    _end_zygote(kind)
     return None
 
 
@@ -189,7 +235,7 @@ class _Gone(Exception):
 class _Zygote:
     """It ends when its socket is closed, and when we die."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.owner = os.getpid()
         self._ignored = _ignored()
         self._environment = {k: v for k, v in _AT_FIRST.items() if not k.startswith(("SHOTCLOCK_", "OTEL_"))}
@@ -198,7 +244,7 @@ class _Zygote:
         with theirs:
             # Its complaints go where ours go; nothing of it may hold a stream that a test has brought.
             self.process = _Popen(
-                [sys.executable, str(ZYGOTE), str(theirs.fileno())],
+                [sys.executable, str(ZYGOTE), str(theirs.fileno()), kind],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -211,15 +257,15 @@ class _Zygote:
             raise _Gone from error
         self._socket.settimeout(ANSWER_WITHIN_S)
 
-    def would_be_the_same(self, environment: Mapping[str, str], folder: str) -> bool:
-        """Whether a cold start with this environment, and modules in this folder, would import the same."""
+    def would_be_the_same(self, environment: Mapping[str, str], folder: str | None) -> bool:
+        """Whether a cold start with this environment, and modules in this folder, if any, would import the same."""
         differing = {name for name, _ in environment.items() ^ self._environment.items()} - HARMLESS
         if any(name in self._looked_at or name.startswith(LOOKED_AT_FIRST) for name in differing):
             return False
         if _ignored() != self._ignored:
             return False
         try:
-            found = os.listdir(folder)
+            found = os.listdir(folder) if folder is not None else []
         except OSError:
             return False
         return self._modules.isdisjoint(name.partition(".")[0] for name in found)
@@ -243,5 +289,5 @@ class _Zygote:
             self.process.wait(ENDED_WITHIN_S)
 
 
-_zygote: _Zygote | None = None
+_zygotes: dict[str, _Zygote] = {}
 _starting = threading.Lock()

@@ -1,14 +1,16 @@
-"""The zygote behind `tests.warm`: a program of its own that imports ours, waits, and becomes them, one clone each."""
+"""The zygotes behind `tests.warm`: programs that import ours, wait, and become them, one clone each."""
 
 import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import linecache
 import os
 import pickle
 import runpy
+import select
 import signal
 import socket
 import struct
@@ -18,14 +20,14 @@ import termios
 import time
 import traceback
 import types
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from io import TextIOWrapper
 from typing import Any
 
 # What programs under test import sooner or later. Not OpenTelemetry's SDK: code asks whether somebody else imported it.
-IMPORTED = (
+_BY_PROGRAMS = (
     "shotclock.app",
     "shotclock.cli.app_cli",
     "shotclock.cli.subcommand_options",
@@ -48,6 +50,15 @@ IMPORTED = (
     "shotclock.workflow.report",
     "shotclock.workflow.engine",
 )
+# What the processes below a runtime import. No more: each of the many that are forked would copy it.
+_BY_RUNTIMES = (
+    "shotclock.app",
+    "shotclock.dispatch.job_runner",
+    "shotclock.process.async_worker_main",
+    "shotclock.process.worker_main",
+    "shotclock.process.zygote",
+)
+IMPORTED = {"programs": _BY_PROGRAMS, "runtimes": _BY_RUNTIMES}
 
 _SYS_CLONE3 = 435
 _CLONE_PARENT = 0x8000
@@ -56,11 +67,16 @@ _CLONE_CHILD_SETTID = 0x100_0000
 _PR_SET_PDEATHSIG = 1
 _PR_GET_TID_ADDRESS = 40
 
+# A clone is there in milliseconds; only a machine on its knees exhausts this.
+_ANSWER_WITHIN_S = 30.0
 _LENGTH = struct.Struct("!Q")
 _MOST_FDS = 250
 
 _libc = ctypes.PyDLL(None, use_errno=True)
+_posix_spawn = os.posix_spawn
 _exit_code: int | None = None
+_path: list[str] = []
+_address = ""  # of the zygote of runtimes
 
 
 # --- what both sides say --------------------------------------------------------------------------
@@ -88,16 +104,28 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 # --- the zygote -----------------------------------------------------------------------------------
 
 
-def prepare() -> set[str]:
+def prepare(kind: str) -> set[str]:
     """Import everything; the variables that were looked at meanwhile."""
     del sys.path[0]  # our own folder
+    _path[:] = sys.path
     with _noting_what_is_looked_at() as looked_at:
-        for name in IMPORTED:
+        for name in IMPORTED[kind]:
             importlib.import_module(name)
+        _build_what_workers_build()
     # A collection in a clone that walked over all this would copy every page it is on.
     gc.collect()
     gc.freeze()
     return looked_at
+
+
+def _build_what_workers_build() -> None:
+    """What is imported and built late: every runtime would do it before its first worker."""
+    from shotclock.core.arguments import signature_of, to_jsonable
+    from shotclock.core.value_types import compile_initialisers
+
+    compile_initialisers()
+    signature_of(set_up).build_model()
+    to_jsonable(b"")
 
 
 @contextmanager
@@ -117,21 +145,34 @@ def _noting_what_is_looked_at() -> Iterator[set[str]]:
         os.environ.__class__ = plain
 
 
-def wait_for_a_program(requests: socket.socket) -> tuple[Any, list[int]]:
-    """Clone ourselves for each request. Returns in the clones alone, with what they are to become."""
+def wait_for_a_program(requests: socket.socket, others: socket.socket) -> tuple[socket.socket, Any, list[int]]:
+    """Clone ourselves for each request. Returns in the clones alone, with what they are to become.
+
+    `others` is where a program under test asks for a process that leaves its family at once: that is a child of ours.
+    """
     while True:
+        # Unbounded on purpose: a zygote without work has nothing to do, and ends with the other side.
+        ready, _, _ = select.select([requests, others] if others.getsockname() else [requests], [], [])
+        asked = requests if requests in ready else others.accept()[0]
         try:
-            # Unbounded on purpose: a zygote without work has nothing to do, and ends with the other side.
-            body, fds = receive(requests)
+            body, fds = receive(asked)
         except (EOFError, ConnectionError):
-            os._exit(0)
+            if asked is requests:
+                os._exit(0)
+            asked.close()
+            continue
         try:
-            if _clone():
-                return pickle.loads(body), fds
+            if _clone() if asked is requests else os.fork() == 0:
+                return asked, pickle.loads(body), fds
         except OSError:  # a sandbox that forbids it, or a machine without a process to spare
-            send(requests, pickle.dumps(None))
+            send(asked, pickle.dumps(None))
         for fd in fds:
             os.close(fd)
+        if asked is not requests:
+            asked.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
 
 class _CloneArguments(ctypes.Structure):
@@ -166,12 +207,7 @@ def _clone() -> bool:
 def set_up(requests: socket.socket, request: Any, fds: list[int], interrupt: Any) -> list[str]:
     """All that a cold start would have from exec and from the interpreter. Then the other side hears of us."""
     numbers, *more = request
-    first_free = max(*(int(name) for name in os.listdir("/proc/self/fd")), *numbers) + 1
-    *held, answer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in [*fds, requests.detach()])
-    os.closerange(0, first_free)
-    for fd, number in zip(held, numbers, strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
+    answer = _keep(dict(zip(numbers, fds, strict=True)), requests.detach())
     with socket.socket(fileno=answer) as other:
         try:
             words = _begin(interrupt, *more)
@@ -182,12 +218,23 @@ def set_up(requests: socket.socket, request: Any, fds: list[int], interrupt: Any
     return words
 
 
+def _keep(fds: Mapping[int, int], another: int) -> int:
+    """Leave nothing open but these, by the numbers that they are to have, and another one, by any number: that."""
+    first_free = max(*(int(name) for name in os.listdir("/proc/self/fd")), *fds) + 1
+    *held, another = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for fd in [*fds.values(), another])
+    os.closerange(0, first_free)
+    for fd, number in zip(held, fds, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    return another
+
+
 def _begin(
     interrupt: Any,
     words: list[str],
     environment: dict[str, str],
     cwd: str,
-    folder: str,
+    folder: str | None,
     new_session: bool,
     process_group: int,
     own_terminal: bool,
@@ -211,7 +258,8 @@ def _begin(
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     sys.orig_argv = words
     sys.argv = words[1:]
-    sys.path.insert(0, folder)
+    if folder is not None:
+        sys.path.insert(0, folder)
     return words
 
 
@@ -243,8 +291,8 @@ def run(words: list[str]) -> None:
         case ["-m", module, *_]:
             sys.argv = ["-m", *words[3:]]
             runpy._run_module_as_main(module)  # type: ignore[attr-defined]
-        case ["-c", text, *_]:
-            sys.argv = ["-c", *words[3:]]
+        case ["-c", text, *rest] | ["-P", "-c", text, *rest]:
+            sys.argv = ["-c", *rest]
             if sys.version_info >= (3, 13):  # from there on a traceback shows the lines of such a text
                 linecache.cache["<string>"] = (len(text), None, text.splitlines(keepends=True), "<string>")
             exec(compile(text, "<string>", "exec", dont_inherit=True), main.__dict__)
@@ -254,6 +302,90 @@ def run(words: list[str]) -> None:
             with open(path, "rb") as opened:
                 code = compile(opened.read(), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)
+
+
+# --- what a program of ours starts itself -----------------------------------------------------------------------
+
+
+def spawned_fds(argv: Sequence[str], options: Mapping[str, Any]) -> dict[int, int] | None:
+    """What is open in a process of a runtime (`python -P -c …`) that `os.posix_spawn` is asked for, by its numbers
+    there, and what that is here. None for anything else."""
+    if list(argv[:3]) != [sys.executable, "-P", "-c"] or options.keys() - {"file_actions", "setsid", "setsigmask"}:
+        return None
+    if options.get("setsigmask") != [] or not sys.platform.startswith("linux"):
+        return None
+    fds: dict[int, int] = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the one that this was read from
+            if os.get_inheritable(fd):
+                fds[fd] = fd
+    for action, fd, number in options["file_actions"]:
+        assert action == os.POSIX_SPAWN_DUP2
+        fds[number] = fds.get(fd, fd)
+    return fds if fds.keys() >= {0, 1, 2} else None
+
+
+ANY = 0
+
+
+def spawn_from(
+    program: int, can_fork: bool, path: str, argv: Sequence[str], env: Mapping[str, str], **options: Any
+) -> int:
+    """`os.posix_spawn` in a program under test. A process of a runtime is a fork of the program, where that `can_fork`:
+    it runs nobody's code, which would have declared already what it declares when it is imported, and has no threads.
+    One that leaves our family at once, a job's runner, is made by the zygote of runtimes; whoever waits until it has
+    left waits for another one, which ends at once."""
+    fds = spawned_fds(argv, options) if program in (ANY, os.getpid()) else None
+    if fds is not None and options.get("setsid"):
+        request = ([*fds], list(argv), dict(env), os.getcwd(), None, True, -1, False)
+        if _ask_zygote_of_runtimes(request, fds.values()):
+            return _posix_spawn("/bin/true", ["true"], {})
+    if fds is None or not can_fork or len(os.listdir("/proc/self/task")) > 1:
+        return _posix_spawn(path, argv, env, **options)
+    if pid := os.fork():
+        return pid
+    try:
+        _become(list(argv), dict(env), fds, options.get("setsid", False))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:  # whatever happens: above us are the frames of the program
+        os._exit(1)
+
+
+def _ask_zygote_of_runtimes(request: Any, fds: Iterable[int]) -> bool:
+    """Return whether there is one."""
+    with socket.socket(socket.AF_UNIX) as zygote:
+        zygote.settimeout(_ANSWER_WITHIN_S)
+        try:
+            zygote.connect(_address)
+        except ConnectionRefusedError:
+            return False
+        send(zygote, pickle.dumps(request), fds)
+        answer = pickle.loads(receive(zygote)[0])
+    assert isinstance(answer, int), f"it could not be set up: {answer}"
+    return True
+
+
+def _become(words: list[str], environment: dict[str, str], fds: Mapping[int, int], new_session: bool) -> None:
+    global _exit_code
+    os.posix_spawn = _posix_spawn  # users' code will run below us
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.close(_keep(fds, 0))
+    sys.path[:] = _path
+    _begin(signal.default_int_handler, words, environment, os.getcwd(), None, new_session, -1, False)
+    gc.freeze()
+    try:
+        run(words)
+        _exit_code = 0
+    except SystemExit as leaving:
+        _exit_code = code_of(leaving)
+    atexit._run_exitfuncs()
+    leave()
 
 
 def show_without_us() -> None:
@@ -287,16 +419,28 @@ def leave() -> None:
     os._exit(_exit_code)
 
 
-def main(fd: int) -> None:
-    global _exit_code
+def main(fd: int, kind: str) -> None:
+    global _exit_code, _address
     atexit.register(leave)  # before any import can: the last to be registered is the first to be called
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     interrupt = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for pytest and the programs
     requests = socket.socket(fileno=fd)
-    looked_at = prepare()
+    looked_at = prepare(kind)
+    _address = f"\0shotclock-tests-{os.getppid()}"
+    others = socket.socket(socket.AF_UNIX)
+    if kind == "runtimes":
+        others.bind(_address)
+        others.listen()
     send(requests, pickle.dumps(({name.partition(".")[0] for name in sys.modules} - {"__main__"}, looked_at)))
-    words = set_up(requests, *wait_for_a_program(requests), interrupt)
+    asked, request, fds = wait_for_a_program(requests, others)
+    others.close()
+    words = set_up(asked, request, fds, interrupt)
+    is_runner = asked is not requests
+    if kind == "programs" or is_runner:
+        can_fork = is_runner or words[1:3] == ["-m", "shotclock"]
+        program = ANY if is_runner else os.getpid()  # a runner is a fork of the one that was started
+        os.posix_spawn = functools.partial(spawn_from, program, can_fork)  # type: ignore[assignment]
     try:
         run(words)
         _exit_code = 0
@@ -313,4 +457,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

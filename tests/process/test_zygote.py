@@ -11,7 +11,7 @@ from shotclock.dispatch.targets import parse_target
 from tests.runtime.bounds import run
 from tests.runtime.operations import imported, next_day
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
 APP = """
 import datetime, sys

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
-from tests.warm import WarmStart, starting_warm, zygote_pid
+from tests.warm import WarmStart, starting_warm, zygote_pids
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ADVERSARIES = "tests.server.adversaries:app"
@@ -58,7 +58,7 @@ async def connected(
     with starting_warm():
         async with Client(parameters, mode=mode, read_timeout_seconds=NO_ANSWER_S) as client:
             await client.list_tools()
-            known = {*before, zygote_pid()}
+            known = before | zygote_pids()
             (server,) = [child for child in psutil.Process().children() if child.pid not in known]
             yield client, server
 

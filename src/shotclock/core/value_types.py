@@ -99,8 +99,10 @@ _COMPILE: dict[type, Callable[[], Any]] = {}
 def compile_initialisers(*classes: type) -> None:
     """Compile `__init__` of these classes now, or of all that there are: once before a fork, instead of once in each
     child. Two threads may both compile one, which is the same."""
-    for cls in classes or _COMPILE:
-        cls.__init__ = _COMPILE[cls]()  # type: ignore[misc]
+    for cls in classes or list(_COMPILE):
+        if (compile := _COMPILE.get(cls)) is not None:  # otherwise it has its own by now
+            cls.__init__ = compile()  # type: ignore[misc]
+            _COMPILE.pop(cls, None)
 
 
 def _give_initialiser(cls: Any, spec: dict[str, Any], frozen: bool, *, has_more: bool) -> None:
