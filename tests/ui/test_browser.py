@@ -296,7 +296,7 @@ def test_a_stopped_process_of_the_device_is_answered_in_time_killed_and_replaced
         told = session.run(take, act("sleep", "s", durationMs=1200), timeout_ms=2000)
         thread.join(10)
         assert told["elapsed_ms"] <= 7500 and told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT", told
-        assert told["error"]["context"]["events"] and told["error"]["context"]["clock"]["limit_ms"] == 6500
+        assert told["error"]["context"]["events"] and told["error"]["context"]["clock"]["limit_ms"] == 6000
         assert told["data"]["position"]["total"] == 2 and told["data"]["page"]["next"] == "none"
         told = session.run(session.open("/"), SNAP)
         assert told["ok"] and not is_alive(host), told

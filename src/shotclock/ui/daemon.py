@@ -45,8 +45,8 @@ from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND
 
-# Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
-ANSWER_RESERVE_MS = 500
+# Of RESULT_MARGIN_MS what the daemon keeps for itself: to kill what does not answer, and to tell its caller in time.
+ANSWER_RESERVE_MS = 1_000
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
