@@ -59,6 +59,44 @@ def test_a_snapshot_has_roles_names_states_and_refs_that_can_be_clicked(session:
     assert data_of(short, "snap")["truncated"] and len(data_of(short, "snap")["text"]) <= 60
 
 
+MATCHERS: list[tuple[dict[str, str], list[str] | None]] = [
+    ({"role": "button", "textEquals": "Buy"}, ["Buy"]),
+    ({"role": "button", "textContains": "Lat"}, ["Later"]),
+    ({"role": "link", "textEquals": "Buy"}, None),
+    ({"role": "button", "textEquals": "Buy", "textContains": "Late"}, None),
+    ({"resourceId": "answer", "textContains": "nothing"}, ["nothing yet"]),
+    ({"resourceId": "answer", "textEquals": "nothing"}, None),
+    ({"css": ".item", "textEquals": "two"}, ["two"]),
+    ({"css": ".item"}, ["one", "two"]),
+    ({"contentDescEquals": "Fixed"}, ["set"]),
+    ({"contentDescContains": "Fix", "css": "#name"}, None),
+    ({"textContains": "Detai"}, ["Details"]),
+    ({"resourceId": 'quo"te\\'}, None),
+]
+
+
+@pytest.mark.parametrize(("matcher", "texts"), MATCHERS)
+def test_all_that_a_matcher_says_must_hold(matcher: dict[str, str], texts: list[str] | None, session: Session) -> None:
+    read = {"id": "r", "type": "read_text", "params": {"matcher": matcher, "all": True, "timeoutMs": 400}}
+    if texts is not None:
+        read["params"]["timeoutMs"] = 5000  # type: ignore[index]
+    told = session.run(session.open("/"), read)
+    if texts is None:
+        assert told["error"]["code"] == "WAIT_TIMEOUT", told
+    else:
+        assert data_of(told, "r")["all"] == texts
+
+
+def test_a_ref_beside_another_criterion_has_to_be_that_node(session: Session) -> None:
+    text = data_of(session.run(session.open("/"), SNAP), "snap")["text"]
+    line = next(line for line in text.splitlines() if 'button "Buy"' in line)
+    ref = line.partition("[ref=")[2].partition("]")[0]
+    told = session.run({"id": "r", "type": "read_text", "params": {"matcher": {"ref": ref, "role": "button"}}})
+    assert data_of(told, "r")["text"] == "Buy"
+    told = session.run({"id": "r", "type": "read_text", "params": {"matcher": {"ref": ref, "role": "link"}}})
+    assert told["error"]["code"] == "NODE_NOT_FOUND", told
+
+
 def test_the_payloads_of_the_budget_table_run(session: Session) -> None:
     """As they are for a browser, which has addresses in place of packages."""
     told = session.run(SNAP, timeout_ms=30000)
@@ -198,6 +236,7 @@ def test_stopping_a_device_in_the_middle_tells_who_waits(tmp_path: Path) -> None
         running.join(20)
         assert told[0]["error"]["code"] == "CANCELLED" and told[0]["meta"]["ending"] == "cancelled", told
         assert told[0]["data"]["position"]["total"] == 2 and session.status() is None
+        assert session.run(SNAP)["ok"]  # whoever comes behind it gets another device, and no word of the old one
 
 
 def test_a_caller_that_leaves_stops_its_execution(session: Session) -> None:
@@ -296,7 +335,7 @@ def test_a_stopped_process_of_the_device_is_answered_in_time_killed_and_replaced
         told = session.run(take, act("sleep", "s", durationMs=1200), timeout_ms=2000)
         thread.join(10)
         assert told["elapsed_ms"] <= 7500 and told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT", told
-        assert told["error"]["context"]["events"] and told["error"]["context"]["clock"]["limit_ms"] == 6500
+        assert told["error"]["context"]["events"] and told["error"]["context"]["clock"]["limit_ms"] == 6000
         assert told["data"]["position"]["total"] == 2 and told["data"]["page"]["next"] == "none"
         told = session.run(session.open("/"), SNAP)
         assert told["ok"] and not is_alive(host), told

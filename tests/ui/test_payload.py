@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shotclock.core.clocks import reserve_ms_for
 from shotclock.core.errors import Failure
 from shotclock.ui import budgets, builders
-from shotclock.ui.payload import ACTION_TYPES, ALIASES, Execution, parse_payload, read_execution
+from shotclock.ui.aliases import ALIASES
+from shotclock.ui.payload import ACTION_TYPES, Execution, parse_payload, read_execution
 
 SNAP = {"id": "snap", "type": "snapshot_ui"}
 

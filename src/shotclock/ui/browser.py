@@ -268,11 +268,9 @@ class BrowserDevice:
     # --- finding nodes ----------------------------------------------------------------------------------------
 
     def _find(self, matcher: Matcher) -> Any:
-        """Return the locator of what is to be seen and matches."""
+        """Return the locator of what is to be seen and matches in all that is said."""
         page = self._page
-        if matcher.ref is not None:
-            return page.get_by_ref(matcher.ref)
-        found: list[Any] = []
+        found: list[Any] = [] if matcher.ref is None else [page.get_by_ref(matcher.ref)]
         name = matcher.text_equals or matcher.text_contains
         if matcher.role is not None:
             named = {} if name is None else {"name": name, "exact": matcher.text_equals is not None}
@@ -294,7 +292,8 @@ class BrowserDevice:
             locator = locator.and_(other)
         if matcher.role is None and matcher.text_equals is not None:
             locator = locator.filter(has_text=re.compile(rf"^\s*{re.escape(matcher.text_equals)}\s*$"))
-        if matcher.role is None and matcher.text_contains is not None:
+        is_named = matcher.role is not None and matcher.text_equals is None
+        if matcher.text_contains is not None and not is_named:
             locator = locator.filter(has_text=matcher.text_contains)
         return locator.filter(visible=True)
 
@@ -460,10 +459,11 @@ class BrowserDevice:
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
         patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("read_text", within_ms, "EVAL_TIMEOUT", matcher):
-            await self._await_node(matcher, patience)
-            found = self._find(matcher)
-            left_ms = patience.remaining_ms(monotonic_ns())
-            texts: list[str] = await _bounded(found.evaluate_all(_READ_TEXTS), left_ms)
+            node = await self._await_node(matcher, patience)
+            left_ms = max(1, patience.remaining_ms(monotonic_ns()))
+            if matcher.ref is not None:  # one node; Playwright finds it by its ref only one at a time
+                return [str(await node.evaluate(f"n => ({_READ_TEXTS})([n])[0]", timeout=left_ms))]
+            texts: list[str] = await _bounded(self._find(matcher).evaluate_all(_READ_TEXTS), left_ms)
         if not texts:
             raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
         return texts

@@ -81,10 +81,21 @@ class Exchange:
     steps: list[dict[str, Any]] = default_factory(factory=list)
     """The results of steps that were told before the end."""
     connection: socket.socket | None = None
+    is_heard: bool = False
+    """Whether the daemon has said anything about this command, so that it may have begun."""
 
     def run(self, margin_ms: int, *, until_ns: int | None = None) -> Envelope:
         """Send the request and return the envelope. Blocks, bounded by START_LIMIT_MS and then by `margin_ms` from the
         moment at which the daemon says that it has begun. Raises Failure."""
+        try:
+            return self._run(margin_ms, until_ns)
+        except Failure as failure:
+            if failure.code != "DEVICE_LOST" or self.is_heard or self.request["do"] in ("status", "stop"):
+                raise
+        # The daemon was on its way out, and had said nothing: nothing has begun.
+        return self._run(margin_ms, until_ns)
+
+    def _run(self, margin_ms: int, until_ns: int | None) -> Envelope:
         with self._connect(until_ns) as connection:
             self.connection = connection
             connection.settimeout(CONNECT_LIMIT_S)
@@ -101,6 +112,7 @@ class Exchange:
 
     def cut(self) -> None:
         """End the exchange from another thread: the daemon sees that its caller has left, and stops the execution."""
+        self.is_heard = True  # not to be sent again
         if self.connection is not None:
             try:
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -148,6 +160,7 @@ class Exchange:
                 told = self._parse(line)
                 if told.get("commandId") != self.command_id:
                     continue  # about another command, which does not end this one
+                self.is_heard = True
                 if "begun" in told:
                     latest_ns = monotonic_ns() + margin_ms * 1_000_000
                 elif "event" in told:

@@ -45,8 +45,8 @@ from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND, START_PROGRAM
 
-# Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
-ANSWER_RESERVE_MS = 500
+# Of RESULT_MARGIN_MS what the daemon keeps for itself: to kill what does not answer, and to tell its caller in time.
+ANSWER_RESERVE_MS = 1_000
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
@@ -173,6 +173,7 @@ class Daemon:
 
     def __init__(self, device: str, idle_ms: int, stem: str, scratch: str) -> None:
         self._device, self._idle_ms, self._stem, self._scratch = device, idle_ms, stem, scratch
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._runtime = self._new_runtime()
         self._opened = False
         self._changing = asyncio.Lock()
@@ -198,22 +199,25 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
         path = f"{self._stem}.sock"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        client.with_short_path(path, listener.bind)
+        client.with_short_path(path, self._listener.bind)
         os.chmod(path, 0o600)
-        listener.listen(64)
-        listener.setblocking(False)
+        self._listener.listen(64)
+        self._listener.setblocking(False)
         await self._runtime.__aenter__()
-        loop.add_reader(listener.fileno(), self._accept, listener)
+        loop.add_reader(self._listener.fileno(), self._accept)
         try:
             while not self._ending.is_set():
                 await self._wait_idle()
         finally:
-            loop.remove_reader(listener.fileno())
-            listener.close()
-            with contextlib.suppress(OSError):
-                os.unlink(path)
             await self._leave()
+
+    def _stop_listening(self) -> None:
+        """Let nobody connect any more: whoever comes now finds nothing, and starts another daemon."""
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._stem}.sock")
 
     async def _wait_idle(self) -> None:
         """Wait until the end is said, or it may have become idle. Bounded by the idle time."""
@@ -231,9 +235,9 @@ class Daemon:
 
     # --- those who connect ------------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
         try:
-            connection, _ = listener.accept()
+            connection, _ = self._listener.accept()
         except OSError:
             return
         if peer_of(connection)[1] != os.geteuid():
@@ -300,6 +304,7 @@ class Daemon:
 
     async def _close_device(self) -> None:
         """Stop what is under way, close the device, and end all of its processes. Bounded by what each of them is."""
+        self._stop_listening()
         await self._cancel("the device was stopped")
         async with self._changing:
             if self._opened:
