@@ -518,7 +518,7 @@ def test_what_listens_in_place_of_a_server_is_not_relied_on(answer: bytes, said:
                         asked.append(connection.recv(100))
                         connection.sendall(answer)
                         if not answer:
-                            connection.settimeout(3)
+                            connection.settimeout(5)
                             connection.recv(1)
             except OSError:
                 pass
