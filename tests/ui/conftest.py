@@ -97,9 +97,11 @@ def act(action_type: str, action_id: str, text: str | None = None, **params: Any
     return {"id": action_id, "type": action_type, "params": {**matcher, **params}}
 
 
-def run_on(device: Any, payload: dict[str, Any], events: list[Any] | None = None) -> dict[str, Any]:
+def run_on(
+    device: Any, payload: dict[str, Any], events: list[Any] | None = None, within_ms: int | None = None
+) -> dict[str, Any]:
     told = events if events is not None else []
-    return asyncio.run(ExecutionRun(read_execution(payload), device, told.append).run())
+    return asyncio.run(ExecutionRun(read_execution(payload), device, told.append, within_ms).run())
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,9 @@ def session_in(folder: Path, device: str = "browser") -> Iterator[Session]:
                 if status is not None:
                     session.stop()
                     assert not is_alive(status["pid"]), "the daemon is still there"
+                left = [pid for pid in pids_with("shotclock.ui.daemon", str(folder)) if is_alive(pid)]
+                kill(left)
+                assert not left, "a daemon is still there"
     finally:
         if before is None:
             os.environ.pop("SHOTCLOCK_HOME", None)
@@ -180,6 +183,20 @@ def is_alive(pid: int, within_s: float = 5.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def pids_with(word: str, home: str) -> list[int]:
+    """Pids of programs with this word, that know this home of the store."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path(f"/proc/{name}/cmdline").read_bytes().decode("utf-8", "replace")
+            environ = Path(f"/proc/{name}/environ").read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        if word in line and f"SHOTCLOCK_HOME={home}" in environ:
+            found.append(int(name))
+    return found
 
 
 def kill(pids: list[int]) -> None:

@@ -40,7 +40,10 @@ def daemon(home: Path, monkeypatch: pytest.MonkeyPatch, *lines: Any, hold: bool 
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(ACCEPTED_WITHIN_S)
-            request = json.loads(connection.makefile().readline())
+            asked = connection.makefile().readline()
+            if not asked:  # it has changed its mind
+                return
+            request = json.loads(asked)
             for line in lines:
                 told = line(request) if callable(line) else line
                 connection.sendall(told if isinstance(told, bytes) else json.dumps(told).encode() + b"\n")
@@ -117,6 +120,12 @@ def test_no_result_in_its_time_and_five_seconds_is_told_with_the_last_events(
     assert failure.context["events"] == [{"event": "step", "id": "snap"}]
 
 
+def test_a_payload_that_no_daemon_would_read_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemon(tmp_path / "h", monkeypatch, lambda r: {}), pytest.raises(Failure) as raised:
+        client.execute("browser", builders.build_type({"css": "a"}, "x" * 300_000))
+    assert raised.value.code == "EXECUTION_VALIDATION_FAILED"
+
+
 def test_a_home_of_any_length_has_room_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / ("long" * 30) / ("longer" * 20)
     home.mkdir(parents=True)
@@ -160,6 +169,8 @@ BREAK: list[Callable[[dict[str, Any]], Any]] = [
     lambda r: {**r, "commandId": "other"},
     lambda r: {**r, "status": "fine"},
     lambda r: {**r, "error": {"code": "X"}},
+    lambda r: {**r, "status": "failed", "error": {"code": "NOBODY_KNOWS", "message": "x"}},
+    lambda r: {**r, "status": "failed", "error": "x"},
     lambda r: {**r, "stepResults": r["stepResults"][::-1]},
     lambda r: {**r, "stepResults": [*r["stepResults"], r["stepResults"][0]]},
     lambda r: {**r, "stepResults": None},

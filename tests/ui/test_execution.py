@@ -79,6 +79,14 @@ def test_a_frozen_page_is_told_and_replaced() -> None:
     assert result["page"]["next"] == "recovered"
 
 
+def test_a_caller_with_little_time_left_is_answered_before_a_frozen_page_is_mended() -> None:
+    device = MemoryDevice({"X": hang})
+    device.answers, device.recovers_to = False, Place("about:blank", "d2")
+    result = run_on(device, execution(act("click", "x", "X")), within_ms=1500)
+    assert result["durationMs"] <= 1500 and result["error"]["clock"]["owner"] == "caller"
+    assert result["page"] == {"state": "unresponsive", "where": "memory:start", "next": "none"}
+
+
 def test_a_lost_device_is_told_even_where_nothing_brings_it_back() -> None:
     device = MemoryDevice({"X": fail("DEVICE_LOST")})
 

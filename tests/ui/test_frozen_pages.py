@@ -12,8 +12,8 @@ from .pages import Session, kill
 pytestmark = pytest.mark.slow
 
 TIMES = 3
-BUDGET_MS = 1500
-GO = act("click", "go", "Go", timeoutMs=400)
+BUDGET_MS = 2500
+GO = act("click", "go", "Go", timeoutMs=1200)
 SNAP = {"id": "snap", "type": "snapshot_ui"}
 FROZEN = {"WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT", "DEVICE_LOST"}
 NEXT = {"same", "recovered", "fresh", "none"}

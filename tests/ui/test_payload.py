@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shotclock.core.clocks import reserve_ms_for
 from shotclock.core.errors import Failure
 from shotclock.ui import budgets, builders
-from shotclock.ui.payload import ACTION_TYPES, ALIASES, Execution, parse_payload, read_execution
+from shotclock.ui.aliases import ALIASES
+from shotclock.ui.payload import ACTION_TYPES, Execution, parse_payload, read_execution
 
 SNAP = {"id": "snap", "type": "snapshot_ui"}
 
@@ -176,14 +177,21 @@ def test_an_action_that_cannot_fit_is_refused_with_what_would_fit() -> None:
     nav = action("wait_for_navigation", expectedPackage="x", timeoutMs=30000)
     found = problems(payload(nav, timeoutMs=30000))
     assert found["actions.0.params.timeoutMs"].endswith("raise timeoutMs to 30500 at least, or wait for less")
-    assert read_execution(payload(nav, timeoutMs=30500))
+    assert read_execution(payload(nav, timeoutMs=30500)) and problems(payload(nav, timeoutMs=30499))
+
+
+def test_an_interaction_has_to_fit_by_itself_only() -> None:
+    clicks = [action("click", f"c{n}", matcher={"role": "x"}, timeoutMs=900) for n in range(3)]
+    assert read_execution(payload(*clicks, timeoutMs=1000))
+    clicks[1]["params"]["timeoutMs"] = 901
+    assert set(problems(payload(*clicks, timeoutMs=1000))) == {"actions.1.params.timeoutMs"}
 
 
 def test_waits_that_follow_each_other_have_to_fit_together() -> None:
     waits = [action("wait_for_node", f"w{n}", matcher={"role": "x"}, timeoutMs=10000) for n in range(3)]
     message = problems(payload(*waits, timeoutMs=30000))["timeoutMs"]
     assert "up to 30000 ms (w0 10000, w1 10000, w2 10000)" in message and "to 30500 at least" in message
-    assert read_execution(payload(*waits, timeoutMs=30500))
+    assert read_execution(payload(*waits, timeoutMs=30500)) and problems(payload(*waits, timeoutMs=30499))
 
 
 @pytest.mark.parametrize("count", [0, 51])

@@ -46,6 +46,8 @@ GLANCE_MS = 250
 LONG_CLICK_MS = 700
 # How long a node is waited for on one page before it is looked whether another one has come up.
 FOLLOW_MS = 300
+# Dialogs and downloads that are told of; a page can ask without end.
+MOST_TOLD = 20
 VIEWPORT: Any = {"width": 1280, "height": 800}
 
 _KEYS = {
@@ -178,14 +180,16 @@ class BrowserDevice:
 
     async def _dismiss(self, dialog: Any) -> None:
         """Answer a dialog, which holds its page until somebody does, and note it for the step's result."""
-        self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": "dismissed"})
+        if len(self._dialogs) < MOST_TOLD:
+            self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": "dismissed"})
         with contextlib.suppress(Exception):  # the page has gone with it
             await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
 
     async def _refuse_download(self, download: Any) -> None:
         """Cancel a download, and note it: there is no action that would take it, and one that hangs would hold one of
         the few connections to its server."""
-        self._downloads.append({"url": download.url[:500], "name": download.suggested_filename[:200]})
+        if len(self._downloads) < MOST_TOLD:
+            self._downloads.append({"url": download.url[:500], "name": download.suggested_filename[:200]})
         with contextlib.suppress(Exception):
             await download.cancel()
 
@@ -244,12 +248,16 @@ class BrowserDevice:
                     return await self.look(TERMINATE_MS)
         if not self._is_own:
             raise Failure("DEVICE_LOST", "the page does not answer, and is not ours to replace")
-        given_up, self._pages = self._context, []
         async with self._explained("recover", within_ms, "DEVICE_LOST"):
-            with contextlib.suppress(TimeoutError):
-                await _bounded(given_up.close(), DISCARD_MS)
-            await _bounded(self.open_page(), deadline.remaining_ms(monotonic_ns()))
+            await self._replace_page(deadline)
         return await self.look(max(1, deadline.remaining_ms(monotonic_ns())))
+
+    async def _replace_page(self, deadline: Deadline) -> None:
+        """Give up every page, and open a fresh one."""
+        given_up, self._pages = self._context, []
+        with contextlib.suppress(TimeoutError):
+            await _bounded(given_up.close(), DISCARD_MS)
+        await _bounded(self.open_page(), deadline.remaining_ms(monotonic_ns()))
 
     async def close(self) -> None:
         if self._is_own:
@@ -369,10 +377,14 @@ class BrowserDevice:
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
         if urlsplit(uri).scheme.lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
-        page = self._page
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained(f"opening {uri[:200]}", within_ms):
+            if self._is_own and not await self._answers():  # it is left anyway, and could keep us from leaving it
+                await self._replace_page(deadline)
+            page = self._page
             try:
-                answer = await page.goto(uri, wait_until="domcontentloaded", timeout=within_ms)
+                left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
+                answer = await page.goto(uri, wait_until="domcontentloaded", timeout=left_ms)
             except Exception as error:
                 session = self._sessions.get(page)
                 if session is not None:  # or it would go on, and the page be another one some time later

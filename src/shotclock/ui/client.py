@@ -34,6 +34,8 @@ RESULT_MARGIN_MS = 5_000
 # What stopping a daemon may take: its execution is cancelled, its browser killed and seen gone.
 STOP_LIMIT_MS = 20_000
 LOOK_LIMIT_MS = 3_000
+# More than any valid payload has as JSON that is all escapes; what is longer the daemon would not read.
+MOST_SENT = 250_000
 MOST_BYTES = 64 * 1024 * 1024
 KEPT_EVENTS = 20
 DEFAULT_IDLE_MS = 600_000
@@ -86,8 +88,13 @@ class Exchange:
         with self._connect(until_ns) as connection:
             self.connection = connection
             connection.settimeout(CONNECT_LIMIT_S)
+            if until_ns is not None:
+                self.request["remainingMs"] = max(1, (until_ns - monotonic_ns()) // 1_000_000)
+            line = json.dumps(self.request).encode() + b"\n"
+            if len(line) > MOST_SENT:
+                self._check_payload()
             try:
-                connection.sendall(json.dumps(self.request).encode() + b"\n")
+                connection.sendall(line)
             except OSError as error:
                 raise self._lost(f"the daemon of {self.device} does not take the request: {error}") from None
             return self._read(connection, margin_ms, until_ns)
@@ -107,15 +114,17 @@ class Exchange:
         if self.request["do"] in ("status", "stop"):
             raise self._lost(f"the daemon of {self.device} has just ended")
         if self.request["do"] == "execute":
-            from .payload import read_execution
-
-            # Nothing is started for what is not valid.
-            read_execution(self.request["execution"], timeout_ms=self.request.get("timeoutMs"))
+            self._check_payload()  # nothing is started for what is not valid
         return start_daemon(self.device, until_ns=until_ns)
+
+    def _check_payload(self) -> None:
+        from .payload import read_execution
+
+        read_execution(self.request["execution"], timeout_ms=self.request.get("timeoutMs"))
 
     def _read(self, connection: socket.socket, margin_ms: int, until_ns: int | None) -> Envelope:
         started_ns = monotonic_ns()
-        latest_ns = started_ns + START_LIMIT_MS * 1_000_000
+        latest_ns = started_ns + (START_LIMIT_MS + RESULT_MARGIN_MS) * 1_000_000
         rest = b""
         while True:
             now_ns = monotonic_ns()
@@ -213,7 +222,6 @@ def execute(
         request["traceparent"] = traceparent
     until_ns = None
     if remaining_ms is not None:
-        request["remainingMs"] = remaining_ms
         until_ns = monotonic_ns() + remaining_ms * 1_000_000
     exchange = Exchange(device, request, command_id)
     if on_exchange is not None:
@@ -265,13 +273,19 @@ def with_short_path(path: str, use: Callable[[str], object]) -> None:
 def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int | None = None) -> socket.socket:
     """Start the daemon of a device, unless somebody else does at this moment, and return a connection to it. Raises
     Failure DEVICE_UNAVAILABLE where none comes up in time."""
+    from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
     from ..process.unsupervised import start_detached
 
     make_private_directory(folder())
     log = os.path.join(folder(), f"{stem_of(device)}.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        environment = {name: text for name, text in os.environ.items() if name.startswith(KEPT_VARIABLES)}
+        of_call = (OVERTIME_VARIABLE, STOP_FILE_VARIABLE)
+        environment = {
+            name: text
+            for name, text in os.environ.items()
+            if name.upper().startswith(KEPT_VARIABLES) and name not in of_call
+        }
         start_detached("shotclock.ui.daemon", [device, str(idle_ms)], output_fd=output, environment=environment)
     except OSError as error:
         raise Failure("DEVICE_UNAVAILABLE", f"the daemon of {device} could not be started: {error}") from None

@@ -27,7 +27,7 @@ from typing import Any
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem
-from ..core.errors import Ending, Failure, SideEffects
+from ..core.errors import Ending, Failure, SideEffects, error_entries
 from ..core.trace import parse_trace
 from ..core.value_types import dataclass, replace_fields
 from ..process.clock import monotonic_ns, pause
@@ -45,8 +45,8 @@ from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND, START_PROGRAM
 
-# Of RESULT_MARGIN_MS what the daemon keeps for itself: the answer has to be at its caller by then.
-ANSWER_RESERVE_MS = 500
+# Of RESULT_MARGIN_MS what the daemon keeps for itself: to kill what does not answer, and to tell its caller in time.
+ANSWER_RESERVE_MS = 1_000
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
@@ -57,6 +57,8 @@ READ_LIMIT_S = 5.0
 WRITE_LIMIT_S = 5.0
 MOST_REQUEST_BYTES = 256 * 1024
 CLOSE_LIMIT_MS = 2_000
+# Until an execution that was cancelled is gone: its process is killed by then, and seen dead.
+CANCEL_LIMIT_S = 6.0
 # How long those who are told that the daemon ends have to read it.
 LEAVE_LIMIT_S = 2.0
 
@@ -86,7 +88,10 @@ def main(device: str, idle_ms: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except BlockingIOError:  # another one serves, or is on its way out
+        except BlockingIOError:  # another one serves, comes up, or is on its way out
+            if (other := client.try_connect(device)) is not None:
+                other.close()
+                return
             pause(LOCK_PAUSE_S)
     else:
         return
@@ -101,6 +106,7 @@ def main(device: str, idle_ms: str) -> None:
         asyncio.run(Daemon(device, int(idle_ms), stem, scratch).serve())
     finally:
         _remove_leftovers(stem)
+        shutil.rmtree(scratch, ignore_errors=True)  # also where somebody has removed what says where it is
         os._exit(0)
 
 
@@ -172,6 +178,7 @@ class Daemon:
         self._changing = asyncio.Lock()
         """Held while the device is opened or replaced."""
         self._holder: _Holder | None = None
+        self._call: Call | None = None
         self._executing: asyncio.Task[Envelope] | None = None
         self._last_ns = monotonic_ns()
         self._ending = asyncio.Event()
@@ -218,11 +225,7 @@ class Daemon:
             await asyncio.wait_for(self._ending.wait(), max(0.05, left_s))
 
     async def _leave(self) -> None:
-        if self._executing is not None:
-            self._executing.cancel()
-        elif self._opened:
-            await self._runtime.call(CLOSE, {"device": self._device})
-        await self._runtime.close()
+        await self._close_device()
         if self._serving:
             await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
 
@@ -291,17 +294,27 @@ class Daemon:
 
     async def _stop(self) -> Outcome:
         """Stop everything of the device, and then the daemon."""
-        executing = self._executing
-        if executing is not None:
-            executing.cancel()
-            await asyncio.wait([executing], timeout=client.STOP_LIMIT_MS / 2000)
+        await self._close_device()
+        self._ending.set()
+        return Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
+
+    async def _close_device(self) -> None:
+        """Stop what is under way, close the device, and end all of its processes. Bounded by what each of them is."""
+        await self._cancel("the device was stopped")
         async with self._changing:
             if self._opened:
                 await self._runtime.call(CLOSE, {"device": self._device})
             await self._runtime.close()
             self._opened = False
-        self._ending.set()
-        return Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
+
+    async def _cancel(self, why: str) -> None:
+        """Cancel the execution that is under way, if one is. Whoever waits for it is told why."""
+        call, executing = self._call, self._executing
+        if call is None or executing is None or executing.done():
+            return
+        call.stopped_for = Problem("CANCELLED", why)
+        executing.cancel()
+        await asyncio.wait([executing], timeout=GRACE_MS / 1000 + CANCEL_LIMIT_S)
 
     # --- the device -------------------------------------------------------------------------------------------
 
@@ -369,21 +382,20 @@ class Daemon:
             if (failed := await self._open()) is not None:
                 return failed
             tell(begun=True)
-            call = self._begin(execution, request.get("remainingMs"), began_ns)
+            call = self._call = self._begin(execution, request.get("remainingMs"), began_ns)
             call.caller = trace or call.caller
             work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
             left = asyncio.ensure_future(reader.read(1))
             try:
                 await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
-                if not self._executing.done():  # its caller has left: nobody wants the rest
-                    self._executing.cancel()
-                    await asyncio.wait([self._executing], timeout=GRACE_MS / 1000 + LEAVE_LIMIT_S)
-                return await self._executing
+                if left.done():
+                    await self._cancel("its caller has left")
+                return await self._executing  # bounded by its clocks
             finally:
                 left.cancel()
         finally:
-            self._executing = self._holder = None
+            self._executing = self._call = self._holder = None
 
     def _conflict(self, holder: _Holder) -> Failure:
         shown = holder.describe()
@@ -394,7 +406,9 @@ class Daemon:
 
     def _begin(self, execution: Execution, remaining_ms: Any, began_ns: int) -> Call:
         """Start the clocks of an execution: its own time, or what its caller has left, and what is waited for it."""
-        within_ms = remaining_ms if isinstance(remaining_ms, int) else None
+        within_ms = None
+        if isinstance(remaining_ms, int):  # less what the start of the device took
+            within_ms = max(1, remaining_ms - (monotonic_ns() - began_ns) // NS_PER_MS)
         limit_ms = execution.timeout_ms if within_ms is None else max(1, min(execution.timeout_ms, within_ms))
         clocks = Clocks(timeout_ms=limit_ms + RESULT_MARGIN_MS - ANSWER_RESERVE_MS, grace_ms=GRACE_MS)
         arguments = {"device": self._device, "execution": execution.written, "within_ms": within_ms}
@@ -411,7 +425,14 @@ class Daemon:
         return envelope
 
     async def _judge(self, execution: Execution, call: Call, listener: _Listener) -> Outcome:
-        outcome = await self._runtime.perform(call, listener)
+        try:
+            outcome = await self._runtime.perform(call, listener)
+        except asyncio.CancelledError as cancelled:
+            left: Outcome = getattr(cancelled, "outcome", None) or Outcome(Ending.CANCELLED)
+            left.problem = call.stopped_for or Problem("CANCELLED", "cancelled")
+            outcome = judge_result(execution, self._device, left, listener.events, listener.steps)
+            cancelled.outcome = outcome  # type: ignore[attr-defined]
+            raise
         return judge_result(execution, self._device, outcome, listener.events, listener.steps)
 
 
@@ -456,6 +477,8 @@ def judge_result(
         },
         "page": {"state": "lost", "where": None, "next": "none"},
     }
+    if outcome.ending is Ending.CANCELLED:  # it heard that it should stop, and did
+        outcome.data["page"] = {"state": "unknown", "where": None, "next": "same"}
     unfinished = last is not None and len(steps) <= last["index"]
     action = execution.actions[last["index"]] if last is not None and unfinished else None
     effects = effects_of_steps(execution, steps)
@@ -483,6 +506,11 @@ def find_malformed(execution: Execution, result: Any) -> str | None:
         return f"its status is {result.get('status')!r:.80}"
     if (result["status"] == "success") != (result.get("error") is None):
         return "status and error contradict each other"
+    error = result.get("error")
+    if error is not None and not (isinstance(error, dict) and isinstance(error.get("message"), str)):
+        return "its error is none"
+    if error is not None and error.get("code") not in {entry.code for entry in error_entries()}:
+        return f"its code is {error.get('code')!r:.80}"
     steps = result.get("stepResults")
     ids = [action.id for action in execution.actions]
     if not isinstance(steps, list) or [_id_of(step) for step in steps] != ids[: len(steps)]:

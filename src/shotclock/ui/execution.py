@@ -60,6 +60,7 @@ RECOVER_MS = 2_500
 # The most of an image that goes into a result; larger ones want a path.
 MAX_IMAGE_BYTES = 4_000_000
 
+CALLER = "caller"
 _TIMEOUTS = ("WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
 
 
@@ -95,7 +96,10 @@ class ExecutionRun:
         """Run the actions and return the result. Raises only what cancels it."""
         execution = self.execution
         started_ns = monotonic_ns()
-        deadline = Deadline.after_ms(started_ns, budgets.usable_ms(self._limit_ms))
+        usable_ms = budgets.usable_ms(self._limit_ms)
+        if self._owner == CALLER:  # who waits no longer than that, also for a device that has to be cancelled
+            usable_ms = max(1, usable_ms - 2 * GUARD_MS)
+        deadline = Deadline.after_ms(started_ns, usable_ms)
         before = self.device.place_seen()
         if before is None:
             before = await self._glance()
@@ -119,7 +123,7 @@ class ExecutionRun:
                 continue
             failures.append(error)
             in_a_row += 1
-            page = await self._examine(before, error)
+            page = await self._examine(before, started_ns)
             if execution.mode != "best_effort":
                 break
             if in_a_row >= budgets.BEST_EFFORT_MAX_FAILURES or page["next"] == "none":
@@ -135,7 +139,7 @@ class ExecutionRun:
 
     @property
     def _owner(self) -> str:
-        return f"execution {self.execution.command_id}" if self._limit_ms == self.execution.timeout_ms else "caller"
+        return f"execution {self.execution.command_id}" if self._limit_ms == self.execution.timeout_ms else CALLER
 
     # --- one step -------------------------------------------------------------------------------------------
 
@@ -200,17 +204,24 @@ class ExecutionRun:
         """Say what is shown after everything went well, without asking for it."""
         return _page(self.device.place_seen(), before)
 
-    async def _examine(self, before: Place | None, error: dict[str, Any]) -> dict[str, object]:
-        """Find out what a failed step left of the page, and see to it that the next execution has one."""
+    async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
+        """Find out what a failed step left of the page, and see to it that the next execution has one. A caller who has
+        no time for that is answered first: the device is replaced then."""
         state, where = "unresponsive", None if before is None else before.where
+        look_ms, may_recover = LOOK_MS, True
+        if self.within_ms is not None:
+            left_ms = self.within_ms - (monotonic_ns() - started_ns) // NS_PER_MS - 2 * GUARD_MS
+            look_ms, may_recover = max(1, min(LOOK_MS, left_ms)), left_ms >= LOOK_MS + RECOVER_MS
         try:
-            return _page(await _guarded(self.device.look(LOOK_MS), LOOK_MS), before)
+            return _page(await _guarded(self.device.look(look_ms), look_ms), before)
         except TimeoutError:
             pass
         except Failure as failure:
             if failure.code == "DEVICE_LOST":
                 state = "lost"
         page: dict[str, object] = {"state": state, "where": where, "next": "none"}
+        if not may_recover:
+            return page
         try:
             now = await _guarded(self.device.recover(RECOVER_MS), RECOVER_MS)
         except (Failure, TimeoutError):
