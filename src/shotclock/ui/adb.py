@@ -15,6 +15,7 @@ docs/design.md: R56.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -31,8 +32,8 @@ ADB_VARIABLE = "SHOTCLOCK_ADB"
 DEFAULT_PORT = 5037
 # Of the time that a command has what is kept to kill it and to hand its answer on.
 MARGIN_MS = 100
-# What the server, which is on this machine, may take to answer a question about itself.
-PROBE_MS = 1_000
+# What the server may take to answer a question about itself; one that is just coming up listens before it answers.
+PROBE_MS = 3_000
 VERSION_MS = 2_000
 LIST_MS = 4_000
 # What a server may take to come up, and a phone on the network to be connected with.
@@ -222,11 +223,13 @@ class Adb:
             raise Failure("DEVICE_UNAVAILABLE", f"there is no adb server on {host}:{port}")
         await self._services.start_program([self.program, "-L", f"tcp:localhost:{port}", "start-server"])
         deadline = Deadline.after_ms(monotonic_ns(), SERVER_START_MS)
-        while await find_server_version() is None:
-            if deadline.remaining_ms(monotonic_ns()) <= 0:
-                message = f"`adb start-server` gave no server on {host}:{port} within {SERVER_START_MS} ms"
-                raise Failure("DEVICE_UNAVAILABLE", message)
+        while deadline.remaining_ms(monotonic_ns()) > 0:
+            with contextlib.suppress(Failure):  # it has only begun to listen
+                if await find_server_version() is not None:
+                    return
             await asyncio.sleep(SERVER_PAUSE_S)
+        message = f"`adb start-server` gave no server on {host}:{port} within {SERVER_START_MS} ms"
+        raise Failure("DEVICE_UNAVAILABLE", message)
 
     async def list_phones(self) -> list[Phone]:
         """Return the phones that the machine's server knows. Raises Failure DEVICE_UNAVAILABLE."""
