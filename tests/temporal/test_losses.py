@@ -281,9 +281,10 @@ def test_runs_end_as_they_should_while_workers_are_killed(
             if is_broken:
                 assert step["status"] == "skipped" and not begun, context
             elif int(name[1:]) % 3:
-                assert step["status"] == "succeeded" and done >= 1 and begun == step["attempts"], context
+                # A worker may be killed with a step that has not begun yet: that counts as a try.
+                assert step["status"] == "succeeded" and done >= 1 and 1 <= begun <= step["attempts"], context
             elif step["status"] == "interrupted":
-                assert begun <= 1 and not done, context
+                assert begun <= 1, context  # it may have ended, and nobody lived to say so
                 is_broken = True
             else:
                 assert step["status"] == "succeeded" and (begun, done) == (1, 1), context
