@@ -247,6 +247,37 @@ def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_en
     assert envelope["data"]["steps"]["ask"]["attempts"] == 1
 
 
+def test_a_question_of_a_file_inside_another_parks_both_and_work_inside_does_not(
+    runs: Runs, validate_envelope: Valid
+) -> None:
+    runs.write(
+        """
+        steps:
+          works: {type: command, exec: "sleep 2"}
+          ask: {type: human-input, prompt: "Inside?", depends_on: [works]}
+        outputs: {answer: "{{ outputs.ask }}"}
+        """,
+        "inner.yaml",
+    )
+    code, envelope = runs.run(
+        """
+        steps:
+          nested: {type: workflow, workflow: inner.yaml}
+          then: {type: command, exec: "echo {{ outputs.nested.answer }}", depends_on: [nested]}
+        """,
+        *("--budget", "700ms", "--run-id", f"inside-{time.monotonic_ns()}"),
+    )
+    validate_envelope(envelope)
+    assert code == 14, envelope
+    (waits,) = envelope["data"]["waiting"]  # not before the inner step has worked for longer than the budget
+    assert waits["title"] == "Inside?"
+    code, decided = runs.call("inbox", "approve", waits["proposal_id"], "--answer", "well")
+    assert code == 0, decided
+    code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
+    validate_envelope(envelope)
+    assert code == 0 and envelope["data"]["steps"]["then"]["output"] == "well", envelope
+
+
 def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
