@@ -292,6 +292,23 @@ def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_env
     assert (steps["strict"]["status"], steps["strict"]["error"]["code"]) == ("timed_out", "TIMEOUT")
 
 
+def test_a_question_ends_with_its_run(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run(
+        """
+        timeout: 4
+        steps:
+          ask: {type: human-input, prompt: "Anybody?", default: "no"}
+          then: {type: command, exec: "touch then", depends_on: [ask]}
+        """,
+        *("--budget", "0s"),
+    )
+    validate_envelope(envelope)
+    assert code == 10 and envelope["error"]["code"] == "TIMEOUT", envelope
+    assert steps_of(envelope) == {"ask": "timed_out", "then": "skipped"}
+    assert envelope["data"]["steps"]["ask"]["error"]["context"]["clock"]["owner"] == "run flow"
+    assert 3_000 <= envelope["meta"]["duration_ms"] <= 7_000 and not (runs.folder / "then").exists()
+
+
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envelope: Valid, verdict: str) -> None:
     code, envelope = runs.run(

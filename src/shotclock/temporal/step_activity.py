@@ -170,6 +170,8 @@ async def _open_context(
     clock: EngineClock,
     services: WorkerServices,
     make_deadlines: Callable[[Deadline | None], Deadlines] = lambda bell: Deadlines(bell, 0, frozenset()),
+    *,
+    may_park: bool = True,
 ) -> AsyncIterator[RunContext]:
     """Open what a step shares with its run, which is nowhere in this process but here."""
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
@@ -187,7 +189,7 @@ async def _open_context(
         runtime=services.runtime,
         providers=providers,
         inbox=services.inbox,
-        person_wait=PersonWait(0),
+        person_wait=PersonWait(0 if may_park else None),
         slots=ParallelSlots(workflow.max_parallelism),
         deadlines=make_deadlines(bell),
         environment=everything,
@@ -244,7 +246,14 @@ class _StepWork:
         workflow = WorkflowFile.model_validate(given["workflow"])
         step = workflow.steps[given["step"]]
         unpack_proposals(given["proposals"], self._services.store, self._clock.ahead_ms())
-        async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as context:
+        async with _open_context(
+            given["run"],
+            workflow,
+            self._clock,
+            self._services,
+            self._make_deadlines,
+            may_park=given["may_park"],
+        ) as context:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             context.nested_runs.update(self._count_nested())
             self._run_call = context.call
