@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -96,8 +97,8 @@ class WorkerServices:
     """Where steps run whose file's own folder is not on this machine."""
     own_queue: str
     """Where this worker alone hears orders for the steps that it has."""
-    exit_worker: Callable[[], None]
-    """Ends the worker at once, and with it all that it runs."""
+    leases: dict[object, int] = field(default_factory=dict)
+    """By when each step has to be gone, unless the engine is heard of before. Looked after by a thread of its own."""
 
 
 class Activities:
@@ -273,6 +274,7 @@ class _StepWork:
                     await asyncio.wait([working])  # bounded: a cancelled step is killed after its grace
                 holding.cancel()
                 await asyncio.wait([holding])
+                self._services.leases.pop(self, None)
                 leave(context.call)
             return self._reply(working, context)
 
@@ -370,6 +372,7 @@ class _StepWork:
         heard_ns = monotonic_ns()
         while True:
             stop_ns = heard_ns + int(limit_ns * STOP_SHARE)
+            self._services.leases[self] = heard_ns + int(limit_ns * EXIT_SHARE)
             await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
             sent_ns = monotonic_ns()
             try:
@@ -386,7 +389,7 @@ class _StepWork:
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:  # it is not ours any more
                     stop_ns = 0
-            except TimeoutError:
+            except Exception:  # no answer in time, or anything else: it was not heard
                 pass
             if heard_ns != sent_ns and monotonic_ns() >= stop_ns:
                 self._is_cut_off = True
@@ -400,9 +403,7 @@ class _StepWork:
         for call in list(calls_inside(self._run_call)) if self._run_call is not None else ():
             if call.work is not None:
                 call.work.kill()
-        await asyncio.wait([working], timeout=limit_ns * (EXIT_SHARE - KILL_SHARE) / 1e9)
-        if not working.done():
-            self._services.exit_worker()
+        # If that does not help either, the lease runs out, and with it the worker.
 
     async def _announce(self, within: timedelta) -> None:
         """Tell the workflow where orders for the step are heard. Short steps have ended by now, and need none."""
