@@ -1,6 +1,6 @@
 """Where Temporal is, and how one gets in, with TLS, mTLS or an API key.
 
-    temporal://HOST:PORT[/NAMESPACE]
+temporal://HOST:PORT[/NAMESPACE]
 """
 
 from __future__ import annotations
