@@ -247,6 +247,37 @@ def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_en
     assert envelope["data"]["steps"]["ask"]["attempts"] == 1
 
 
+def test_a_question_of_a_file_inside_another_parks_both_and_work_inside_does_not(
+    runs: Runs, validate_envelope: Valid
+) -> None:
+    runs.write(
+        """
+        steps:
+          works: {type: command, exec: "sleep 2"}
+          ask: {type: human-input, prompt: "Inside?", depends_on: [works]}
+        outputs: {answer: "{{ outputs.ask }}"}
+        """,
+        "inner.yaml",
+    )
+    code, envelope = runs.run(
+        """
+        steps:
+          nested: {type: workflow, workflow: inner.yaml}
+          then: {type: command, exec: "echo {{ outputs.nested.answer }}", depends_on: [nested]}
+        """,
+        *("--budget", "700ms", "--run-id", f"inside-{time.monotonic_ns()}"),
+    )
+    validate_envelope(envelope)
+    assert code == 14, envelope
+    (waits,) = envelope["data"]["waiting"]  # not before the inner step has worked for longer than the budget
+    assert waits["title"] == "Inside?"
+    code, decided = runs.call("inbox", "approve", waits["proposal_id"], "--answer", "well")
+    assert code == 0, decided
+    code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
+    validate_envelope(envelope)
+    assert code == 0 and envelope["data"]["steps"]["then"]["output"] == "well", envelope
+
+
 def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
@@ -259,6 +290,23 @@ def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_env
     assert code == 3 and steps["then"]["output"] == "got no", envelope
     assert steps["ask"]["warnings"][0]["code"] == "HUMAN_DEFAULTED"
     assert (steps["strict"]["status"], steps["strict"]["error"]["code"]) == ("timed_out", "TIMEOUT")
+
+
+def test_a_question_ends_with_its_run(runs: Runs, validate_envelope: Valid) -> None:
+    code, envelope = runs.run(
+        """
+        timeout: 4
+        steps:
+          ask: {type: human-input, prompt: "Anybody?", default: "no"}
+          then: {type: command, exec: "touch then", depends_on: [ask]}
+        """,
+        *("--budget", "0s"),
+    )
+    validate_envelope(envelope)
+    assert code == 10 and envelope["error"]["code"] == "TIMEOUT", envelope
+    assert steps_of(envelope) == {"ask": "timed_out", "then": "skipped"}
+    assert envelope["data"]["steps"]["ask"]["error"]["context"]["clock"]["owner"] == "run flow"
+    assert 3_000 <= envelope["meta"]["duration_ms"] <= 7_000 and not (runs.folder / "then").exists()
 
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])

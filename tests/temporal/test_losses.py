@@ -281,10 +281,33 @@ def test_runs_end_as_they_should_while_workers_are_killed(
             if is_broken:
                 assert step["status"] == "skipped" and not begun, context
             elif int(name[1:]) % 3:
-                assert step["status"] == "succeeded" and done >= 1 and begun == step["attempts"], context
+                # A worker may be killed with a step that has not begun yet: that counts as a try.
+                assert step["status"] == "succeeded" and done >= 1 and 1 <= begun <= step["attempts"], context
             elif step["status"] == "interrupted":
-                assert begun <= 1 and not done, context
+                assert begun <= 1, context  # it may have ended, and nobody lived to say so
                 is_broken = True
             else:
                 assert step["status"] == "succeeded" and (begun, done) == (1, 1), context
         assert envelope["ok"] is not is_broken, context
+
+
+def test_a_worker_that_stood_still_for_too_long_ends_with_its_steps(runs: Runs, workers: Workers) -> None:
+    """Stopped as a whole it cannot act. Once it could, its thread sees that the lease of its step is over."""
+    workers.start()
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          ticks: {type: command, exec: "echo $$ >> pids; sleep 300", idempotent: true, timeout: 50, grace: 10s}
+        """,
+        *("--queue", workers.queue, "--heartbeat", "2s"),
+    )
+    (first,) = runs.wait_for("pids")
+    workers.start()
+    workers.alive[0].process.send_signal(signal.SIGSTOP)
+    runs.wait_for("pids", 2)  # the engine has missed it, and given the step to the other
+    workers.alive[0].process.send_signal(signal.SIGCONT)
+    wait_until(lambda: workers.alive[0].process.poll() is not None, "its end", 10)
+    assert workers.alive[0].process.poll() == 70
+    wait_until(lambda: not is_alive(int(first)), "the end of what it had started", 10)
+    assert running.process.poll() is None

@@ -185,6 +185,6 @@ class RunOnEngine:
 
         client = await connect(read_address(self.on, os.environ))
         if isinstance(self.request, str):
-            return await wait_for_end(client.get_workflow_handle(self.request), caller, self.on)
+            return await wait_for_end(client, self.request, caller, self.on)
         options = EngineOptions(self.queue or DEFAULT_QUEUE, self.heartbeat_ms or DEFAULT_HEARTBEAT_MS)
         return await start(client, self.request, caller, options, self.on)

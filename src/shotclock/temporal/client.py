@@ -88,7 +88,7 @@ async def start(
         "env": {},
     }
     try:
-        handle = await client.start_workflow(
+        await client.start_workflow(
             RUN_WORKFLOW,
             given,
             id=request.run_id,
@@ -105,17 +105,18 @@ async def start(
     except RPCError as error:
         raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
     within_ms = None if call.bound.bell is None else call.bound.limit_ms + END_MARGIN_MS
-    return await wait_for_end(handle, caller, address, within_ms)
+    return await wait_for_end(client, request.run_id, caller, address, within_ms)
 
 
 async def wait_for_end(
-    handle: WorkflowHandle[Any, Any], caller: RunCaller, address: str, within_ms: int | None = None
+    client: Client, run_id: str, caller: RunCaller, address: str, within_ms: int | None = None
 ) -> Envelope:
     """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
     to do needs a person, the caller waits for its budget, and the answer says how to go on; so it does where the run
     has not ended within this time, because no worker takes it or the engine is gone."""
+    handle = client.get_workflow_handle(run_id)
     ending = asyncio.ensure_future(_read_envelope(handle))
-    looking = asyncio.ensure_future(_look(handle, caller))
+    looking = asyncio.ensure_future(_look(client, handle, caller))
     waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
     try:
         limit_s = None if within_ms is None else within_ms / 1000  # without one, as long as the run may take
@@ -188,14 +189,27 @@ def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
     return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
 
 
-async def _look(handle: WorkflowHandle[Any, Any], caller: RunCaller) -> dict[str, Any]:
+async def _read_with_nested(client: Client, told: dict[str, Any]) -> dict[str, Any]:
+    """Add what the runs inside a run wait for, where it waits for nothing but people and them. It waits for people only
+    if they do as well."""
+    if not told["only_waits"]:
+        return told
+    inner = [
+        await _read_with_nested(client, await read_progress(client.get_workflow_handle(each)))
+        for each in told["children"]
+    ]
+    waiting = [*told["waiting"], *(proposal for each in inner for proposal in each["waiting"])]
+    return {**told, "waiting": waiting, "only_waits": all(each["only_waits"] for each in inner)}
+
+
+async def _look(client: Client, handle: WorkflowHandle[Any, Any], caller: RunCaller) -> dict[str, Any]:
     """Tell the caller's listener of changes, as they are seen. Return how far the run is, once it has only waited for
     people for as long as the caller does."""
     seen: dict[str, Mapping[str, Any]] = {}
     waits_since_ns: int | None = None
     while caller.on_change is not None or caller.budget_ms is not None:
         with contextlib.suppress(Failure):
-            told = await read_progress(handle)
+            told = await _read_with_nested(client, await read_progress(handle))
             for name, record in told["steps"].items():
                 if caller.on_change is not None and record != seen.get(name) and record["status"] != "pending":
                     caller.on_change(StepState.from_record(record))

@@ -1,4 +1,7 @@
-"""Where Temporal is, and how one gets in: `temporal://HOST:PORT/NAMESPACE`, with TLS, mTLS or an API key."""
+"""Where Temporal is, and how one gets in, with TLS, mTLS or an API key.
+
+temporal://HOST:PORT[/NAMESPACE]
+"""
 
 from __future__ import annotations
 

@@ -72,6 +72,8 @@ class StepInput(TypedDict):
     """What people have been asked for it."""
     nested: dict[str, dict[str, Any]]
     """The envelopes of the runs inside it that have ended, by their ids."""
+    may_park: bool
+    """Whether it is given back while it waits for people. Not where the run's time is over before they could answer."""
 
 
 class Order(TypedDict):

@@ -280,6 +280,7 @@ class RunWorkflow:
             "heartbeat_ms": self._given["heartbeat_ms"],
             "proposals": known.proposals,
             "nested": known.nested,
+            "may_park": known.may_park,
         }
 
     # --- without a worker ---------------------------------------------------------------------------------
@@ -321,12 +322,15 @@ class RunWorkflow:
         began_ms = heard.get("try_began_at", now_ms - self._given["heartbeat_ms"])
         state.attempts = max(state.attempts, heard.get("attempts", 1) - 1)
         is_harmless = step.idempotent or retry_of(self._workflow, step) is not None
-        judged = state.after_cut_off(is_harmless=is_harmless, only_waited=bool(heard.get("only_waits")))
+        started_ms = state.started_ms
+        judged = state.after_cut_off(is_harmless=is_harmless)
         _replace_state(state, judged)
         if judged.status is Status.INTERRUPTED:
             state.side_effects = SideEffects.UNKNOWN
             return True
-        state.status, state.has_begun = Status.RUNNING, False
+        state.status, state.has_begun, state.started_ms = Status.RUNNING, False, started_ms
+        if self._plan.step(state.id).is_per_item:  # each item has its own time
+            return False
         used_ms, limit_ms = max(0, now_ms - began_ms), state.timeout_ms or 0
         if limit_ms and used_ms >= limit_ms and not STEP_TYPES[step.type].can_repeat:
             return self._is_over_after_its_time(step, state, used_ms)
@@ -362,6 +366,8 @@ class RunWorkflow:
             known.proposals = reply["proposals"]
         else:
             known.proposals = await self._wait_for_people(name, reply["proposals"])
+            # Nobody has decided, and the run's time is as good as over: the step is to say so, not to wait again.
+            known.may_park = any(proposal["status"] != "pending" for proposal in known.proposals)
 
     async def _run_nested(self, name: str, given: RunInput) -> dict[str, Any]:
         """Run a file as a workflow of its own inside this one, and return its envelope."""
@@ -389,7 +395,8 @@ class RunWorkflow:
             del self._children[given["run_id"]]
 
     async def _wait_for_people(self, name: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Wait until one of the proposals is decided or expires, or the run has no more time. No worker waits."""
+        """Wait until one of the proposals is decided or expires, or the run has no more time. No worker waits before
+        that."""
         ids = [proposal["id"] for proposal in asked]
         self._waiting |= {proposal["id"]: proposal for proposal in asked}
         deadline = self._deadlines.of(name)
@@ -511,6 +518,7 @@ class _Known:
 
     def __init__(self, proposals: list[dict[str, Any]], nested: dict[str, dict[str, Any]]) -> None:
         self.proposals, self.nested = proposals, nested
+        self.may_park = True
 
 
 def _is_cancelled() -> bool:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -96,8 +97,8 @@ class WorkerServices:
     """Where steps run whose file's own folder is not on this machine."""
     own_queue: str
     """Where this worker alone hears orders for the steps that it has."""
-    exit_worker: Callable[[], None]
-    """Ends the worker at once, and with it all that it runs."""
+    leases: dict[object, int] = field(default_factory=dict)
+    """By when each step has to be gone, unless the engine is heard of before. Looked after by a thread of its own."""
 
 
 class Activities:
@@ -170,6 +171,8 @@ async def _open_context(
     clock: EngineClock,
     services: WorkerServices,
     make_deadlines: Callable[[Deadline | None], Deadlines] = lambda bell: Deadlines(bell, 0, frozenset()),
+    *,
+    may_park: bool = True,
 ) -> AsyncIterator[RunContext]:
     """Open what a step shares with its run, which is nowhere in this process but here."""
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
@@ -187,7 +190,7 @@ async def _open_context(
         runtime=services.runtime,
         providers=providers,
         inbox=services.inbox,
-        person_wait=PersonWait(0),
+        person_wait=PersonWait(0 if may_park else None),
         slots=ParallelSlots(workflow.max_parallelism),
         deadlines=make_deadlines(bell),
         environment=everything,
@@ -250,7 +253,14 @@ class _StepWork:
         workflow = WorkflowFile.model_validate(given["workflow"])
         step = workflow.steps[given["step"]]
         unpack_proposals(given["proposals"], self._services.store, self._clock.ahead_ms())
-        async with _open_context(given["run"], workflow, self._clock, self._services, self._make_deadlines) as context:
+        async with _open_context(
+            given["run"],
+            workflow,
+            self._clock,
+            self._services,
+            self._make_deadlines,
+            may_park=given["may_park"],
+        ) as context:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             context.nested_runs.update(self._count_nested())
             self._run_call = context.call
@@ -270,6 +280,7 @@ class _StepWork:
                     await asyncio.wait([working])  # bounded: a cancelled step is killed after its grace
                 holding.cancel()
                 await asyncio.wait([holding])
+                self._services.leases.pop(self, None)
                 leave(context.call)
             return self._reply(working, context)
 
@@ -369,6 +380,7 @@ class _StepWork:
         heard_ns = monotonic_ns()
         while True:
             stop_ns = heard_ns + int(limit_ns * STOP_SHARE)
+            self._services.leases[self] = heard_ns + int(limit_ns * EXIT_SHARE)
             await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
             sent_ns = monotonic_ns()
             try:
@@ -385,7 +397,7 @@ class _StepWork:
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:  # it is not ours any more
                     stop_ns = 0
-            except TimeoutError:
+            except Exception:  # no answer in time, or anything else: it was not heard
                 pass
             if heard_ns != sent_ns and monotonic_ns() >= stop_ns:
                 self._is_cut_off = True
@@ -399,9 +411,7 @@ class _StepWork:
         for call in list(calls_inside(self._run_call)) if self._run_call is not None else ():
             if call.work is not None:
                 call.work.kill()
-        await asyncio.wait([working], timeout=limit_ns * (EXIT_SHARE - KILL_SHARE) / 1e9)
-        if not working.done():
-            self._services.exit_worker()
+        # If that does not help either, the lease runs out, and with it the worker.
 
     async def _announce(self, within: timedelta) -> None:
         """Tell the workflow where orders for the step are heard. Short steps have ended by now, and need none."""

@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import tempfile
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..core.redaction import looks_secret
 from ..core.value_types import value
 from ..inbox.inbox import KEY_FILE, Inbox
 from ..process import kernel
+from ..process.clock import monotonic_ns, pause
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
@@ -37,6 +39,8 @@ STICKY_S = 0.5
 POLLS = 2
 # How long steps that run have to end once the worker was told to leave. Then they are handed to others.
 DEFAULT_DRAIN_MS = 30_000
+# How often it is looked whether a step is overdue: a fraction of what is left between that and the next one's start.
+LEASE_LOOK_S = 0.05
 # After a worker that could not stop a step in time: all that it started dies with it.
 EXIT_CUT_OFF = 70
 
@@ -68,7 +72,8 @@ async def serve_worker(
         client = await connect(address)
         folder = None if options.folder is None else Path(options.folder)
         own_queue = f"{options.queue}@{secrets.token_hex(6)}"
-        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue, _exit_cut_off)
+        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue)
+        threading.Thread(target=_end_when_overdue, args=(services.leases,), daemon=True).start()
         steps, orders = make_workers(client, services, options)
         async with orders, steps:
             on_ready()
@@ -83,7 +88,11 @@ def _share_approval_key(store: Store) -> None:
             file.write(hashlib.sha256(b"shotclock approvals " + key).digest())
 
 
-def _exit_cut_off() -> None:
+def _end_when_overdue(leases: dict[object, int]) -> None:
+    """End the worker, and with it all that it runs, once a step is still there that others may begin now. In a thread:
+    nothing that blocks the event loop may keep it from that."""
+    while not any(monotonic_ns() >= by_ns for by_ns in list(leases.values())):
+        pause(LEASE_LOOK_S)
     os._exit(EXIT_CUT_OFF)
 
 
