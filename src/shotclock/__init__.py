@@ -6,7 +6,7 @@ The layout, from the outside in:
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
       temporal/   a run on other machines: its workflow, the activity for a step, worker, client, dev server
-  workflow/   a file read, checked, planned, scheduled, run and reported
+      workflow/   a file read, checked, planned, scheduled, run and reported
       providers/  what steps do, one file per step type; provider: their registry
       ui/         UI executions: payloads and budgets, devices, and the daemon that keeps one
       dispatch/   a command of an App through its stages: approval, keys, limits, jobs

@@ -20,6 +20,16 @@ LEAST: dict[str, dict[str, Any]] = {
     "function": {"target": "app.py:app", "command": "go"},
     "workflow": {"workflow": "other.yaml"},
     "ai": {"prompt": "Is it good?"},
+    "ui": {
+        "execution": {
+            "commandId": "c",
+            "taskId": "t",
+            "source": "test",
+            "expectedFormat": "android-ui-automator",
+            "timeoutMs": 30_000,
+            "actions": [{"id": "snap", "type": "snapshot_ui"}],
+        }
+    },
 }
 # kind, key, what 1500 means there in milliseconds, default in milliseconds (0: none, None: the run's).
 TABLE = [
@@ -32,6 +42,7 @@ TABLE = [
     ("workflow", "timeout", 1_500_000, None),
     ("function", "timeout", 1_500_000, 30_000),
     ("ai", "ai.timeout", 1_500, 600_000),
+    ("ui", "timeout", 1_500, 35_000),
 ]
 by_row = pytest.mark.parametrize(("kind", "key", "meant_ms", "default_ms"), TABLE, ids=[row[0] for row in TABLE])
 

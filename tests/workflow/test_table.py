@@ -117,7 +117,8 @@ def somebody_at_the_terminal() -> Iterator[None]:
 
 
 def test_the_table_has_every_kind() -> None:
-    assert {line.kind for line in TABLE} == set(STEP_TYPES)
+    # One on a device has codes of its own, and its tests where there is a browser (providers/test_ui.py).
+    assert {line.kind for line in TABLE} == set(STEP_TYPES) - {"ui"}
 
 
 @pytest.mark.parametrize("line", TABLE, ids=[line.kind for line in TABLE])

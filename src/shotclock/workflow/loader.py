@@ -373,6 +373,8 @@ _KINDS_ELSEWHERE = {
 
 def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
     """Return what may have been meant by a word that is not known, or what there is."""
+    if _ELSEWHERE.get(word) in known:
+        return f"did you mean {_ELSEWHERE[word]!r}?"
     if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
         plain = {_squeeze(name): name for name in reversed(list(known))}  # of two spellings the first
         import difflib
@@ -380,8 +382,6 @@ def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> 
         close = difflib.get_close_matches(_squeeze(word), plain, n=1)
         if close:
             return f"did you mean {plain[close[0]]!r}?"
-        if _ELSEWHERE.get(word) in known:
-            return f"did you mean {_ELSEWHERE[word]!r}?"
     if otherwise is None:
         return None
     names = list(known)

@@ -155,9 +155,11 @@ class StepExecutor:
         had of that, which was less by a reserve, is nobody's limit."""
         state.is_cut_short = self._run.deadlines.note_fired(fired)
         if state.is_cut_short and state.error is not None:
-            message, clock = self._run.describe_limit()
+            limit, clock = self._run.describe_limit()
             context = {**(state.error.get("context") or {}), "clock": clock.as_context()}
-            state.error = {**state.error, "message": f"stopped: {message}", "context": context}
+            # Of what never began, the message says what it waited for.
+            message = f"stopped: {limit}" if state.error["code"] == "TIMEOUT" else state.error["message"]
+            state.error = {**state.error, "message": message, "context": context}
 
     # --- items --------------------------------------------------------------------------------------------
 
