@@ -14,7 +14,6 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from ..core.clocks import Deadline
 from ..core.errors import Failure
@@ -374,7 +373,7 @@ class BrowserDevice:
         raise Failure("ACTION_UNSUPPORTED", "a browser has no apps: open an address with open_uri")
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
-        if urlsplit(uri).scheme.lower() not in SCHEMES:
+        if uri.strip().partition(":")[0].lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
         deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained(f"opening {uri[:200]}", within_ms):
