@@ -90,6 +90,10 @@ class Device(Protocol):
         """Return what it is known to show without asking it; None where that is not known. Does not wait."""
         ...
 
+    def take_notes(self) -> dict[str, object]:
+        """Return, once, what came up by itself since it was last asked, for the data of a step: dialogs, downloads."""
+        ...
+
     async def look(self, within_ms: int) -> Place:
         """Ask the device what it shows. That it answers is the proof that it still works."""
         ...

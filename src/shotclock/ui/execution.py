@@ -175,11 +175,12 @@ class ExecutionRun:
         except Exception as bug:
             name, text, lines = describe_exception(bug)
             error = {"code": "INTERNAL_ERROR", "message": f"{name}: {text}", "traceback": lines}
+        notes = self.device.take_notes()
         if error is None:
-            return {"id": action.id, "actionType": action.type, "success": True, "data": data}, None
+            return {"id": action.id, "actionType": action.type, "success": True, "data": data | notes}, None
         if error["code"] in _TIMEOUTS:
             error["clock"] = budget.ring()
-        step = {"id": action.id, "actionType": action.type, "success": False, "data": error}
+        step = {"id": action.id, "actionType": action.type, "success": False, "data": error | notes}
         return step, {**error, "actionId": action.id, "actionType": action.type}
 
     def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
