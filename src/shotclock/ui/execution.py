@@ -177,7 +177,12 @@ class ExecutionRun:
             error = {"code": "INTERNAL_ERROR", "message": f"{name}: {text}", "traceback": lines}
         notes = self.device.take_notes()
         if error is None:
-            return {"id": action.id, "actionType": action.type, "success": True, "data": data | notes}, None
+            return {
+                "id": action.id,
+                "actionType": action.type,
+                "success": True,
+                "data": data | notes if notes else data,
+            }, None
         if error["code"] in _TIMEOUTS:
             error["clock"] = budget.ring()
         step = {"id": action.id, "actionType": action.type, "success": False, "data": error | notes}
