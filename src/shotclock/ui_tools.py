@@ -3,6 +3,9 @@
     ui_snapshot -> "- button "Buy" [ref=e3]"      ui_click(ref="e3")      ui_expect("bought", id="answer")
 
 An App like anybody's, so it stands above all rooms; each tool is one execution on the device that `shotclock ui` keeps.
+
+The tools run on a loop. A device that one of them has to start is to keep its page for the next, and what a call starts
+in a process of its own ends with the call. They only wait for the daemon, bounded, and can be cut off at any time.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def _matcher(**criteria: str | None) -> dict[str, str]:
     return matcher
 
 
-@app.command
+@app.command(isolation="loop")
 async def ui_execute(
     execution: dict[str, Any],
     ctx: Context,
@@ -94,7 +97,7 @@ async def ui_execute(
     return await _run(execution, device, ctx, timeout_ms)
 
 
-@app.command
+@app.command(isolation="loop")
 async def ui_open(target: str, ctx: Context, device: str = client.DEFAULT_DEVICE) -> dict[str, Any]:
     """Open an address in the browser, or an app on the phone.
 
@@ -105,7 +108,7 @@ async def ui_open(target: str, ctx: Context, device: str = client.DEFAULT_DEVICE
     return await _do(builders.build_open(target), device, ctx)
 
 
-@app.command(mutates=False)
+@app.command(mutates=False, isolation="loop")
 async def ui_snapshot(
     ctx: Context, max_bytes: int | None = None, device: str = client.DEFAULT_DEVICE
 ) -> dict[str, Any]:
@@ -118,7 +121,7 @@ async def ui_snapshot(
     return await _do(builders.build_snapshot(max_bytes=max_bytes), device, ctx)
 
 
-@app.command
+@app.command(isolation="loop")
 async def ui_click(
     ctx: Context,
     ref: str | None = None,
@@ -146,7 +149,7 @@ async def ui_click(
     return await _do(builders.build_click(matcher=matcher, kind="long_click" if long else "default"), device, ctx)
 
 
-@app.command
+@app.command(isolation="loop")
 async def ui_type(
     words: str,
     ctx: Context,
@@ -174,7 +177,7 @@ async def ui_type(
     return await _do(builders.build_type(matcher, words, submit=submit), device, ctx)
 
 
-@app.command(mutates=False)
+@app.command(mutates=False, isolation="loop")
 async def ui_wait(
     ctx: Context,
     text: str | None = None,
@@ -204,7 +207,7 @@ async def ui_wait(
     return await _do(builders.build_wait(matcher, timeout_ms, state="hidden" if hidden else "visible"), device, ctx)
 
 
-@app.command(mutates=False)
+@app.command(mutates=False, isolation="loop")
 async def ui_expect(
     text: str,
     ctx: Context,
@@ -243,7 +246,7 @@ async def ui_expect(
     raise failure
 
 
-@app.command(mutates=False)
+@app.command(mutates=False, isolation="loop")
 async def ui_screenshot(ctx: Context, device: str = client.DEFAULT_DEVICE) -> dict[str, Any]:
     """Take a picture of what is to be seen.
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.ui.conftest import act, execution
-from tests.ui.pages import Session, session_in
+from tests.ui.pages import Session, is_alive, session_in
 
 from .client import connected
 
@@ -66,3 +66,22 @@ def test_a_model_looks_clicks_types_and_checks(page: Session) -> None:
             assert "image" not in picture.structured_content["data"]
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
+def test_a_device_that_a_tool_had_to_start_keeps_its_page_until_the_server_ends(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with session_in(tmp_path_factory.mktemp("ui") / "home") as fresh:
+
+        async def scenario() -> int:
+            async with connected("stdio", target="ui") as (client, _):
+                opened = (await client.call_tool("ui_open", {"target": fresh.url})).structured_content
+                assert opened["ok"] and opened["warnings"] == []
+                status = fresh.status()
+                assert status is not None
+                shown = (await client.call_tool("ui_snapshot", {})).structured_content
+                assert 'button "Buy"' in shown["data"]["text"]
+                assert fresh.status() == status
+                return int(status["pid"])
+
+        assert not is_alive(asyncio.run(asyncio.wait_for(scenario(), 100)))

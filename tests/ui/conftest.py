@@ -31,6 +31,9 @@ class MemoryDevice:
     def place_seen(self) -> Place | None:
         return self.place
 
+    def take_notes(self) -> dict[str, object]:
+        return {}
+
     async def look(self, within_ms: int) -> Place:
         if not self.answers:
             await asyncio.sleep(within_ms / 1000)

@@ -138,6 +138,8 @@ def test_waits_end_as_soon_as_what_they_wait_for_is_there(session: Session) -> N
         (act("open_app", "x", applicationId="com.x"), "ACTION_UNSUPPORTED", "no apps"),
         (act("open_uri", "x", uri="chrome://crash"), "ACTION_UNSUPPORTED", "chrome://crash"),
         (act("open_uri", "x", uri="http://127.0.0.1:9"), "ACTION_FAILED", "ERR_"),
+        (act("open_uri", "x", uri="http://[bad"), "ACTION_FAILED", "invalid URL"),
+        (act("take_screenshot", "x", path="/tmp/a\0b"), "ACTION_FAILED", "null byte"),
         (act("press_key", "x", key="recents"), "ACTION_UNSUPPORTED", "recents"),
     ],
 )  # fmt: skip

@@ -200,3 +200,11 @@ def test_what_was_done_before_the_device_was_silent_is_in_the_answer() -> None:
     assert outcome.side_effects is SideEffects.PARTIAL
     outcome = judged(None, Problem("WORKER_CRASHED", "SIGSEGV"), events[:1], [])
     assert outcome.problem.code == "DEVICE_LOST" and outcome.side_effects is SideEffects.UNKNOWN  # type: ignore[union-attr]
+
+
+def test_nothing_is_started_for_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
+    with pytest.raises(Failure, match="there is no device 'nope:x'") as refused:
+        client.execute("nope:x", execution(act("sleep", "s", durationMs=1)))
+    assert refused.value.code == "DEVICE_UNAVAILABLE"
+    assert list(tmp_path.iterdir()) == []

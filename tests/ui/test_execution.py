@@ -87,6 +87,19 @@ def test_a_caller_with_little_time_left_is_answered_before_a_frozen_page_is_mend
     assert result["page"] == {"state": "unresponsive", "where": "memory:start", "next": "none"}
 
 
+def test_a_device_that_was_lost_behind_what_succeeded_is_not_said_to_be_as_it_was() -> None:
+    device = MemoryDevice()
+
+    def lose(within_ms: int) -> list[str]:
+        device.place = None
+        return ["5 €"]
+
+    device.script = {"Price": lose}
+    result = run_on(device, execution(act("read_text", "r", "Price")))
+    assert result["status"] == "success"
+    assert (result["page"]["state"], result["page"]["next"]) == ("lost", "none")
+
+
 def test_a_lost_device_is_told_even_where_nothing_brings_it_back() -> None:
     device = MemoryDevice({"X": fail("DEVICE_LOST")})
 

@@ -47,6 +47,11 @@ def dialogs(session: Session) -> None:
     told = session.run(session.open("/dialogs"), GO, SNAP, timeout_ms=BUDGET_MS)
     frozen(session, told)
     page_says(told, "unresponsive", "same", "changed")
+    asked = {"type": "alert", "message": "1", "answer": "dismissed"}
+    assert asked in told["data"]["stepResults"][-1]["data"]["dialogs"], told  # of the step in which they came
+    if told["data"]["page"]["state"] == "unresponsive":  # the page was brought back, or given up
+        told = session.run(session.open("/"))
+        assert told["ok"] and told["data"]["stepResults"][0]["data"].keys() == {"where", "status"}, told
 
 
 def never_comes(session: Session) -> None:

@@ -152,6 +152,9 @@ class AndroidDevice:
         is_fresh = monotonic_ns() - self._seen_ns <= SEEN_MS * NS_PER_MS
         return self._seen if is_fresh else None
 
+    def take_notes(self) -> dict[str, object]:
+        return {}
+
     async def look(self, within_ms: int) -> Place:
         async with _explained("what is in the foreground", within_ms):
             said = (await self._adb.shell(_FOREGROUND, within_ms))[1].decode("utf-8", "replace")

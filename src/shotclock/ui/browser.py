@@ -14,7 +14,6 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from ..core.clocks import Deadline
 from ..core.errors import Failure
@@ -161,7 +160,7 @@ class BrowserDevice:
         self._documents[page] = f"page {id(page)}"
         page.on("close", lambda _: self._forget(page))
         page.on("crash", lambda _: self._forget(page))
-        page.on("dialog", lambda dialog: self._later(self._dismiss(dialog)))
+        page.on("dialog", lambda dialog: self._later(self._dismiss(dialog, page)))
         page.on("download", lambda download: self._later(self._refuse_download(download)))
         session = self._sessions[page] = await self._context.new_cdp_session(page)
         session.on("Page.frameNavigated", lambda told: self._note_document(page, told))
@@ -178,12 +177,14 @@ class BrowserDevice:
         self._sessions.pop(page, None)
         self._documents.pop(page, None)
 
-    async def _dismiss(self, dialog: Any) -> None:
-        """Answer a dialog, which holds its page until somebody does, and note it for the step's result."""
-        if len(self._dialogs) < MOST_TOLD:
-            self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": "dismissed"})
+    async def _dismiss(self, dialog: Any, page: Any) -> None:
+        """Answer a dialog, which holds its page until somebody does, and note it for the step's result. A page that
+        asks whether it may be left is left."""
+        answer = "accepted" if dialog.type == "beforeunload" else "dismissed"
+        if len(self._dialogs) < MOST_TOLD and page in self._pages:
+            self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": answer})
         with contextlib.suppress(Exception):  # the page has gone with it
-            await (dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
+            await (dialog.accept() if answer == "accepted" else dialog.dismiss())
 
     async def _refuse_download(self, download: Any) -> None:
         """Cancel a download, and note it: there is no action that would take it, and one that hangs would hold one of
@@ -245,7 +246,9 @@ class BrowserDevice:
             if session is not None:
                 self._later(session.send("Runtime.terminateExecution"))
                 with contextlib.suppress(Failure):
-                    return await self.look(TERMINATE_MS)
+                    place = await self.look(TERMINATE_MS)
+                    self._dialogs.clear()  # of the script that was ended: the next step has nothing to do with them
+                    return place
         if not self._is_own:
             raise Failure("DEVICE_LOST", "the page does not answer, and is not ours to replace")
         async with self._explained("recover", within_ms, "DEVICE_LOST"):
@@ -255,6 +258,7 @@ class BrowserDevice:
     async def _replace_page(self, deadline: Deadline) -> None:
         """Give up every page, and open a fresh one."""
         given_up, self._pages = self._context, []
+        self._dialogs.clear()
         with contextlib.suppress(TimeoutError):
             await _bounded(given_up.close(), DISCARD_MS)
         await _bounded(self.open_page(), deadline.remaining_ms(monotonic_ns()))
@@ -360,13 +364,13 @@ class BrowserDevice:
             return True
         return False
 
-    def _done(self, **data: object) -> dict[str, object]:
-        """Return the data of a step, with the dialogs and downloads that came up meanwhile, and were declined."""
+    def take_notes(self) -> dict[str, object]:
+        notes: dict[str, object] = {}
         for name, seen in (("dialogs", self._dialogs), ("downloads", self._downloads)):
             if seen:
-                data[name] = seen[:]
+                notes[name] = seen[:]
                 seen.clear()
-        return data
+        return notes
 
     # --- actions ----------------------------------------------------------------------------------------------
 
@@ -374,7 +378,7 @@ class BrowserDevice:
         raise Failure("ACTION_UNSUPPORTED", "a browser has no apps: open an address with open_uri")
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
-        if urlsplit(uri).scheme.lower() not in SCHEMES:
+        if uri.strip().partition(":")[0].lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
         deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained(f"opening {uri[:200]}", within_ms):
@@ -390,8 +394,8 @@ class BrowserDevice:
                     self._later(session.send("Page.stopLoading"))
                 if "Download is starting" not in str(error):
                     raise
-                return self._done(where=page.url, download=True)
-        return self._done(where=page.url, **({} if answer is None else {"status": answer.status}))
+                return dict(where=page.url, download=True)
+        return dict(where=page.url, **({} if answer is None else {"status": answer.status}))
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
         page = self._page
@@ -400,14 +404,14 @@ class BrowserDevice:
                 await _bounded(self._context.new_page(), within_ms)
             await _bounded(page.close(), within_ms)
         self._forget(page)
-        return self._done()
+        return {}
 
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
         if params.coordinate is not None:
             async with self._explained("click", within_ms):
                 await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
-            return self._done(where=page.url)
+            return dict(where=page.url)
         assert params.matcher is not None
         patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
         async with self._explained("click", within_ms, matcher=params.matcher):
@@ -417,7 +421,7 @@ class BrowserDevice:
                 await node.focus(timeout=left_ms)
             else:
                 await node.click(timeout=left_ms, delay=delay)
-        return self._done(where=self._page.url)
+        return dict(where=self._page.url)
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
         patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
@@ -430,7 +434,7 @@ class BrowserDevice:
                 await node.press_sequentially(params.text, timeout=timeout)
             if params.submit:
                 await node.press("Enter", timeout=timeout)
-        return self._done(length=len(params.text))
+        return dict(length=len(params.text))
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
         page = self._page
@@ -443,7 +447,7 @@ class BrowserDevice:
                 words = [key] if len(key) == 1 else key.split("+")
                 meant = "+".join(_KEYS.get(word.lower(), word) for word in words)
                 await _bounded(page.keyboard.press(meant), within_ms)
-        return self._done(where=page.url)
+        return dict(where=page.url)
 
     async def scroll(self, params: Scroll, within_ms: int) -> bool:
         page, ratio = self._page, params.distance_ratio
@@ -495,7 +499,7 @@ class BrowserDevice:
                 await self._await_node(matcher, patience)
             else:
                 await self._find(matcher).first.wait_for(state=state, timeout=_patience(within_ms))
-        return self._done(where=self._page.url, state=state)
+        return dict(where=self._page.url, state=state)
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
         if params.expected_package is not None:
@@ -513,7 +517,7 @@ class BrowserDevice:
                 raise Failure("WAIT_TIMEOUT", message) from None
         if params.expected_node is not None:
             await self.wait_for_node(params.expected_node, "visible", max(1, deadline.remaining_ms(monotonic_ns())))
-        return self._done(where=page.url)
+        return dict(where=page.url)
 
     async def snapshot(self, within_ms: int) -> Snapshot:
         page = self._page

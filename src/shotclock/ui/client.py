@@ -288,7 +288,9 @@ def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int |
     Failure DEVICE_UNAVAILABLE where none comes up in time."""
     from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
     from ..process.unsupervised import start_detached
+    from .device import kind_of
 
+    kind_of(device)  # nothing is started, and kept, for a name that is misspelt
     make_private_directory(folder())
     log = os.path.join(folder(), f"{stem_of(device)}.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

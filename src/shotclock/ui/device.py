@@ -90,6 +90,10 @@ class Device(Protocol):
         """Return what it is known to show without asking it; None where that is not known. Does not wait."""
         ...
 
+    def take_notes(self) -> dict[str, object]:
+        """Return, once, what came up by itself since it was last asked, for the data of a step: dialogs, downloads."""
+        ...
+
     async def look(self, within_ms: int) -> Place:
         """Ask the device what it shows. That it answers is the proof that it still works."""
         ...
@@ -191,12 +195,18 @@ KINDS = {"browser": ".browser", "cdp": ".browser", "android": ".android"}
 DEFAULT_DEVICE = "browser"
 
 
-def module_of(name: str) -> DeviceModule:
-    """Return the module of a device. Raises Failure DEVICE_UNAVAILABLE for a name that none knows."""
+def kind_of(name: str) -> str:
+    """Return the kind of a device. Raises Failure DEVICE_UNAVAILABLE for a name of none."""
     kind = name.partition(":")[0]
     if kind not in KINDS:
         known = "browser, browser:NAME, cdp:http://127.0.0.1:9222, android, android:SERIAL"
         raise Failure("DEVICE_UNAVAILABLE", f"there is no device {name!r:.100}; write one of {known}")
+    return kind
+
+
+def module_of(name: str) -> DeviceModule:
+    """Return the module of a device. Raises Failure DEVICE_UNAVAILABLE where it cannot be used."""
+    kind = kind_of(name)
     try:
         return cast(DeviceModule, import_module(KINDS[kind], __package__))
     except ModuleNotFoundError as error:

@@ -129,7 +129,8 @@ class ExecutionRun:
             if in_a_row >= budgets.BEST_EFFORT_MAX_FAILURES or page["next"] == "none":
                 break
         if page is None:
-            page = self._seen(before)
+            seen = self.device.place_seen()
+            page = await self._examine(before, started_ns) if seen is None else _page(seen, before)
         return self._result(steps, failures, index, page, started_ns)
 
     @property
@@ -174,11 +175,17 @@ class ExecutionRun:
         except Exception as bug:
             name, text, lines = describe_exception(bug)
             error = {"code": "INTERNAL_ERROR", "message": f"{name}: {text}", "traceback": lines}
+        notes = self.device.take_notes()
         if error is None:
-            return {"id": action.id, "actionType": action.type, "success": True, "data": data}, None
+            return {
+                "id": action.id,
+                "actionType": action.type,
+                "success": True,
+                "data": data | notes if notes else data,
+            }, None
         if error["code"] in _TIMEOUTS:
             error["clock"] = budget.ring()
-        step = {"id": action.id, "actionType": action.type, "success": False, "data": error}
+        step = {"id": action.id, "actionType": action.type, "success": False, "data": error | notes}
         return step, {**error, "actionId": action.id, "actionType": action.type}
 
     def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
@@ -200,13 +207,9 @@ class ExecutionRun:
         except (Failure, TimeoutError):
             return None
 
-    def _seen(self, before: Place | None) -> dict[str, object]:
-        """Say what is shown after everything went well, without asking for it."""
-        return _page(self.device.place_seen(), before)
-
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
-        """Find out what a failed step left of the page, and see to it that the next execution has one. A caller who has
-        no time for that is answered first: the device is replaced then."""
+        """Find out what is left of the page, after a step that failed or where it is not known, and see to it that the
+        next execution has one. A caller who has no time for that is answered first: the device is replaced then."""
         state, where = "unresponsive", None if before is None else before.where
         look_ms, may_recover = LOOK_MS, True
         if self.within_ms is not None:
@@ -284,9 +287,7 @@ def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideE
     return SideEffects.COMPLETE if is_whole else SideEffects.PARTIAL
 
 
-def _page(now: Place | None, before: Place | None) -> dict[str, object]:
-    if now is None:
-        return {"state": "unknown", "where": None, "next": "same"}
+def _page(now: Place, before: Place | None) -> dict[str, object]:
     is_same = before is not None and now.document == before.document
     return {"state": "same" if is_same else "changed", "where": now.where, "next": "same"}
 
@@ -401,8 +402,9 @@ async def _keep_image(image: bytes, path: str | None) -> dict[str, object]:
         raise Failure("ACTION_FAILED", f"the path of a screenshot must be absolute, and is {path!r}")
     try:
         await asyncio.to_thread(_write, path, image)
-    except OSError as error:
-        raise Failure("ACTION_FAILED", f"the image cannot be written to {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = getattr(error, "strerror", None) or error
+        raise Failure("ACTION_FAILED", f"the image cannot be written to {path}: {why}") from error
     return data | {"path": path}
 
 

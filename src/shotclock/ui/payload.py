@@ -45,7 +45,7 @@ KEYS = (
 
 def _milliseconds(written: Any) -> int:
     """Return a number of milliseconds. Raises ValueError for what is no finite, whole number."""
-    if type(written) not in (int, float) or not math.isfinite(written):
+    if type(written) is not int and (type(written) is not float or not math.isfinite(written)):
         raise ValueError("must be a finite number")
     if written != int(written):
         raise ValueError("must be a whole number of milliseconds")
@@ -100,7 +100,7 @@ def _count_up_to(limit: int) -> Before:
 
 
 def _coordinate(written: Any) -> float:
-    if type(written) not in (int, float) or not math.isfinite(written) or not 0 <= written <= 100_000:
+    if type(written) not in (int, float) or not 0 <= written <= 100_000:
         raise ValueError("must be a number between 0 and 100000")
     return float(written)
 
