@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, plain_schema, signature_of, to_jsonable
 from .core.catalogue import (
@@ -39,7 +39,7 @@ from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
-from .core.value_types import lazy_pattern
+from .core.value_types import NamedTuple, TypedDict, lazy_pattern
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.value_types import (
     MADE_UNCOMPILED,
+    NamedTuple,
     as_dict,
     dataclass,
     default_factory,
@@ -267,3 +268,27 @@ def test_a_frozen_dataclass_can_be_pickled() -> None:
 class FrozenPoint:
     x: int
     y: tuple[int, ...] = ()
+
+
+class Note(NamedTuple):
+    number: int
+    text: str
+    is_last: bool = False
+
+
+def test_a_tuple_with_names_is_made_by_position_and_its_last_items_may_be_left_out():
+    note = Note(1, "a")
+    assert note == (1, "a", False) and (note.number, note.text, note.is_last) == note
+    assert Note(1, "a", True).is_last and repr(note) == "Note(number=1, text='a', is_last=False)"
+    assert pickle.loads(pickle.dumps(note)) == note and type(pickle.loads(pickle.dumps(note))) is Note
+    match note:
+        case Note(number=1, text=text):
+            assert text == "a"
+        case _:
+            raise AssertionError
+
+
+@pytest.mark.parametrize("items", [(), (1,), (1, "a", True, None)])
+def test_a_tuple_with_too_few_or_too_many_items_is_refused(items: tuple[Any, ...]):
+    with pytest.raises(TypeError, match="Note takes number, text, is_last, and was given"):
+        Note(*items)

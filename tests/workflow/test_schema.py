@@ -52,6 +52,7 @@ def test_the_least_of_every_kind_is_accepted(kind: str) -> None:
         if (kind, key) not in (
             ("mcp", "url"),
             ("ai", "prompt"),
+            ("ui", "execution"),
         ):  # that one of two is there is checked by `check` alone
             assert not VALIDATOR.is_valid({"steps": {"a": {"type": kind, **less}}})
 

@@ -19,12 +19,54 @@ if TYPE_CHECKING:
     import re
     from dataclasses import dataclass as dataclass
     from typing import Any, TypeVar, dataclass_transform
+    from typing import NamedTuple as NamedTuple
+    from typing import TypedDict as TypedDict
 
     T = TypeVar("T")
 else:
 
     def dataclass_transform(**_):
         return lambda decorator: decorator
+
+
+if not TYPE_CHECKING:
+    # Those of `typing` compile a method for each class, and each annotation that is text, at every start.
+
+    class NamedTuple(tuple):
+        """Base of tuples whose items have names. They are made by position alone; the last may have defaults."""
+
+        __slots__ = ()
+
+        def __init_subclass__(cls):
+            # What collections.namedtuple uses: private, and the price of the start-up ratios in design R24.
+            from _collections import _tuplegetter
+
+            names = tuple(cls.__annotations__)
+            cls._defaults = tuple(vars(cls)[name] for name in names if name in vars(cls))
+            cls._fields = cls.__match_args__ = names
+            for position, name in enumerate(names):
+                setattr(cls, name, _tuplegetter(position, ""))
+
+        def __new__(cls, *items):
+            missing = len(cls._fields) - len(items)
+            if missing:
+                if not 0 < missing <= len(cls._defaults):
+                    raise TypeError(f"{cls.__name__} takes {', '.join(cls._fields)}, and was given {len(items)} items")
+                items += cls._defaults[-missing:]
+            return tuple.__new__(cls, items)
+
+        def __getnewargs__(self):
+            return tuple(self)
+
+        def __repr__(self):
+            items = (f"{name}={item!r}" for name, item in zip(self._fields, self, strict=True))
+            return f"{type(self).__name__}({', '.join(items)})"
+
+    class TypedDict:
+        """Base of classes that only say which keys a dict may have."""
+
+        def __init_subclass__(cls, total=True):
+            pass
 
 
 class _Made:

@@ -8,15 +8,17 @@ of its users' (a server) unpickles only what is made of plain values and classes
 its JSON form, which travels beside.
 """
 
-# Annotations are evaluated here: of those that are text a NamedTuple would compile each, at every start.
+from __future__ import annotations
+
 import contextlib
 import io
 import os
 import pickle
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from ..core.errors import code_of
+from ..core.value_types import NamedTuple
 from . import ipc
 
 
@@ -186,7 +188,7 @@ def pack(message: Message) -> bytes:
 class Reader(ipc.MessageReader):
     """Reader of these messages."""
 
-    def receive(self) -> "list[ipc.Message]":
+    def receive(self) -> list[ipc.Message]:
         return [_make(_TYPES[received[0]], received[1:]) for received in super().receive()]
 
 
