@@ -19,13 +19,14 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from ..core.redaction import looks_secret
 from ..core.value_types import value
-from ..inbox.inbox import KEY_FILE, Inbox
+from ..inbox.inbox import KEY_FILE
 from ..process import kernel
 from ..process.clock import monotonic_ns, pause
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
 from ..store.store import Store
+from ..workflow.engine import OpenedInbox
 from .connection import Address, connect
 from .messages import DEFAULT_QUEUE
 from .payloads import read_key
@@ -125,20 +126,3 @@ def make_workers(client: Client, services: WorkerServices, options: WorkerOption
         max_concurrent_activity_task_polls=1,
     )
     return steps, orders
-
-
-class OpenedInbox:
-    """The inbox of a worker's own store, opened when a step asks somebody."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._inbox: Inbox | None = None
-
-    def __call__(self) -> Inbox:
-        if self._inbox is None:
-            self._inbox = Inbox(self._store)
-        return self._inbox
-
-    async def close(self) -> None:
-        if self._inbox is not None:
-            await self._inbox.close()

@@ -351,7 +351,7 @@ class _Run:
             if outer is None:
                 runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
                 runtime.open_channel(self.store.home)
-                inbox: Callable[[], Inbox] = (opened := _OpenedInbox(self.store))
+                inbox: Callable[[], Inbox] = (opened := OpenedInbox(self.store))
                 stack.push_async_callback(opened.close)
                 runtime.person_observer = partial(ask_person, inbox)
                 person_wait = PersonWait(self.caller.budget_ms)
@@ -615,7 +615,7 @@ def describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any
     }
 
 
-class _OpenedInbox:
+class OpenedInbox:
     """The inbox of a store, opened when somebody is to be asked."""
 
     def __init__(self, store: Store) -> None:
