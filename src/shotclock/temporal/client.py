@@ -19,7 +19,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import result_of
 from ..core.trace import TraceContext
-from ..core.value_types import value
+from ..core.value_types import replace_fields, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Outcome, admit, answer, inherited_deadline
 from ..store.proposals import read_exported
@@ -174,10 +174,10 @@ async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
     return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
 
 
-async def read_progress(handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
+async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC_LIMIT) -> dict[str, Any]:
     """Return how far a run is. Raises Failure where there is none, or no worker can say so."""
     try:
-        told: dict[str, Any] = await handle.query("progress", rpc_timeout=RPC_LIMIT)
+        told: dict[str, Any] = await handle.query("progress", rpc_timeout=limit)
         return told
     except RPCError as error:
         raise _not_reached(handle, error) from None
@@ -263,6 +263,14 @@ async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
     if described.close_time is not None:
         envelope = (await _read_envelope(handle)).to_dict()
         ended_at = WallTime(int(described.close_time.timestamp() * 1000))
+    run, records = make_run(run_id, told)
+    parked_at = now if told["only_waits"] and ended_at is None else None
+    run = replace_fields(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
+    return report_of(run, records, now=now, is_alive=True)
+
+
+def make_run(run_id: str, told: Mapping[str, Any]) -> tuple[Run, dict[str, StepRecord]]:
+    """Return a run that is under way, and its steps, as a store would have them."""
     run = Run(
         run_id,
         told["name"],
@@ -273,12 +281,27 @@ async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
         NOWHERE,
         WallTime(told["began_at"]),
         None if told["deadline_at"] is None else WallTime(told["deadline_at"]),
-        ended_at,
-        envelope,
-        now if told["only_waits"] and ended_at is None else None,
+        None,
+        None,
     )
-    records = {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
-    return report_of(run, records, now=now, is_alive=True)
+    return run, {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
+
+
+async def is_running(client: Client, run_id: str) -> bool:
+    """Return whether a run is under way. Raises RPCError where the engine does not say so."""
+    try:
+        described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return described.close_time is None
+
+
+async def list_running(client: Client, most: int | None = None, *, only_waiting: bool = False) -> list[str]:
+    """Return the ids of the runs that are under way. `only_waiting`: without those that are known to ask nobody."""
+    query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+    return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
 
 
 async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str, Any]:
@@ -300,13 +323,12 @@ async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str
 async def pull_proposals(client: Client, store: Store, id: str | None = None) -> dict[str, str]:
     """Write down in a store what the runs of the engine ask people, and return whose run each is. `id`: that one."""
     runs: dict[str, str] = {}
-    query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
-    async for found in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+    for run_id in await list_running(client, only_waiting=True):
         with contextlib.suppress(Failure):  # it has ended meanwhile, or nobody answers for it
-            told = await read_progress(client.get_workflow_handle(found.id))
+            told = await read_progress(client.get_workflow_handle(run_id))
             waiting = [each for each in told["waiting"] if id is None or each["id"] == id]
             await asyncio.to_thread(unpack_proposals, waiting, store)
-            runs |= {each["id"]: found.id for each in waiting}
+            runs |= {each["id"]: run_id for each in waiting}
             if id in runs:
                 break
     return runs
@@ -316,10 +338,21 @@ async def push_decision(client: Client, run_id: str, store: Store, id: str) -> N
     """Tell a run how its proposal was decided. Raises Failure where somebody was faster."""
     record = await asyncio.to_thread(store.proposals.export, id)
     assert record is not None
-    handle = client.get_workflow_handle(run_id)
+    await send_decision(client, run_id, pack_record("", record))
+
+
+async def send_decision(client: Client, run_id: str, decided: dict[str, Any]) -> None:
+    """Give a run one of its proposals, decided. Raises Failure: ALREADY_DECIDED where somebody was faster,
+    CONNECT_FAILED where nobody answers for the run, CONNECTION_LOST where it is not known whether it was taken."""
+    id, handle = decided["id"], client.get_workflow_handle(run_id)
     told = await read_progress(handle)
     step = next((each["step"] for each in told["waiting"] if each["id"] == id), "")
     try:
-        await handle.execute_update("decide", pack_record(step, record), rpc_timeout=RPC_LIMIT)
-    except (WorkflowUpdateFailedError, RPCError) as error:
+        await handle.execute_update("decide", {**decided, "step": step}, rpc_timeout=RPC_LIMIT)
+    except WorkflowUpdateFailedError as error:
         raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
+            raise Failure("ALREADY_DECIDED", f"{id} is not open any more: its run has ended") from None
+        message = f"whether run {run_id} has taken the decision about {id} is not known: {error}"
+        raise Failure("CONNECTION_LOST", message, suggestion="look at it again before you decide again") from None

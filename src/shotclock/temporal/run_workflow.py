@@ -91,6 +91,8 @@ class RunWorkflow:
         self._ended_by: str | None = None
         self._waiting: dict[str, dict[str, Any]] = {}
         """What people are asked, by the id of the proposal."""
+        self._decided: dict[str, dict[str, Any]] = {}
+        """What has become of those that were decided or have expired, without what was asked."""
         self._holders: dict[str, str] = {}
         """The queues at which orders for steps are heard that have run for a while."""
         self._children: dict[str, str] = {}
@@ -417,6 +419,10 @@ class RunWorkflow:
                     self._waiting[id] = {**self._waiting[id], "status": "expired"}
         finally:
             decided = [self._waiting.pop(id) for id in ids]
+            for each in decided:
+                if each["status"] != "pending" and "record" in each:
+                    record = {**each["record"], "status": each["status"]}
+                    self._decided[each["id"]] = {key: record[key] for key in record if key != "ask"}
         return decided
 
     @workflow.update
@@ -494,6 +500,7 @@ class RunWorkflow:
             "workflow": self._given["workflow"],
             "steps": {name: state.to_record() for name, state in states.items()},
             "waiting": list(self._waiting.values()),
+            "decided": self._decided,
             "children": dict(self._children),
             "only_waits": bool(self._waiting or self._children) and is_working and self._is_left_to_people(),
         }
