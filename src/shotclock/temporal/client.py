@@ -8,7 +8,9 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
@@ -32,8 +34,9 @@ from ..workflow.report import Report, report_of
 from ..workflow.schema import check_inputs
 from ..workflow.state import StepState, describe_steps, effects_of
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
-from .payloads import write_workflow
+from .payloads import read_key, write_workflow
 from .proposals import pack_record, unpack_proposals
+from .search_attributes import KEYS, STATUS, WAITING, describe_beginning
 
 # How often the caller looks how far the run is, where anybody wants to know.
 LOOK_S = 0.5
@@ -41,6 +44,7 @@ LOOK_S = 0.5
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
 # An order goes to the worker that has the step, and back.
+ATTRIBUTES_LIMIT = timedelta(seconds=5)
 ORDER_LIMIT = timedelta(seconds=20)
 # What the end of a run may take beyond its deadline: grace, a worker that has to be missed first, another that starts.
 END_MARGIN_MS = 60_000
@@ -70,6 +74,7 @@ async def start(
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
     )
     inputs = check_inputs(request.workflow, request.inputs)
+    attributes = await find_attributes(client)
     given: RunInput = {
         "version": VERSION,
         "run_id": request.run_id,
@@ -86,6 +91,7 @@ async def start(
         "heartbeat_ms": options.heartbeat_ms,
         "queue": options.queue,
         "env": {},
+        "attributes": attributes,
     }
     try:
         await client.start_workflow(
@@ -97,6 +103,7 @@ async def start(
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             task_timeout=timedelta(seconds=TASK_LIMIT_S),
             static_summary=request.name,
+            search_attributes=describe_beginning(request.name, attributes),
             memo={"name": request.name, "file": request.file},
             rpc_timeout=RPC_LIMIT,
         )
@@ -106,6 +113,26 @@ async def start(
         raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
     within_ms = None if call.bound.bell is None else call.bound.limit_ms + END_MARGIN_MS
     return await wait_for_end(client, request.run_id, caller, address, within_ms)
+
+
+_attributes: WeakKeyDictionary[Client, list[str]] = WeakKeyDictionary()
+
+
+async def find_attributes(client: Client) -> list[str]:
+    """Return the search attributes of ours that the namespace has, looked up once for each client. None with a key for
+    what is sent: Temporal keeps them as they are. None where nobody says so: runs do without."""
+    if client not in _attributes:
+        found: list[str] = []
+        if read_key(os.environ) is None:
+            with contextlib.suppress(RPCError):
+                told = await client.operator_service.list_search_attributes(
+                    ListSearchAttributesRequest(namespace=client.namespace), timeout=ATTRIBUTES_LIMIT
+                )
+                found = [
+                    key.name for key in KEYS if told.custom_attributes.get(key.name) == int(key.indexed_value_type)
+                ]
+        _attributes[client] = found
+    return _attributes[client]
 
 
 async def wait_for_end(
@@ -301,6 +328,8 @@ async def is_running(client: Client, run_id: str) -> bool:
 async def list_running(client: Client, most: int | None = None, *, only_waiting: bool = False) -> list[str]:
     """Return the ids of the runs that are under way. `only_waiting`: without those that are known to ask nobody."""
     query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+    if only_waiting and STATUS.name in await find_attributes(client):
+        query += f" AND ({STATUS.name} = '{WAITING}' OR {STATUS.name} IS NULL)"
     return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
 
 
