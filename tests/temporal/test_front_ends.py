@@ -10,7 +10,7 @@ import pytest
 
 from shotclock.inbox.access import Role
 from tests.server.web.serving import Served
-from tests.temporal.conftest import Cluster, Runs, free_port, steps_of, wait_until
+from tests.temporal.conftest import Cluster, Program, Runs, free_port, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -218,7 +218,7 @@ def test_runs_are_seen_with_their_clocks_and_wound_down_from_a_front_end(front_e
     wait_until(lambda: run_id not in front_ends.running(0), "the end of the run")
 
 
-def test_an_engine_that_is_gone_is_said_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_is_said_and_holds_up_nobody(tmp_path: Path, opened: Any) -> None:
     url = f"temporal://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         front_ends = FrontEnds(tmp_path, url, stack)
@@ -230,3 +230,82 @@ def test_an_engine_that_is_gone_is_said_and_holds_up_nobody(tmp_path: Path) -> N
         assert refused.code == "CONNECT_FAILED"
         body = {"action_hash": "-", "status": "approved"}
         assert front_ends.ask(0, "POST", "/api/inbox/p-aaaaaaaaaa/decision", body).code == "CONNECT_FAILED"
+        page = opened(front_ends.servers[0], front_ends.operators[0])
+        page.get_by_text("cannot be reached").wait_for()
+        page.get_by_role("tab", name="Running").click()
+        page.get_by_role("heading", name="What runs is not known").wait_for()
+
+
+def test_an_engine_that_comes_back_is_found_again_and_nothing_is_lost(own_cluster: Cluster, tmp_path: Path) -> None:
+    engine = own_cluster.start_engine()
+    own_cluster.start_worker()
+    runs = Runs(tmp_path, own_cluster.url)
+    with ExitStack() as stack:
+        stack.callback(runs.close)
+        front_ends = FrontEnds(tmp_path, own_cluster.url, stack)
+        code, envelope = runs.run(ASKS, "--budget", "100ms")
+        assert code == 14, envelope
+        id = front_ends.wait_for_proposal(0, set())
+
+        def problem() -> Any:
+            return front_ends.ask(0, "GET", "/api/inbox?status=pending").data["engine"]["problem"]
+
+        assert problem() is None
+        engine.kill()
+        wait_until(problem, "word that the engine is gone")
+        refused = front_ends.decide(0, id, status="approved", answer="too early")
+        assert refused.code == "CONNECT_FAILED", refused.json
+        assert id in front_ends.pending(0)
+        own_cluster.start_engine()
+        wait_until(lambda: problem() is None, "word that the engine is back")
+        assert front_ends.decide(0, id, status="approved", answer="in time").status == 200
+        code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
+        assert code == 0 and envelope["data"]["steps"]["ask"]["output"] == "in time", envelope
+
+
+def test_what_is_decided_in_the_store_of_a_worker_reaches_its_run(cluster: Cluster, runs: Runs) -> None:
+    """The workers and the server have the same store: what is decided there without the engine is passed on."""
+    home = cluster.folder / "home"
+    served = Served(home, runs.folder / "log", words=("inbox", "serve"), options=("--on", cluster.url))
+    served.start()
+    try:
+        code, envelope = runs.run(ASKS, "--budget", "1s", "--run-id", f"beside-{time.monotonic_ns()}")
+        assert code == 14, envelope
+        id = envelope["data"]["waiting"][0]["proposal_id"]
+        words = ["inbox", "approve", id, "--answer", "here", "--json"]
+        code, told = Program(words, runs.folder, "approve", home=home).ended()
+        assert code == 0, told
+        code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
+        assert code == 0 and envelope["data"]["steps"]["ask"]["output"] == "here", envelope
+    finally:
+        served.stop()
+
+
+def test_the_page_shows_runs_and_questions_of_the_engine(front_ends: FrontEnds, runs: Runs, opened: Any) -> None:
+    run_id = f"page-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        name: from afar
+        timeout: 100
+        steps:
+          works: {type: command, exec: "sleep 90", timeout: 60, grace: 100ms}
+          deploy: {type: command, exec: "touch deployed", approval: true}
+        """,
+        *("--run-id", run_id, "--heartbeat", "4s"),
+    )
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = opened(front_ends.servers[0], front_ends.operators[0])
+    page.locator("#rows li.row", has_text="deploy").first.click()
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
+    wait_until((runs.folder / "deployed").exists, "the step that was approved on the page")
+    page.get_by_role("tab", name="Running").click()
+    page.locator("#rows li.row", has_text="from afar").click()
+    step = page.locator("li.step", has_text="works")
+    expect(step.get_by_role("button", name="+5 m")).to_be_visible()
+    expect(page.get_by_role("button", name="+5 m")).to_have_count(1)  # a whole run on Temporal has no more time to get
+    step.get_by_role("button", name="Wind down").click()
+    step.get_by_role("button", name="Wind down: press again").click()
+    _, envelope = running.ended()
+    assert steps_of(envelope)["deploy"] == "succeeded", envelope
+    expect(page.get_by_role("heading", name="It does not run any more")).to_be_visible()

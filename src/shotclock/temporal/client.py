@@ -43,8 +43,11 @@ LOOK_S = 0.5
 # A workflow whose worker has died in the middle of a decision goes on elsewhere after this.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
-# An order goes to the worker that has the step, and back.
+# Before a decision is given to a run, it is seen that somebody answers for it.
+SEEN_LIMIT = timedelta(seconds=5)
+# An engine that does not say which search attributes it has is told of none.
 ATTRIBUTES_LIMIT = timedelta(seconds=5)
+# An order goes to the worker that has the step, and back.
 ORDER_LIMIT = timedelta(seconds=20)
 # What the end of a run may take beyond its deadline: grace, a worker that has to be missed first, another that starts.
 END_MARGIN_MS = 60_000
@@ -374,7 +377,7 @@ async def send_decision(client: Client, run_id: str, decided: dict[str, Any]) ->
     """Give a run one of its proposals, decided. Raises Failure: ALREADY_DECIDED where somebody was faster,
     CONNECT_FAILED where nobody answers for the run, CONNECTION_LOST where it is not known whether it was taken."""
     id, handle = decided["id"], client.get_workflow_handle(run_id)
-    told = await read_progress(handle)
+    told = await read_progress(handle, SEEN_LIMIT)
     step = next((each["step"] for each in told["waiting"] if each["id"] == id), "")
     try:
         await handle.execute_update("decide", {**decided, "step": step}, rpc_timeout=RPC_LIMIT)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio.client import Client
+from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError
 
 from ..core.clocks import WallTime
@@ -43,16 +44,18 @@ from .proposals import pack_record
 LOOK_S = 1.0
 # All that is asked of the engine for one look, or for one request. One that is gone, or runs without a worker, runs it
 # out. Together with the body of a request it is shorter than what a request may take.
-LOOK_LIMIT_S = 8.0
-CHANGE_LIMIT_S = 20.0
+LOOK_LIMIT_S = 6.0
+CHANGE_LIMIT_S = 12.0
 # Without a worker nobody answers for a run.
-ANSWER_LIMIT = timedelta(seconds=5)
+ANSWER_LIMIT = timedelta(seconds=3)
+ASK_LIMIT_S = 4.0
 # So many runs are asked at a time, and listed at most.
 ASKED_AT_ONCE = 16
 MOST_RUNS = 500
 MOST_ADOPTED = 1_000
 
 T = TypeVar("T")
+RunAndCalls = tuple[Run, dict[str, StepRecord], list[dict[str, Any]]]
 
 
 @value
@@ -101,6 +104,8 @@ class FrontEnd:
             self.problem = f"no worker answers for {silent} runs: what they ask is not known" if silent else None
         except Failure as failure:
             self.problem = str(failure)
+        except Exception as error:  # ours: those who look at the page are to know that it does not change any more
+            self.problem = f"looking at {self._address} has failed: {type(error).__name__}: {error}"
 
     async def _within(self, limit_s: float, work: Awaitable[T], code: str = "CONNECT_FAILED") -> T:
         try:
@@ -124,20 +129,22 @@ class FrontEnd:
         ids = await list_running(client, MOST_RUNS, only_waiting=True)
         told = await self._ask(client, ids)
         found = {each["id"]: (run_id, each) for run_id, run in told.items() for each in run["waiting"]}
-        new = {id: each for id, each in found.items() if "record" in each[1] and id not in self._open}
-        if new:
-            await asyncio.to_thread(self._take_new, [each for _, each in new.values()])
-            self._open |= {id: Asked(run_id, each["step"]) for id, (run_id, each) in new.items()}
+        asked = {id: each for id, each in found.items() if "record" in each[1]}
+        if asked:
+            unheard = await asyncio.to_thread(self._take_new, [each for _, each in asked.values()])
+            self._open |= {id: Asked(run_id, each["step"]) for id, (run_id, each) in asked.items()}
+            for record in unheard:
+                await self._send_unheard(client, self._open[record["id"]], record)
         if not self._has_adopted:
             self._open |= await self._find_left_over(client)
             self._has_adopted = True
-        for id, asked in list(self._open.items()):
-            if id not in found and (asked.run_id not in ids or asked.run_id in told):
-                await self._settle(client, id, asked, told.get(asked.run_id))
+        for id, known in list(self._open.items()):
+            if id not in found and (known.run_id not in ids or known.run_id in told):
+                await self._settle(client, id, known, told.get(known.run_id))
         return len(ids) - len(told)
 
     async def _ask(self, client: Client, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return how far the runs are that somebody answers for."""
+        """Return how far the runs are that somebody answers for in time."""
         places = asyncio.Semaphore(ASKED_AT_ONCE)
 
         async def ask(run_id: str) -> tuple[str, dict[str, Any] | None]:
@@ -148,17 +155,44 @@ class FrontEnd:
                     # One that has ended meanwhile asks nothing.
                     ended: dict[str, Any] = {"waiting": [], "steps": {}}
                     return run_id, ended if failure.code == "RUN_NOT_FOUND" else None
+                except TemporalError:  # its workflow cannot answer
+                    return run_id, None
 
-        answers = await asyncio.gather(*map(ask, ids))
+        asking = [asyncio.ensure_future(ask(run_id)) for run_id in ids]
+        if not asking:
+            return {}
+        try:
+            answered, _ = await asyncio.wait(asking, timeout=ASK_LIMIT_S)
+        finally:
+            for each in asking:
+                each.cancel()
+        answers = [each.result() for each in answered]
         return {run_id: told for run_id, told in answers if told is not None}
 
-    def _take_new(self, packed: list[dict[str, Any]]) -> None:
+    def _take_new(self, packed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write down what is new. Return what was decided in this very store, and its run has not heard of: a worker
+        may use the same one, and what it asks is here before its run has it."""
         store, now = self._store(), wall_time()
+        unheard: list[dict[str, Any]] = []
+        pending = {each.id for each in store.proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED)}
         for each in packed:
+            if each["id"] in pending:
+                continue
+            known = store.proposals.get(each["id"])
             # What is over here stays so: the engine may have been asked just before.
-            if each["expires_at"] > now.ms and store.proposals.get(each["id"]) is None:
+            if known is not None and known.status.is_decided:
+                unheard.append(export_proposal(known))
+            elif known is None and each["expires_at"] > now.ms:
                 store.proposals.take_over({**each["record"], "status": each["status"]}, now)
         AuditFile(store).catch_up_if_possible()
+        return unheard
+
+    async def _send_unheard(self, client: Client, asked: Asked, record: dict[str, Any]) -> None:
+        try:
+            await send_decision(client, asked.run_id, pack_record(asked.step, record))
+        except Failure as failure:
+            if failure.code != "ALREADY_DECIDED":  # then it has heard of it, or of another, which is seen
+                raise  # it is tried again at the next look
 
     async def _find_left_over(self, client: Client) -> dict[str, Asked]:
         """Return what an earlier server, or a worker, has left open in this store, and runs of the engine asked."""
@@ -167,10 +201,9 @@ class FrontEnd:
             store = self._store()
             found: dict[str, str] = {}
             for each in store.proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED):
-                proposal = None if each.id in self._open else store.proposals.get(each.id)
-                run_id, slash, _ = ((proposal and proposal.key) or "").partition("/")
-                if slash and store.runs.get(run_id) is None:  # else it is a run of this machine
-                    found[each.id] = run_id
+                proposal = store.proposals.get(each.id)
+                if proposal is not None and each.id not in self._open and self._may_be_engines(each.id):
+                    found[each.id] = str(proposal.key).partition("/")[0]
             return found
 
         left = await asyncio.to_thread(read)
@@ -203,12 +236,21 @@ class FrontEnd:
             AuditFile(store).catch_up_if_possible()
 
     async def has(self, id: str) -> bool:
-        """Return whether a run of the engine asked this. Where that is not known yet, look."""
-        if id not in self._open and not self._has_adopted:
+        """Return whether a run of the engine asked this. Where that is not known, look."""
+        if id in self._open:
+            return True
+        if not self._has_adopted or await asyncio.to_thread(self._may_be_engines, id):
             await self.look()
-            if not self._has_adopted:
+            if self.problem is not None and id not in self._open:
                 raise Failure("CONNECT_FAILED", f"whose proposal {id[:100]} is, is not known: {self.problem}")
         return id in self._open
+
+    def _may_be_engines(self, id: str) -> bool:
+        """Return whether an open proposal is that of a run, and of none of this machine."""
+        store = self._store()
+        proposal = store.proposals.get(id)
+        run_id, slash, _ = ((proposal and proposal.key) or "").partition("/")
+        return bool(slash) and proposal is not None and proposal.is_open and store.runs.get(run_id) is None
 
     async def decide(
         self, id: str, decision: Decision, by: Principal, *, action_hash: str | None, confirmation: str | None
@@ -253,19 +295,21 @@ class FrontEnd:
 
     # --- runs ---------------------------------------------------------------------------------------------
 
-    async def list_runs(self, most: int) -> list[tuple[Run, dict[str, StepRecord], list[dict[str, Any]]]]:
-        """Return the runs that are under way, each with its steps, and its calls as the workers last told them."""
+    async def list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:
+        """Return the runs that are under way, each with its steps, and its calls as the workers last told them; and how
+        many there are that nobody answers for. Raises Failure."""
         return await self._within(LOOK_LIMIT_S, self._list_runs(most))
 
-    async def _list_runs(self, most: int) -> list[tuple[Run, dict[str, StepRecord], list[dict[str, Any]]]]:
+    async def _list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:
         client = await self._connect()
-        told = await self._ask(client, await list_running(client, most))
+        ids = await list_running(client, most)
+        told = await self._ask(client, ids)
         runs = []
         for run_id, each in told.items():
             if "name" in each:
                 run, records = make_run(run_id, each)
                 runs.append((run, records, [_describe_run_call(run), *await self._read_calls(client, run_id)]))
-        return runs
+        return runs, len(ids) - len(told)
 
     async def _read_calls(self, client: Client, run_id: str) -> list[dict[str, Any]]:
         """Return the calls of a run's steps, from the last heartbeats of their workers."""

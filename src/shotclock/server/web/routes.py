@@ -153,7 +153,9 @@ class _Stream:
                 raise error
 
     async def _read(self) -> None:
-        await self._waiting.put(event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine)}))
+        await self._waiting.put(
+            event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine, self._principal)})
+        )
         async for change in self._inbox.changes(self._after):
             proposal = change if isinstance(change, Summary) else change.proposal
             if not self._principal.may_see(proposal):
@@ -168,7 +170,7 @@ class _Stream:
                 async with asyncio.timeout(HEARTBEAT_S):
                     text = await self._waiting.get()
             except TimeoutError:
-                text = event("alive", {"engine": describe_engine(self._engine)})
+                text = event("alive", {"engine": describe_engine(self._engine, self._principal)})
             while not self._waiting.empty():
                 text += self._waiting.get_nowait()
             if not await is_still_known(self._request):
@@ -374,7 +376,7 @@ class Operators:
                 "now": wall_time().iso(),
                 "seq": seen[0].seq if seen else 0,
                 "proposals": [summary(proposal, principal) for proposal in found],
-                "engine": describe_engine(self._engine),
+                "engine": describe_engine(self._engine, principal),
             }
 
         return await answer_request("inbox list", work())

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from ...core.clocks import ProcessIdentity
 from ...core.errors import Failure
-from ...inbox.access import Principal
+from ...inbox.access import Principal, Role
 from ...inbox.proposal_json import mistake, read_number
 from ...process.clock import wall_time
 from ...process.kernel import is_alive, this_process
@@ -69,10 +69,12 @@ class RunningCalls:
                 _describe_run(run, await asyncio.to_thread(store.runs.steps, run.id), calls.get(run.holder))
                 for run in runs
             ]
-            engine = describe_engine(self._engine)
+            engine = describe_engine(self._engine, principal)
             if self._engine is not None and engine is not None:
                 try:
-                    shown += [_describe_run(*run) for run in await self._engine.list_runs(MOST_LISTED)]
+                    found, silent = await self._engine.list_runs(MOST_LISTED)
+                    shown += [_describe_run(*run) for run in found]
+                    engine["problem"] = f"no worker answers for {silent} runs" if silent else None
                 except Failure as failure:
                     engine["problem"] = str(failure)
             return {
@@ -138,9 +140,9 @@ class RunningCalls:
         return await asyncio.to_thread(ask_holder, store.home, holder, request)
 
 
-def describe_engine(engine: FrontEnd | None) -> dict[str, object] | None:
-    """Return where the engine is, and what is wrong with it; None where there is none."""
-    return None if engine is None else {"url": engine.url, "problem": engine.problem}
+def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
+    """Return where the engine is, and what is wrong with it; None where there is none. Agents are not told."""
+    return None if engine is None or to.role is Role.AGENT else {"url": engine.url, "problem": engine.problem}
 
 
 def _read_store(store: Store) -> tuple[list[Run], list[Job]]:
