@@ -19,22 +19,12 @@ from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
-from ..temporal.connection import connect, read_address
+from ..temporal.connection import connect, read_address, require_sdk
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.report import Report
 from .control import show_control
 from .output import StopSignal, raise_on_stop, say_line
 from .subcommand import Work, admit_call, conclude, deliver
-
-INSTALL = "pip install 'shotclock[scale]'"
-
-
-def _require_sdk() -> None:
-    """Raise Failure where the package of Temporal is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("temporalio") is None:
-        raise Failure("PRECONDITION", "runs on Temporal need temporalio, which is not installed", suggestion=INSTALL)
 
 
 def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Awaitable[str]], as_json: bool) -> int:
@@ -47,7 +37,7 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
 
     def body() -> Outcome:
         raise_on_stop()
-        _require_sdk()
+        require_sdk()
         return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
 
     return deliver(conclude(call, body), as_json)
@@ -88,7 +78,7 @@ def dev_main(options: dict[str, Any], as_json: bool) -> int:
 
 def cancel_on_engine(on: str, run_id: str) -> Outcome:
     """Stop a run that an engine has, and say how it ended."""
-    _require_sdk()
+    require_sdk()
     from ..temporal.client import cancel
 
     async def main() -> Envelope:
@@ -109,7 +99,7 @@ def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: in
 
     def body() -> Outcome:
         async def main() -> dict[str, Any]:
-            _require_sdk()
+            require_sdk()
             from ..temporal.client import send_order
 
             client = await connect(read_address(on, os.environ))
@@ -130,7 +120,7 @@ def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: in
 
 def report_on_engine(on: str, run_id: str) -> Report:
     """Return the report of a run that an engine has. Raises Failure."""
-    _require_sdk()
+    require_sdk()
     from ..temporal.client import read_report
 
     async def main() -> Report:
@@ -142,7 +132,7 @@ def report_on_engine(on: str, run_id: str) -> Report:
 def decide_on_engine(on: str, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
     """Do something with what the runs of an engine ask people. `decides`: it decides about the proposal of this id, and
     only what its run has taken counts. Raises Failure."""
-    _require_sdk()
+    require_sdk()
     from ..temporal.client import pull_proposals, push_decision
 
     address = read_address(on, os.environ)
@@ -179,7 +169,7 @@ class RunOnEngine:
 
     async def carry_out(self, caller: RunCaller) -> Envelope:
         """Return the envelope of the run. Raises Failure where it cannot be begun or found."""
-        _require_sdk()
+        require_sdk()
         from ..temporal.client import EngineOptions, start, wait_for_end
         from ..temporal.messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE
 

@@ -230,9 +230,10 @@ TABLE = CommandTable(
             (
                 option("--http", "HOST:PORT", "On this address; port 0 is any free one.", default=SERVED_AT),
                 flag("--require-token", "Let nobody in without an access token, on this machine either."),
+                _ON,
                 _JSON,
             ),
-            usage="[--http HOST:PORT]",
+            usage="[--http HOST:PORT] [--on URL]",
             heading=_DECIDING,
         ),
         Command(
@@ -317,7 +318,9 @@ def main(words: list[str]) -> int:
 def _serve(verb: Verb) -> int:
     """Serve until somebody stops it: it has no clock, and hears signals itself."""
     try:
-        options, mistakes = read_serve_options(http=verb.values["http"], require_token=verb.values["require_token"])
+        options, mistakes = read_serve_options(
+            http=verb.values["http"], require_token=verb.values["require_token"], on=verb.values["on"]
+        )
     except Failure as failure:  # to serve others, tokens are looked for
         return deliver(unstarted("inbox serve", problem_in(failure), timeout_ms=0), verb.as_json)
     if mistakes:

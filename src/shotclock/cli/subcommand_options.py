@@ -583,6 +583,12 @@ TABLE = CommandTable(
                 option("--http", "HOST:PORT", "Serve on this address of this machine instead; port 0 is any free one."),
                 flag("--require-token", "With --http: let nobody in without an access token, on this machine either."),
                 option(
+                    "--on",
+                    "URL",
+                    "With --http: show and decide what runs on this engine ask, too: temporal://HOST:PORT[/NAMESPACE].",
+                    read=_address,
+                ),
+                option(
                     "--operation-timeout",
                     "D",
                     "The backstop above every tool's own timeout; the app's own if not given, 0 means none.",

@@ -319,6 +319,10 @@ class _ProposalHistory:
         elif entry.action == "proposed":
             self.action_hash = entry.details.get("action_hash")
             self.ask = entry.details.get("ask")
+        elif entry.action == "taken-over":  # from the store of another machine, where its other entries are
+            self.status = ProposalStatus(entry.details["status"])
+            self.action_hash, self.ask = entry.details.get("action_hash"), entry.details.get("ask")
+            self.decision, self.used = entry.details.get("decision"), bool(entry.details.get("used"))
         elif entry.action == "forgotten":
             if self.status.is_open:
                 message = f"entry {entry.seq} forgets proposal {entry.proposal} before it was decided"

@@ -21,7 +21,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
@@ -43,6 +43,9 @@ from ..store.store import Store
 from .addresses import Site, url_of
 from .web.auth import MCP_PATH, AuthMiddleware, Link, Sessions
 from .web.routes import Operators
+
+if TYPE_CHECKING:
+    from ..temporal.front_end import FrontEnd
 
 HEADERS_WITHIN_S = 10.0
 # 4 MiB, over a line of a megabit a second.
@@ -288,11 +291,12 @@ class HttpServer(uvicorn.Server):
         *,
         store: Callable[[], Store],
         inbox: Callable[[], Inbox],
+        engine: FrontEnd | None = None,
         require_token: bool,
         most_connections: int,
         say: Callable[[str], None],
     ) -> None:
-        self._operators = Operators("" if mcp is None else mcp.name, inbox, store)
+        self._operators = Operators("" if mcp is None else mcp.name, inbox, store, engine)
         address: tuple[str, int] = sock.getsockname()[:2]
         site = Site.at(address, os.environ, require_token=require_token)
 

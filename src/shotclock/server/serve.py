@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -34,6 +34,7 @@ from .addresses import check_reach, listen_on, parse_address
 from .nonblocking_stderr import Complaints, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
+    from ..temporal.front_end import FrontEnd
     from .http import HttpServer
     from .tool_calls import McpServer
 
@@ -57,6 +58,8 @@ class Options:
     """Also from those who are on this machine."""
     elicitation: bool = False
     """Whether clients may ask their own person for approvals, also where the app does not say so."""
+    on: str | None = None
+    """The engine whose runs the operators' page shows as well, as temporal://HOST:PORT/NAMESPACE."""
 
 
 class ServedApp(Protocol):
@@ -77,6 +80,7 @@ def options_of(
     operation_timeout_ms: object = None,
     require_token: bool = False,
     elicitation: bool = False,
+    on: str | None = None,
 ) -> tuple[Options, list[dict[str, str]]]:
     """Read the options as people write them. Returns them, and every mistake in them."""
     mistakes: list[dict[str, str]] = []
@@ -89,6 +93,8 @@ def options_of(
             mistakes.append({"field": "http", "message": str(error)})
     elif require_token:
         mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
+    if on is not None and http is None:
+        mistakes.append({"field": "on", "message": "goes with --http: it is the operators' page that shows its runs"})
     if operation_timeout is not None and operation_timeout_ms is not None:
         message = "give it once: as a duration, or in milliseconds"
         mistakes.append({"field": "operation_timeout", "message": message})
@@ -105,7 +111,7 @@ def options_of(
             mistakes.append(
                 {"field": "operation_timeout_ms", "message": f"{written!r} is not a number of milliseconds"}
             )
-    return Options(address, limit_ms, require_token, elicitation), mistakes
+    return Options(address, limit_ms, require_token, elicitation, on), mistakes
 
 
 def _has_tokens() -> bool:
@@ -128,6 +134,23 @@ def serve_target(text: str, options: Options) -> int:
     return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
 
 
+@contextlib.asynccontextmanager
+async def _look_at_engine(on: str | None, store: Callable[[], Store]) -> AsyncIterator[FrontEnd | None]:
+    """Look at the engine while this is entered, if there is one. One that does not answer is no reason not to serve.
+    Raises Failure where it could never be asked."""
+    if on is None:
+        yield None
+        return
+    from ..temporal.connection import read_address, require_sdk
+
+    require_sdk()
+    from ..temporal.front_end import FrontEnd
+
+    front_end = FrontEnd(read_address(on, os.environ), store)
+    async with front_end.looking():
+        yield front_end
+
+
 def serve_inbox(options: Options) -> int:
     """Serve the operators' page alone, until a signal comes: the exit code.
 
@@ -140,12 +163,13 @@ async def _serve_inbox(options: Options) -> int:
     from .http import HttpServer
 
     assert options.address is not None
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         complaints = stack.enter_context(unblock_stderr())
         sock = stack.enter_context(contextlib.closing(listen_on(options.address)))
         signals = stack.enter_context(Signals())
         store = stack.enter_context(Store.open())
         inbox = Inbox(store)
+        engine = await stack.enter_async_context(_look_at_engine(options.on, lambda: store))
         try:
             http = HttpServer(
                 None,
@@ -153,6 +177,7 @@ async def _serve_inbox(options: Options) -> int:
                 lambda: {"name": "inbox"},
                 store=lambda: store,
                 inbox=lambda: inbox,
+                engine=engine,
                 require_token=options.require_token,
                 most_connections=share_descriptors(0)[1],
                 say=complaints.say,
@@ -306,19 +331,21 @@ class _Serving:
 
         dispatcher = server.dispatcher
         complaints.say(f"serving {dispatcher.catalogue.name} on {mcp_url(sock)}")
-        http = HttpServer(
-            server.sdk,
-            sock,
-            server.health,
-            store=dispatcher.store,
-            inbox=dispatcher.inbox,
-            require_token=self._options.require_token,
-            most_connections=share_descriptors(MOST_WORKERS)[1],
-            say=complaints.say,
-        )
-        serving = asyncio.ensure_future(http.run_until_left())
-        await self._serve_until_stopped(server, serving)
-        await _leave(http, serving)
+        async with _look_at_engine(self._options.on, dispatcher.store) as engine:
+            http = HttpServer(
+                server.sdk,
+                sock,
+                server.health,
+                store=dispatcher.store,
+                inbox=dispatcher.inbox,
+                engine=engine,
+                require_token=self._options.require_token,
+                most_connections=share_descriptors(MOST_WORKERS)[1],
+                say=complaints.say,
+            )
+            serving = asyncio.ensure_future(http.run_until_left())
+            await self._serve_until_stopped(server, serving)
+            await _leave(http, serving)
 
     async def _serve_until_stopped(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
         stopping = asyncio.ensure_future(self._signals.heard.wait())

@@ -251,7 +251,7 @@ class Proposals:
         """Return all that is kept of one but its history, as plain JSON, for a store elsewhere; None if there is
         none."""
         proposal = self.get(id)
-        return None if proposal is None else dict(_PROPOSALS.write(proposal, without=("seq",)))
+        return None if proposal is None else export_proposal(proposal)
 
     def take_over(self, exported: Mapping[str, Any], now: WallTime) -> Proposal:
         """Record a proposal of another store as it was there, in the place of what is known of it here."""
@@ -261,7 +261,15 @@ class Proposals:
             transaction.execute("DELETE FROM proposals WHERE id = ?", (taken.id,))
             transaction.execute("DELETE FROM asks WHERE id = ?", (taken.id,))
             _insert(transaction, taken, str(exported["ask"]))
-            _append(transaction, now, "taken-over", taken.id, taken.asked_by, {"status": taken.status.value})
+            details = {
+                "status": taken.status.value,
+                "action_hash": taken.action_hash,
+                "expires_at": taken.expires_at.iso(),
+                "ask": digest(str(exported["ask"])),
+                "decision": None if taken.decision is None else digest(taken.decision.as_json()),
+                "used": taken.used_at is not None,
+            }
+            _append(transaction, now, "taken-over", taken.id, taken.decided_by or taken.asked_by, details)
         return taken
 
     def list_forgettable(self, before: WallTime) -> list[tuple[str, str | None]]:
@@ -412,6 +420,11 @@ class Proposals:
         values = (*(value for _, value in wanted), check_count(limit, "limit"))
         with self._database.read() as transaction:
             return _SUMMARIES.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values)
+
+
+def export_proposal(proposal: Proposal) -> dict[str, Any]:
+    """Return all of a proposal as plain JSON, for a store elsewhere."""
+    return dict(_PROPOSALS.write(proposal, without=("seq",)))
 
 
 def read_exported(exported: Mapping[str, Any]) -> Proposal:

@@ -8,7 +8,9 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
@@ -19,7 +21,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import result_of
 from ..core.trace import TraceContext
-from ..core.value_types import value
+from ..core.value_types import replace_fields, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Outcome, admit, answer, inherited_deadline
 from ..store.proposals import read_exported
@@ -32,14 +34,19 @@ from ..workflow.report import Report, report_of
 from ..workflow.schema import check_inputs
 from ..workflow.state import StepState, describe_steps, effects_of
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
-from .payloads import write_workflow
+from .payloads import read_key, write_workflow
 from .proposals import pack_record, unpack_proposals
+from .search_attributes import KEYS, STATUS, WAITING, describe_beginning
 
 # How often the caller looks how far the run is, where anybody wants to know.
 LOOK_S = 0.5
 # A workflow whose worker has died in the middle of a decision goes on elsewhere after this.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
+# Before a decision is given to a run, it is seen that somebody answers for it.
+SEEN_LIMIT = timedelta(seconds=5)
+# An engine that does not say which search attributes it has is told of none.
+ATTRIBUTES_LIMIT = timedelta(seconds=5)
 # An order goes to the worker that has the step, and back.
 ORDER_LIMIT = timedelta(seconds=20)
 # What the end of a run may take beyond its deadline: grace, a worker that has to be missed first, another that starts.
@@ -70,6 +77,7 @@ async def start(
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
     )
     inputs = check_inputs(request.workflow, request.inputs)
+    attributes = await find_attributes(client)
     given: RunInput = {
         "version": VERSION,
         "run_id": request.run_id,
@@ -86,6 +94,7 @@ async def start(
         "heartbeat_ms": options.heartbeat_ms,
         "queue": options.queue,
         "env": {},
+        "attributes": attributes,
     }
     try:
         await client.start_workflow(
@@ -97,6 +106,7 @@ async def start(
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             task_timeout=timedelta(seconds=TASK_LIMIT_S),
             static_summary=request.name,
+            search_attributes=describe_beginning(request.name, attributes),
             memo={"name": request.name, "file": request.file},
             rpc_timeout=RPC_LIMIT,
         )
@@ -106,6 +116,26 @@ async def start(
         raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
     within_ms = None if call.bound.bell is None else call.bound.limit_ms + END_MARGIN_MS
     return await wait_for_end(client, request.run_id, caller, address, within_ms)
+
+
+_attributes: WeakKeyDictionary[Client, list[str]] = WeakKeyDictionary()
+
+
+async def find_attributes(client: Client) -> list[str]:
+    """Return the search attributes of ours that the namespace has, looked up once for each client. None with a key for
+    what is sent: Temporal keeps them as they are. None where nobody says so: runs do without."""
+    if client not in _attributes:
+        found: list[str] = []
+        if read_key(os.environ) is None:
+            with contextlib.suppress(RPCError):
+                told = await client.operator_service.list_search_attributes(
+                    ListSearchAttributesRequest(namespace=client.namespace), timeout=ATTRIBUTES_LIMIT
+                )
+                found = [
+                    key.name for key in KEYS if told.custom_attributes.get(key.name) == int(key.indexed_value_type)
+                ]
+        _attributes[client] = found
+    return _attributes[client]
 
 
 async def wait_for_end(
@@ -174,10 +204,10 @@ async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
     return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
 
 
-async def read_progress(handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
+async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC_LIMIT) -> dict[str, Any]:
     """Return how far a run is. Raises Failure where there is none, or no worker can say so."""
     try:
-        told: dict[str, Any] = await handle.query("progress", rpc_timeout=RPC_LIMIT)
+        told: dict[str, Any] = await handle.query("progress", rpc_timeout=limit)
         return told
     except RPCError as error:
         raise _not_reached(handle, error) from None
@@ -263,6 +293,14 @@ async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
     if described.close_time is not None:
         envelope = (await _read_envelope(handle)).to_dict()
         ended_at = WallTime(int(described.close_time.timestamp() * 1000))
+    run, records = make_run(run_id, told)
+    parked_at = now if told["only_waits"] and ended_at is None else None
+    run = replace_fields(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
+    return report_of(run, records, now=now, is_alive=True)
+
+
+def make_run(run_id: str, told: Mapping[str, Any]) -> tuple[Run, dict[str, StepRecord]]:
+    """Return a run that is under way, and its steps, as a store would have them."""
     run = Run(
         run_id,
         told["name"],
@@ -273,12 +311,29 @@ async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
         NOWHERE,
         WallTime(told["began_at"]),
         None if told["deadline_at"] is None else WallTime(told["deadline_at"]),
-        ended_at,
-        envelope,
-        now if told["only_waits"] and ended_at is None else None,
+        None,
+        None,
     )
-    records = {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
-    return report_of(run, records, now=now, is_alive=True)
+    return run, {name: StepRecord(name, record["status"], record) for name, record in told["steps"].items()}
+
+
+async def is_running(client: Client, run_id: str) -> bool:
+    """Return whether a run is under way. Raises RPCError where the engine does not say so."""
+    try:
+        described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return described.close_time is None
+
+
+async def list_running(client: Client, most: int | None = None, *, only_waiting: bool = False) -> list[str]:
+    """Return the ids of the runs that are under way. `only_waiting`: without those that are known to ask nobody."""
+    query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+    if only_waiting and STATUS.name in await find_attributes(client):
+        query += f" AND ({STATUS.name} = '{WAITING}' OR {STATUS.name} IS NULL)"
+    return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
 
 
 async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str, Any]:
@@ -300,13 +355,12 @@ async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str
 async def pull_proposals(client: Client, store: Store, id: str | None = None) -> dict[str, str]:
     """Write down in a store what the runs of the engine ask people, and return whose run each is. `id`: that one."""
     runs: dict[str, str] = {}
-    query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
-    async for found in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+    for run_id in await list_running(client, only_waiting=True):
         with contextlib.suppress(Failure):  # it has ended meanwhile, or nobody answers for it
-            told = await read_progress(client.get_workflow_handle(found.id))
+            told = await read_progress(client.get_workflow_handle(run_id))
             waiting = [each for each in told["waiting"] if id is None or each["id"] == id]
             await asyncio.to_thread(unpack_proposals, waiting, store)
-            runs |= {each["id"]: found.id for each in waiting}
+            runs |= {each["id"]: run_id for each in waiting}
             if id in runs:
                 break
     return runs
@@ -316,10 +370,21 @@ async def push_decision(client: Client, run_id: str, store: Store, id: str) -> N
     """Tell a run how its proposal was decided. Raises Failure where somebody was faster."""
     record = await asyncio.to_thread(store.proposals.export, id)
     assert record is not None
-    handle = client.get_workflow_handle(run_id)
-    told = await read_progress(handle)
+    await send_decision(client, run_id, pack_record("", record))
+
+
+async def send_decision(client: Client, run_id: str, decided: dict[str, Any]) -> None:
+    """Give a run one of its proposals, decided. Raises Failure: ALREADY_DECIDED where somebody was faster,
+    CONNECT_FAILED where nobody answers for the run, CONNECTION_LOST where it is not known whether it was taken."""
+    id, handle = decided["id"], client.get_workflow_handle(run_id)
+    told = await read_progress(handle, SEEN_LIMIT)
     step = next((each["step"] for each in told["waiting"] if each["id"] == id), "")
     try:
-        await handle.execute_update("decide", pack_record(step, record), rpc_timeout=RPC_LIMIT)
-    except (WorkflowUpdateFailedError, RPCError) as error:
+        await handle.execute_update("decide", {**decided, "step": step}, rpc_timeout=RPC_LIMIT)
+    except WorkflowUpdateFailedError as error:
         raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
+            raise Failure("ALREADY_DECIDED", f"{id} is not open any more: its run has ended") from None
+        message = f"whether run {run_id} has taken the decision about {id} is not known: {error}"
+        raise Failure("CONNECTION_LOST", message, suggestion="look at it again before you decide again") from None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _URL = re.compile(
     r"temporal://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:@?#]+)(?::(?P<port>[0-9]{1,5}))?(?:/(?P<namespace>[^\s/?#]+)?)?"
 )
+INSTALL = "pip install 'shotclock[scale]'"
 DEFAULT_PORT = 7233
 DEFAULT_NAMESPACE = "default"
 # How long to try to reach the engine. It may be starting, and a name may have to be looked up.
@@ -76,6 +77,14 @@ def read_address(text: str, environ: Mapping[str, str]) -> Address:
         environ.get("TEMPORAL_TLS_SERVER_NAME"),
         api_key,
     )
+
+
+def require_sdk() -> None:
+    """Raise Failure where the package of Temporal is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("temporalio") is None:
+        raise Failure("PRECONDITION", "runs on Temporal need temporalio, which is not installed", suggestion=INSTALL)
 
 
 @cache

@@ -14,6 +14,7 @@ from ..core.value_types import value
 from ..runtime.command_runner import InteractiveProcess
 from ..runtime.runtime import Runtime
 from .connection import Address, connect
+from .search_attributes import TYPES
 
 # It makes its database first, and the machine may be busy.
 START_LIMIT_S = 60.0
@@ -38,6 +39,8 @@ class DevServer:
         more = [] if self.db is None else ["--db-filename", self.db]
         if not self.ui:
             more.append("--headless")
+        for name, type in TYPES.items():
+            more += ["--search-attribute", f"{name}={type}"]
         return [find_program(), "server", "start-dev", "--port", str(self.port), "--log-level", "error", *more]
 
 

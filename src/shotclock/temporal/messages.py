@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ..providers.provider import StepPart
 from ..workflow.plan import items_come_from
@@ -48,6 +48,8 @@ class RunInput(TypedDict):
     queue: str
     env: dict[str, str]
     """Variables of its own, which the step that it is a run of has set."""
+    attributes: NotRequired[list[str]]
+    """The search attributes that it may set. Runs of before there were any have none."""
 
 
 class StepInput(TypedDict):

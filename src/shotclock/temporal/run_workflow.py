@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, SearchAttributeKey
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -52,6 +52,7 @@ with workflow.unsafe.imports_passed_through():
         select_visible,
         slice_workflow,
     )
+    from .search_attributes import describe_beginning, describe_end, describe_progress, list_updates
 
     for _name in STEP_TYPES:  # or each would be imported anew when a file has such a step
         STEP_TYPES[_name]
@@ -91,8 +92,13 @@ class RunWorkflow:
         self._ended_by: str | None = None
         self._waiting: dict[str, dict[str, Any]] = {}
         """What people are asked, by the id of the proposal."""
+        self._decided: dict[str, dict[str, Any]] = {}
+        """What has become of those that were decided or have expired, without what was asked."""
         self._holders: dict[str, str] = {}
         """The queues at which orders for steps are heard that have run for a while."""
+        self._attributes = given.get("attributes", [])
+        self._shown: dict[str, Any] = {"ShotclockStatus": "running", "ShotclockStep": []}
+        """The search attributes that are set."""
         self._children: dict[str, str] = {}
         """The runs inside this one that have not ended, with the step of each."""
         self._scheduler = Scheduler(
@@ -142,6 +148,7 @@ class RunWorkflow:
         outcome.warnings = tuple(self._scheduler.notes)
         outcome.side_effects = effects_of(self._scheduler.states.values())
         envelope = answer_at(self._call, outcome, workflow.time_ns()).to_dict()
+        self._set_attributes(describe_end(envelope, [state.error for state in self._scheduler.states.values()]))
         if envelope["ok"]:
             return envelope
         why: Any = envelope["error"]
@@ -195,7 +202,8 @@ class RunWorkflow:
         try:
             await self._execute_until_over(name, step, state)
         finally:
-            self._holders.pop(name, None)
+            if self._holders.pop(name, None) is not None:
+                self._show_progress()
 
     async def _execute_until_over(self, name: str, step: StepPart, state: StepState) -> None:
         """Have a worker carry out a step, and leave its state final. A cancellation is passed on."""
@@ -372,6 +380,8 @@ class RunWorkflow:
     async def _run_nested(self, name: str, given: RunInput) -> dict[str, Any]:
         """Run a file as a workflow of its own inside this one, and return its envelope."""
         given = {**given, "heartbeat_ms": self._given["heartbeat_ms"], "queue": self._given["queue"]}
+        if self._attributes:
+            given["attributes"] = self._attributes
         self._children[given["run_id"]] = name
         try:
             envelope: dict[str, Any] = await workflow.execute_child_workflow(
@@ -383,6 +393,7 @@ class RunWorkflow:
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
                 static_summary=given["name"],
+                search_attributes=describe_beginning(given["name"], self._attributes),
             )
             return envelope
         except ChildWorkflowError as error:
@@ -399,6 +410,7 @@ class RunWorkflow:
         that."""
         ids = [proposal["id"] for proposal in asked]
         self._waiting |= {proposal["id"]: proposal for proposal in asked}
+        self._show_progress()
         deadline = self._deadlines.of(name)
         now_ms = workflow.time_ns() // NS_PER_MS
         ends = [proposal["expires_at"] for proposal in asked]
@@ -417,6 +429,11 @@ class RunWorkflow:
                     self._waiting[id] = {**self._waiting[id], "status": "expired"}
         finally:
             decided = [self._waiting.pop(id) for id in ids]
+            for each in decided:
+                if each["status"] != "pending" and "record" in each:
+                    record = {**each["record"], "status": each["status"]}
+                    self._decided[each["id"]] = {key: record[key] for key in record if key != "ask"}
+            self._show_progress()
         return decided
 
     @workflow.update
@@ -445,6 +462,7 @@ class RunWorkflow:
         """Note at which queue orders for a step are heard, by the worker that has it."""
         step, queue = told
         self._holders[step] = queue
+        self._show_progress()
 
     @workflow.update
     async def order(self, order: Order) -> dict[str, Any]:
@@ -494,6 +512,7 @@ class RunWorkflow:
             "workflow": self._given["workflow"],
             "steps": {name: state.to_record() for name, state in states.items()},
             "waiting": list(self._waiting.values()),
+            "decided": self._decided,
             "children": dict(self._children),
             "only_waits": bool(self._waiting or self._children) and is_working and self._is_left_to_people(),
         }
@@ -503,6 +522,19 @@ class RunWorkflow:
         waiting = {proposal["step"] for proposal in self._waiting.values()} | set(self._children.values())
         states = self._scheduler.states
         return all(name in waiting for name, state in states.items() if state.status is Status.RUNNING)
+
+    def _show_progress(self) -> None:
+        """Let the run be found by the steps that it has been in for a while, and by whether it asks people. Not by
+        every step: each change is an event of its history, and work for the index."""
+        waiting = {proposal["step"] for proposal in self._waiting.values()}
+        under_way = [name for name, state in self._scheduler.states.items() if state.status is Status.RUNNING]
+        steps = [name for name in under_way if name in waiting or name in self._holders]
+        self._set_attributes(describe_progress(steps, is_waiting=bool(waiting)))
+
+    def _set_attributes(self, values: dict[SearchAttributeKey[Any], Any]) -> None:
+        if updates := list_updates(values, self._attributes, self._shown):
+            workflow.upsert_search_attributes(updates)
+            self._shown |= {key.name: value for key, value in values.items()}
 
     async def _record(self, states: Sequence[StepState]) -> None:
         """Show how far the run is. History has it already."""

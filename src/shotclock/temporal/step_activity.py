@@ -57,6 +57,8 @@ from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
 BEATS = 8
+# Of the calls of a step, told with each of them: the items of a step may be many.
+CALLS_TOLD = 10
 # A cut-off step is stopped at this share of that time, killed at the second, and at the third the worker ends itself
 # with all that it runs: something in it does not do what it is told.
 STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
@@ -236,6 +238,7 @@ class _StepWork:
         self.state = StepState.from_record(given["state"])
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
+        self._redact: Callable[[Any], Any] = lambda value: value
         self._wanted: dict[str, RunInput] = {}
         """The runs inside the step that its workflow has to begin."""
         self._is_announced = False
@@ -263,7 +266,7 @@ class _StepWork:
         ) as context:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             context.nested_runs.update(self._count_nested())
-            self._run_call = context.call
+            self._run_call, self._redact = context.call, context.redaction.value
             control_of(context.call).on_change = partial(self._note_news, context)
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
@@ -386,7 +389,7 @@ class _StepWork:
             try:
                 # Not only the call's own bound: it is made again where nobody answers.
                 async with asyncio.timeout(max(0.0, stop_ns - sent_ns) / 1e9):
-                    await handle.heartbeat(self._describe_try(), rpc_timeout=timedelta(seconds=pause_s))
+                    await handle.heartbeat(self._describe_beat(), rpc_timeout=timedelta(seconds=pause_s))
                     if not self._is_announced:
                         await self._announce(timedelta(seconds=pause_s))
                 heard_ns = sent_ns
@@ -420,6 +423,12 @@ class _StepWork:
         handle = self._services.client.get_workflow_handle(run_id)
         with contextlib.suppress(RPCError):  # then it hears none
             await handle.signal("hold", [self._given["step"], queue], rpc_timeout=within)
+
+    def _describe_beat(self) -> dict[str, Any]:
+        """Return which try the step is in, and how the clocks of its calls stand, for those who look at the run."""
+        own = [call for call in live_calls.values() if call.inside_of is self._run_call]
+        shown = [control_channel.describe_call(call) for call in own[:CALLS_TOLD]]
+        return {**self._describe_try(), "calls": self._redact(shown)}
 
     def _describe_try(self) -> dict[str, int]:
         """Return which try the step is in, and when that began, on the engine's clock."""

@@ -9,10 +9,10 @@ DELETE /api/inbox/session
 
 Changes of the inbox are server-sent events, for as long as somebody reads them:
 
-    event: hello      what time it is here; sent first
+    event: hello      what time it is here, and how the engine is, if there is one; sent first
     event: proposal   the summary of one that is new or changed; its `id` is the number to go on from
     event: reminder   one that expires soon
-    event: alive      every 15 s, so that silence means that the connection is dead
+    event: alive      every 15 s, so that silence means that the connection is dead; how the engine is
 
 Whoever comes back with `Last-Event-ID` (or `?after=`) gets what was missed. Whoever does not read is let go of, and may
 come back the same way. Whose token was revoked, or session has ended, is told nothing more.
@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -55,7 +55,10 @@ from ...process.clock import wall_time
 from ...store.store import Store
 from .auth import LASTS_MS, AuthMiddleware, is_still_known, principal_of
 from .responses import answer_request, read_body, refusal
-from .running import RunningCalls
+from .running import RunningCalls, describe_engine
+
+if TYPE_CHECKING:
+    from ...temporal.front_end import FrontEnd
 
 HEARTBEAT_S = 15.0
 # How many changes are read ahead for one reader, and how long one piece may take to be taken from us. What is not read
@@ -69,8 +72,9 @@ MOST_STREAMS_EACH = 24
 class Streams:
     """The readers of events of one server. ASGI application of the events' address."""
 
-    def __init__(self, inbox: Any) -> None:
+    def __init__(self, inbox: Any, engine: FrontEnd | None = None) -> None:
         self._inbox = inbox
+        self._engine = engine
         self._open: Counter[str] = Counter()
         self._ending = asyncio.Event()
 
@@ -92,7 +96,7 @@ class Streams:
             return
         self._open[who] += 1
         try:
-            await _Stream(inbox, request, after, self._ending).run(receive, send)
+            await _Stream(inbox, request, after, self._ending, self._engine).run(receive, send)
         finally:
             self._open[who] -= 1
             if not self._open[who]:
@@ -111,7 +115,10 @@ def _after(request: Request) -> int | None:
 class _Stream:
     """One reader of events."""
 
-    def __init__(self, inbox: Inbox, request: Request, after: int | None, ending: asyncio.Event) -> None:
+    def __init__(
+        self, inbox: Inbox, request: Request, after: int | None, ending: asyncio.Event, engine: FrontEnd | None
+    ) -> None:
+        self._engine = engine
         self._inbox = inbox
         self._request = request
         self._principal = principal_of(request)
@@ -146,7 +153,9 @@ class _Stream:
                 raise error
 
     async def _read(self) -> None:
-        await self._waiting.put(event("hello", {"now": wall_time().iso()}))
+        await self._waiting.put(
+            event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine, self._principal)})
+        )
         async for change in self._inbox.changes(self._after):
             proposal = change if isinstance(change, Summary) else change.proposal
             if not self._principal.may_see(proposal):
@@ -161,7 +170,7 @@ class _Stream:
                 async with asyncio.timeout(HEARTBEAT_S):
                     text = await self._waiting.get()
             except TimeoutError:
-                text = event("alive", {})
+                text = event("alive", {"engine": describe_engine(self._engine, self._principal)})
             while not self._waiting.empty():
                 text += self._waiting.get_nowait()
             if not await is_still_known(self._request):
@@ -220,12 +229,15 @@ class Pages:
 class Operators:
     """The routes of one server. `served` is its name; `inbox` opens it when it is first needed."""
 
-    def __init__(self, served: str, inbox: Callable[[], Inbox], store: Callable[[], Store]) -> None:
+    def __init__(
+        self, served: str, inbox: Callable[[], Inbox], store: Callable[[], Store], engine: FrontEnd | None = None
+    ) -> None:
         self._served = served
-        self._running = RunningCalls(store)
+        self._engine = engine
+        self._running = RunningCalls(store, engine)
         self._inbox = inbox
         self._pages = Pages()
-        self._streams = Streams(inbox)
+        self._streams = Streams(inbox, engine)
         self._budget_ms = read_response_budget_ms()
         self._waits: set[asyncio.Future[Proposal]] = set()
         self.auth_middleware: AuthMiddleware | None = None
@@ -364,6 +376,7 @@ class Operators:
                 "now": wall_time().iso(),
                 "seq": seen[0].seq if seen else 0,
                 "proposals": [summary(proposal, principal) for proposal in found],
+                "engine": describe_engine(self._engine, principal),
             }
 
         return await answer_request("inbox list", work())
@@ -444,8 +457,11 @@ class Operators:
                 raise mistake("action_hash", "required: that of the proposal you looked at")
             if not isinstance(confirmation, str | None):
                 raise mistake("confirmation", "must be text")
-            proposal = await self._inbox().decide(
-                request.path_params["id"],
+            id = request.path_params["id"]
+            is_engines = self._engine is not None and await self._engine.has(id)
+            decide = self._engine.decide if self._engine is not None and is_engines else self._inbox().decide
+            proposal = await decide(
+                id,
                 read_decision(said),
                 replace(principal, via="HTTP"),
                 action_hash=action_hash,
@@ -481,6 +497,7 @@ class Operators:
         async def work() -> dict[str, Any]:
             principal.must_be_operator()
             by_ms = read_number((await read_body(request)).get("by_ms"), "by_ms", 1, 2**53)
+            await self._must_not_be_of_engine(request.path_params["id"], "extended")
             proposal = await self._inbox().extend(request.path_params["id"], by_ms, principal)
             return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
 
@@ -492,9 +509,15 @@ class Operators:
         async def work() -> dict[str, Any]:
             await read_body(request)
             proposal = await self._find_visible(request)
+            await self._must_not_be_of_engine(proposal.id, "withdrawn")
             return describe_proposal(await self._inbox().withdraw(proposal.id, principal))
 
         return await answer_request("inbox withdraw", work(), mutates=True)
+
+    async def _must_not_be_of_engine(self, id: str, what: str) -> None:
+        if self._engine is not None and await self._engine.has(id):
+            message = f"{id} is asked by a run on {self._engine.url}: it can be decided, but not be {what}"
+            raise Failure("NOT_EXTENDABLE" if what == "extended" else "NOT_ALLOWED", message)
 
 
 def _principal(principal: Principal) -> dict[str, str]:

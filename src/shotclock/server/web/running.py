@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from ...core.clocks import ProcessIdentity
 from ...core.errors import Failure
-from ...inbox.access import Principal
+from ...inbox.access import Principal, Role
 from ...inbox.proposal_json import mistake, read_number
 from ...process.clock import wall_time
 from ...process.kernel import is_alive, this_process
@@ -31,6 +31,9 @@ from ...store.runs import Run
 from ...store.store import Store
 from .auth import principal_of
 from .responses import answer_request, read_body
+
+if TYPE_CHECKING:
+    from ...temporal.front_end import FrontEnd
 
 # Of each kind that is listed: nobody reads more at once.
 MOST_LISTED = 100
@@ -43,8 +46,9 @@ LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
 class RunningCalls:
     """The routes of what runs now."""
 
-    def __init__(self, store: Callable[[], Store]) -> None:
+    def __init__(self, store: Callable[[], Store], engine: FrontEnd | None = None) -> None:
         self._store = store
+        self._engine = engine
 
     def routes(self) -> list[Route]:
         return [
@@ -61,12 +65,22 @@ class RunningCalls:
             runs, jobs = await asyncio.to_thread(_read_store, store)
             holders = {run.holder for run in runs} | {job.runner for job in jobs if job.runner is not None}
             calls = await _look_at(store, holders)
+            shown = [
+                _describe_run(run, await asyncio.to_thread(store.runs.steps, run.id), calls.get(run.holder))
+                for run in runs
+            ]
+            engine = describe_engine(self._engine, principal)
+            if self._engine is not None and engine is not None:
+                try:
+                    found, silent = await self._engine.list_runs(MOST_LISTED)
+                    shown += [_describe_run(*run) for run in found]
+                    engine["problem"] = f"no worker answers for {silent} runs" if silent else None
+                except Failure as failure:
+                    engine["problem"] = str(failure)
             return {
                 "now": wall_time().iso(),
-                "runs": [
-                    _describe_run(run, await asyncio.to_thread(store.runs.steps, run.id), calls.get(run.holder))
-                    for run in runs
-                ],
+                "engine": engine,
+                "runs": shown,
                 "jobs": [_describe_job(job, calls.get(job.runner) if job.runner else None) for job in jobs],
                 "calls": _list_own_calls(),
             }
@@ -106,6 +120,17 @@ class RunningCalls:
                 wind_down(calls, by.name, reason, within_ms) if by_ms is None else extend(calls, by_ms, by.name)
             )
         store = self._store()
+        if "run" in named and self._engine is not None and store.runs.get(named["run"]) is None:
+            return await self._engine.send_order(
+                {
+                    "run_id": named["run"],
+                    "step": named.get("step"),
+                    "who": by.name,
+                    "by_ms": by_ms,
+                    "within_ms": within_ms,
+                    "reason": reason,
+                }
+            )
         holder, run_id = await asyncio.to_thread(_find_holder, store, named)
         request: dict[str, object] = {"run": run_id, "step": named.get("step"), "who": by.name}
         if by_ms is None:
@@ -113,6 +138,11 @@ class RunningCalls:
         else:
             request |= {"do": "extend", "by_ms": by_ms}
         return await asyncio.to_thread(ask_holder, store.home, holder, request)
+
+
+def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
+    """Return where the engine is, and what is wrong with it; None where there is none. Agents are not told."""
+    return None if engine is None or to.role is Role.AGENT else {"url": engine.url, "problem": engine.problem}
 
 
 def _read_store(store: Store) -> tuple[list[Run], list[Job]]:

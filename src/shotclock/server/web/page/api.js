@@ -83,8 +83,8 @@ export class Events {
   #timer = 0;
   #silence = 0;
 
-  constructor({ onHello, onProposal, onReminder, onLost, onRefused }) {
-    this.on = { hello: onHello, proposal: onProposal, reminder: onReminder };
+  constructor({ onHello, onAlive, onProposal, onReminder, onLost, onRefused }) {
+    this.on = { hello: onHello, alive: onAlive, proposal: onProposal, reminder: onReminder };
     this.onLost = onLost;
     this.onRefused = onRefused;
     addEventListener("online", () => this.now());

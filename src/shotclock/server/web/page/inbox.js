@@ -33,8 +33,10 @@ const events = new Events({
   async onHello(hello) {
     setClock(hello.now);
     setLink("live");
+    showEngine(hello.engine);
     try { await load(); } catch (refusal) { refused(refusal); }
   },
+  onAlive({ engine }) { showEngine(engine); },
   onProposal(summary) { heard(summary); },
   onReminder({ id, title, expires_at }) {
     say(`Reminder: ${title} expires soon.`);
@@ -57,6 +59,13 @@ function setLink(link) {
   if (link === "live") $("lost").hidden = true;
 }
 
+/** What is wrong with the engine whose runs ask here, if there is one. */
+function showEngine(engine) {
+  const problem = engine?.problem ? `What runs on Temporal ask is shown as it was: ${engine.problem}` : "";
+  $("engine-problem").hidden = !problem;
+  if ($("engine-problem").textContent !== problem) $("engine-problem").textContent = problem;
+}
+
 async function showLost() {
   const seconds = Math.max(0, Math.ceil((lostUntil - Date.now()) / 1000));
   $("lost-text").textContent = `No connection to the server. What you type is kept. ${seconds ? `Trying again in ${seconds} s.` : "Trying again…"}`;
@@ -77,6 +86,7 @@ async function load() {
   $("sign-out").hidden = false;
   $("served").textContent = data.served;
   state.served = data.served;
+  showEngine(data.engine);
   const open = new Set(data.proposals.map((one) => one.id));
   for (const summary of data.proposals) put(waiting, summary);
   for (const summary of waiting.values()) if (summary.status === "pending" && !open.has(summary.id)) refresh(summary.id);

@@ -59,7 +59,7 @@ export class RunningView {
       const data = await askRunning("GET");
       setClock(data.now);
       this.#seenAt = data.now;
-      this.#lost = "";
+      this.#lost = data.engine?.problem ?? "";
       this.#items = [
         ...data.runs.map((run) => ({ kind: "run", ...run })),
         ...data.jobs.map((job) => ({ kind: "job", ...job })),
@@ -97,7 +97,7 @@ export class RunningView {
   }
 
   #blank() {
-    const words = !this.#loaded ? "Looking…" : this.#open ? "It does not run any more" : this.#items.length ? `${this.#items.length} running` : "Nothing runs now";
+    const words = !this.#loaded ? "Looking…" : this.#open ? "It does not run any more" : this.#items.length ? `${this.#items.length} running` : this.#lost ? "What runs is not known" : "Nothing runs now";
     return el("div", { class: "blank" }, el("h2", {}, words),
       this.#trouble(),
       this.#open ? el("p", {}, el("a", { href: "#/running" }, "Back to what runs")) : null,
@@ -147,7 +147,7 @@ export class RunningView {
     if (call.winding_down) return null;
     const sure = (this.#sure.get(key) ?? 0) > Date.now();
     return el("div", { class: "actions" },
-      call.remaining_ms == null ? null : AMOUNTS.map(([label, by_ms]) => el("button", {
+      call.remaining_ms == null || call.is_extendable === false ? null : AMOUNTS.map(([label, by_ms]) => el("button", {
         type: "button", "data-key": `${key} ${label}`, title: `Give ${name} more time`, onclick: () => this.#tell("extend", { ...target, by_ms }, `${name}: ${label}`),
       }, label)),
       el("button", {
