@@ -128,6 +128,22 @@ def test_waits_end_as_soon_as_what_they_wait_for_is_there(session: Session) -> N
 
 
 @pytest.mark.parametrize(
+    "action",
+    [
+        act("wait_for_node", "x", "Nowhere", timeoutMs=600),
+        act("wait_for_node", "x", "Buy", state="hidden", timeoutMs=600),
+        act("click", "x", "Closed", timeoutMs=600),
+        act("read_text", "x", "Nowhere", timeoutMs=600),
+    ],
+)
+def test_a_wait_in_vain_has_waited_as_long_as_it_says(action: dict[str, Any], session: Session) -> None:
+    assert session.run(session.open("/"))["ok"]
+    error = session.run(action)["error"]
+    assert error["code"] == "WAIT_TIMEOUT" and "within 600 ms" in error["message"], error
+    assert error["context"]["clock"]["elapsed_ms"] >= 600, error
+
+
+@pytest.mark.parametrize(
     ("action", "code", "said"),
     [
         (act("wait_for_node", "x", "Nowhere", timeoutMs=400), "WAIT_TIMEOUT", "textEquals='Nowhere'"),

@@ -51,8 +51,8 @@ from .payload import (
 T = TypeVar("T")
 Event = dict[str, object]
 
-# How much later than it was asked to a device is cancelled that did not answer.
-GUARD_MS = 150
+# How much later than it was asked to a device is cancelled that did not answer. It may take a last look at the end.
+GUARD_MS = 250
 # How long a device that failed has to say what it shows. One that is frozen runs it out.
 LOOK_MS = 1_000
 # How long one that did not answer has to become usable again. With LOOK_MS less than what is waited for the result.
