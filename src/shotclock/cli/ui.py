@@ -390,36 +390,25 @@ def _manage(verb: Verb) -> int:
     if verb.name == "devices":
         call = admit_call(name, 30_000)
         return deliver(conclude(call, lambda: carry_out(call, _list_devices)), verb.as_json, _show_devices)
-    limit_ms = client.START_LIMIT_MS * 2 if verb.name == "start" else client.STOP_LIMIT_MS
-    call = admit_call(name, limit_ms, mutates=True, idempotent=True)
+    starting_ms, stopping_ms = client.START_LIMIT_MS * 2, client.RESULT_MARGIN_MS + client.STOP_LIMIT_MS
+    call = admit_call(name, starting_ms if verb.name == "start" else stopping_ms, mutates=True, idempotent=True)
     body = _start if verb.name == "start" else _stop
-    return deliver(conclude(call, lambda: body(said, limit_ms)), verb.as_json, _show_data)
+    return deliver(conclude(call, lambda: body(said)), verb.as_json, _show_data)
 
 
-def _start(said: dict[str, Any], limit_ms: int) -> Outcome | Envelope:
+def _start(said: dict[str, Any]) -> Outcome | Envelope:
     device = _device(said)
+    exchange = client.Exchange(device, {"do": "start", "commandId": "start"}, "start")
     if (connection := client.try_connect(device)) is None:
         connection = client.start_daemon(device, idle_ms=said["idle"] or client.DEFAULT_IDLE_MS)
+        exchange.has_started = True
     connection.close()
-    return client.Exchange(device, {"do": "start", "commandId": "start"}, "start").run(limit_ms)
+    return exchange.run(client.RESULT_MARGIN_MS)
 
 
-def _stop(said: dict[str, Any], limit_ms: int) -> Outcome:
-    names = _kept_devices() if said["all"] else [_device(said)]
-    stopped = []
-    for device in names:
-        try:
-            if client.ask(device, "stop", within_ms=limit_ms) is not None:
-                stopped.append(device)
-        except Failure as failure:
-            if failure.code != "DEVICE_LOST":  # it ended while it was told to
-                raise
-            stopped.append(device)
-    return Outcome(Ending.FINISHED, data={"stopped": stopped})
-
-
-def _kept_devices() -> list[str]:
-    return [str(kept["device"]) for kept in _look_at_daemons() if "pid" in kept]
+def _stop(said: dict[str, Any]) -> Outcome:
+    names = [str(kept["device"]) for kept in _look_at_daemons()] if said["all"] else [_device(said)]
+    return Outcome(Ending.FINISHED, data={"stopped": [device for device in names if client.stop(device)]})
 
 
 def _look_at_daemons() -> list[dict[str, Any]]:
