@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.ui import budgets
+from shotclock.ui.client import RESULT_MARGIN_MS
+from shotclock.ui.daemon import ANSWER_RESERVE_MS
 from shotclock.ui.device import Place, Snapshot
-from shotclock.ui.execution import shorten_snapshot
+from shotclock.ui.execution import GUARD_MS, LOOK_GUARD_MS, shorten_snapshot
 
 from .conftest import MemoryDevice, act, execution, fail, hang, run_on
 
@@ -77,6 +80,21 @@ def test_a_frozen_page_is_told_and_replaced() -> None:
     device.answers, device.recovers_to = False, device.place
     result = run_on(device, execution(act("click", "x", "X", timeoutMs=50)))
     assert result["page"]["next"] == "recovered"
+
+
+def test_a_result_comes_before_the_daemon_gives_the_device_up_whatever_hangs() -> None:
+    device, asked = MemoryDevice({"X": hang}), []
+
+    async def never(within_ms: int) -> Any:
+        asked.append(within_ms)
+        await hang(within_ms)
+
+    device.look = device.recover = never  # type: ignore[method-assign,assignment]
+    result = run_on(device, execution(act("click", "x", "X"), timeout_ms=1000))
+    assert (result["error"]["code"], result["page"]["next"]) == ("OPERATION_TIMEOUT", "none")
+    reserve_ms = 1000 - budgets.usable_ms(1000)  # the smallest there is
+    most_ms = GUARD_MS + sum(within_ms + LOOK_GUARD_MS for within_ms in asked) - reserve_ms
+    assert len(asked) == 2 and most_ms <= RESULT_MARGIN_MS - ANSWER_RESERVE_MS - 100
 
 
 def test_a_caller_with_little_time_left_is_answered_before_a_frozen_page_is_mended() -> None:

@@ -9,8 +9,8 @@ The result is plain data, as it goes from the process of the device to whoever w
      "error": null | {"code": …, "message": …, "actionId": …, "clock": {…}},
      "effects": "none" | "partial" | "complete" | "unknown", "durationMs": …}
 
-It is made at `timeoutMs` at the latest; only finding out what became of the page, and mending it, comes after that, in
-less than the margin that whoever waits for the result has.
+Its actions end by `timeoutMs`. Only finding out what became of the page, and mending it, may come after that: at most
+4000 ms, less than the margin that whoever waits for the result has.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ Event = dict[str, object]
 
 # How much later than it was asked to a device is cancelled that did not answer. It may take a last look at the end.
 GUARD_MS = 250
+# The same, where it is only asked what it shows, or to become usable again.
+LOOK_GUARD_MS = 150
 # How long a device that failed has to say what it shows. One that is frozen runs it out.
 LOOK_MS = 1_000
 # How long one that did not answer has to become usable again. With LOOK_MS less than what is waited for the result.
-RECOVER_MS = 2_500
+RECOVER_MS = 2_400
 # The most of an image that goes into a result; larger ones want a path.
 MAX_IMAGE_BYTES = 4_000_000
 
@@ -300,7 +302,7 @@ def _timeout_code(action: Action) -> str:
 
 
 async def _guarded(asked: Awaitable[T], within_ms: int) -> T:
-    async with asyncio.timeout((within_ms + GUARD_MS) / 1000):
+    async with asyncio.timeout((within_ms + LOOK_GUARD_MS) / 1000):
         return await asked
 
 
