@@ -189,3 +189,31 @@ def test_a_snapshot_is_cut_at_whole_lines(most: int, kept: int) -> None:
     data = shorten_snapshot(Snapshot(text, Place("x", "y")), most)
     assert data["text"] == "\n".join(text.split("\n")[:kept])
     assert data["truncated"] == (kept < 3) and data.get("linesLeftOut", 0) == 3 - kept
+
+
+def test_a_line_that_is_too_long_is_cut_and_keeps_its_ref() -> None:
+    text = f'- a\n- button "{"ü" * 90_000}" [ref=e2]\n- c'
+    data = shorten_snapshot(Snapshot(text, Place("x", "y")), 24_000)
+    first, cut, last = str(data["text"]).split("\n")
+    assert (first, last) == ("- a", "- c") and cut.startswith('- button "üü') and cut.endswith("… [ref=e2]")
+    assert data["truncated"] is True and data["linesCut"] == 1 and "linesLeftOut" not in data
+    assert len(str(data["text"]).encode()) <= 24_000
+    data = shorten_snapshot(Snapshot(f"- {'x' * 500}", Place("x", "y")), 60)  # alone, too
+    assert str(data["text"]).startswith("- xxx") and len(str(data["text"]).encode()) <= 60 and data["truncated"]
+
+
+def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
+    device = MemoryDevice({"Long": lambda ms: ["ü" * 30_000, "b", "c"], "Short": lambda ms: ["a", "b"]})
+
+    def read(text: str, **params: Any) -> dict[str, Any]:
+        data: dict[str, Any] = run_on(device, execution(act("read_text", "r", text, **params)))["stepResults"][0][
+            "data"
+        ]
+        return data
+
+    data = read("Long")
+    assert data["text"].startswith("üü") and len(data["text"].encode()) <= 24_000 and data["truncated"] is True
+    data = read("Long", all=True)
+    assert len(data["all"]) == 1 and data["textsLeftOut"] == 2 and data["truncated"] is True
+    assert read("Long", maxBytes=64_000) == {"text": "ü" * 30_000}
+    assert read("Short", all=True) == {"text": "a", "all": ["a", "b"]}
