@@ -16,6 +16,7 @@ from ..core.errors import Ending, Failure
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
 from ..ui import builders, client
+from ..ui.device_names import DEFAULT_DEVICE, kind_of
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import Command, CommandTable, argument, duration, flag, option
 from .subcommand import Verb, admit_call, conclude, deliver, read_verb, unstarted
@@ -201,7 +202,7 @@ class _Missing(Exception):
 
 def main(words: list[str]) -> int:
     """Run `shotclock ui VERB`. Returns the exit code."""
-    verb = read_verb(TABLE, words, _check, names_verb=True)
+    verb = read_verb(TABLE, words, _check, names_verb=True, check_rest=_check_execution)
     if isinstance(verb, int):
         return verb
     name, said = f"ui {verb.name}", verb.values
@@ -232,6 +233,38 @@ def _check(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) 
         report("focus", "either --long or --focus: leave one out")
     if verb == "stop" and said["all"] and said["device"] is not None:
         report("device", "either --device or --all: leave one out")
+    if said.get("device"):
+        try:
+            kind_of(said["device"])
+        except Failure as unknown:
+            report("device", str(unknown))
+
+
+def _check_execution(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
+    """Report what is wrong with the execution, beside the words."""
+    if verb in ("devices", "start", "stop"):
+        return
+    from ..ui.payload import read_execution
+
+    override = said["timeout"] if verb == "exec" else None
+    try:
+        read_execution(_payload(verb, said), timeout_ms=override)
+    except _Missing as missing:
+        report(missing.field, str(missing))
+        if override is not None:
+            try:
+                read_execution({}, timeout_ms=override)
+            except Failure as failure:
+                _report_problems(failure, report, only="timeoutMs")
+    except Failure as failure:
+        _report_problems(failure, report)
+
+
+def _report_problems(failure: Failure, report: Callable[[str, str], None], only: str | None = None) -> None:
+    errors: Any = failure.context.get("errors") or [{"field": "execution", "message": str(failure)}]
+    for each in errors:
+        if only in (None, each["field"]):
+            report(each["field"], each["message"])
 
 
 # --- payloads -------------------------------------------------------------------------------------------------
@@ -377,7 +410,7 @@ def _run(call: Call, payload: Any, override: Any, said: dict[str, Any]) -> Outco
 
 
 def _device(said: dict[str, Any]) -> str:
-    return said.get("device") or os.environ.get(DEVICE_VARIABLE) or client.DEFAULT_DEVICE
+    return said.get("device") or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
 
 
 # --- devices --------------------------------------------------------------------------------------------------

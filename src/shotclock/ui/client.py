@@ -18,13 +18,13 @@ from ..core.errors import Failure
 from ..core.value_types import default_factory, record
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory, state_directory
+from .device_names import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-DEFAULT_DEVICE = "browser"
 FOLDER = "ui"
 # How long a daemon and its device may take to come up: a browser on a busy machine, and its first page.
 START_LIMIT_MS = 30_000
@@ -363,7 +363,6 @@ def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int |
     Failure DEVICE_UNAVAILABLE where none comes up in time."""
     from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
     from ..process.unsupervised import start_detached
-    from .device import kind_of
 
     kind_of(device)  # nothing is started, and kept, for a name that is misspelt
     make_private_directory(folder())
