@@ -17,8 +17,9 @@ from .app import App
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects
 from .process.context import Context
-from .ui import builders, client
+from .ui import builders
 from .ui.async_client import execute
+from .ui.device_names import DEFAULT_DEVICE
 
 # The longest execution, what is waited for its result, and a device that has to be started first.
 LONGEST = "3m40s"
@@ -76,7 +77,7 @@ async def ui_execute(
     execution: dict[str, Any],
     ctx: Context,
     timeout_ms: int | None = None,
-    device: str = client.DEFAULT_DEVICE,
+    device: str = DEFAULT_DEVICE,
 ) -> dict[str, Any]:
     """Run an execution: {commandId, taskId, source, expectedFormat, timeoutMs, mode?, actions: [{id, type, params?}]}.
 
@@ -98,7 +99,7 @@ async def ui_execute(
 
 
 @app.command(isolation="loop")
-async def ui_open(target: str, ctx: Context, device: str = client.DEFAULT_DEVICE) -> dict[str, Any]:
+async def ui_open(target: str, ctx: Context, device: str = DEFAULT_DEVICE) -> dict[str, Any]:
     """Open an address in the browser, or an app on the phone.
 
     Args:
@@ -109,9 +110,7 @@ async def ui_open(target: str, ctx: Context, device: str = client.DEFAULT_DEVICE
 
 
 @app.command(mutates=False, isolation="loop")
-async def ui_snapshot(
-    ctx: Context, max_bytes: int | None = None, device: str = client.DEFAULT_DEVICE
-) -> dict[str, Any]:
+async def ui_snapshot(ctx: Context, max_bytes: int | None = None, device: str = DEFAULT_DEVICE) -> dict[str, Any]:
     """Return what is to be seen as text: roles, names, states, and refs for the other tools.
 
     Args:
@@ -131,7 +130,7 @@ async def ui_click(
     label: str | None = None,
     css: str | None = None,
     long: bool = False,
-    device: str = client.DEFAULT_DEVICE,
+    device: str = DEFAULT_DEVICE,
 ) -> dict[str, Any]:
     """Click a node, named by its ref in the last snapshot or by what it is like.
 
@@ -159,7 +158,7 @@ async def ui_type(
     label: str | None = None,
     css: str | None = None,
     submit: bool = False,
-    device: str = client.DEFAULT_DEVICE,
+    device: str = DEFAULT_DEVICE,
 ) -> dict[str, Any]:
     """Put text into a node, in place of what is there.
 
@@ -188,7 +187,7 @@ async def ui_wait(
     css: str | None = None,
     hidden: bool = False,
     timeout_ms: int = 10_000,
-    device: str = client.DEFAULT_DEVICE,
+    device: str = DEFAULT_DEVICE,
 ) -> dict[str, Any]:
     """Wait until a node is to be seen, or is not any more.
 
@@ -217,7 +216,7 @@ async def ui_expect(
     css: str | None = None,
     exact: bool = False,
     timeout_ms: int = 5_000,
-    device: str = client.DEFAULT_DEVICE,
+    device: str = DEFAULT_DEVICE,
 ) -> dict[str, Any]:
     """Check that a text is to be seen, anywhere or in one node; where it is not, say what is there instead.
 
@@ -247,7 +246,7 @@ async def ui_expect(
 
 
 @app.command(mutates=False, isolation="loop")
-async def ui_screenshot(ctx: Context, device: str = client.DEFAULT_DEVICE) -> dict[str, Any]:
+async def ui_screenshot(ctx: Context, device: str = DEFAULT_DEVICE) -> dict[str, Any]:
     """Take a picture of what is to be seen.
 
     Args:

@@ -40,6 +40,23 @@ def test_what_is_wrong_with_a_payload_is_found_before_it_runs() -> None:
     assert not load_text(flow.replace("4000", "6s").encode()).findings
 
 
+@pytest.mark.parametrize("actions", ["actions: [{id: w, type: fly}], mode: some", ""])
+def test_every_problem_of_a_step_is_found_at_once(actions: str) -> None:
+    flow = f"steps: {{it: {{type: ui, device: nope, timeout: 200s, {actions}}}}}"
+    (finding,) = load_text(flow.encode()).findings
+    said = ["there is no device 'nope'"]
+    said += ["timeout: ", "unknown action type", "mode must be"] if actions else ["either `execution` or"]
+    assert all(each in finding.message for each in said), finding.message
+
+
+def test_a_step_may_have_the_time_of_its_mode_and_any_device_that_is_only_known_later() -> None:
+    step = "{type: ui, device: '{{ env.D }}', timeout: 170s, mode: best_effort, actions: [{id: s, type: snap}]}"
+    flow = f"steps: {{it: {step}}}"
+    assert not load_text(flow.encode()).findings
+    (finding,) = load_text(flow.replace("170s", "181s").encode()).findings
+    assert "timeout: 181000 ms, and an execution has at most 180000" in finding.message
+
+
 def test_a_step_without_a_timeout_has_its_executions_and_what_is_waited_for_the_result() -> None:
     flow = """steps:
       it: {type: ui, execution: {timeoutMs: 60000, commandId: "{{ 1 }}"}}

@@ -127,7 +127,7 @@ class Session:
         return None if told is None else told.data  # type: ignore[return-value]
 
     def stop(self) -> None:
-        client.ask(self.device, "stop", within_ms=client.STOP_LIMIT_MS)
+        client.stop(self.device)
 
     def processes(self, *words: str) -> list[int]:
         """Pids below the daemon, or that have its temporary folder among their words; with these words."""

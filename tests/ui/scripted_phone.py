@@ -385,5 +385,5 @@ def phone_session(folder: Path, phone: ScriptedPhone, device: str | None = None)
             except Failure:
                 status = None
             if status is not None:
-                client.ask(session.device, "stop", within_ms=client.STOP_LIMIT_MS)
+                client.stop(session.device)
                 assert not is_alive(status["pid"]), "the daemon is still there"

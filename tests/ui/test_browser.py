@@ -128,6 +128,22 @@ def test_waits_end_as_soon_as_what_they_wait_for_is_there(session: Session) -> N
 
 
 @pytest.mark.parametrize(
+    "action",
+    [
+        act("wait_for_node", "x", "Nowhere", timeoutMs=600),
+        act("wait_for_node", "x", "Buy", state="hidden", timeoutMs=600),
+        act("click", "x", "Closed", timeoutMs=600),
+        act("read_text", "x", "Nowhere", timeoutMs=600),
+    ],
+)
+def test_a_wait_in_vain_has_waited_as_long_as_it_says(action: dict[str, Any], session: Session) -> None:
+    assert session.run(session.open("/"))["ok"]
+    error = session.run(action)["error"]
+    assert error["code"] == "WAIT_TIMEOUT" and "within 600 ms" in error["message"], error
+    assert error["context"]["clock"]["elapsed_ms"] >= 600, error
+
+
+@pytest.mark.parametrize(
     ("action", "code", "said"),
     [
         (act("wait_for_node", "x", "Nowhere", timeoutMs=400), "WAIT_TIMEOUT", "textEquals='Nowhere'"),
@@ -300,9 +316,34 @@ def test_a_daemon_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> No
         take = {"id": "p", "type": "take_screenshot", "params": {"path": str(picture)}}
         told = session.run(take, act("sleep", "s", durationMs=1500), timeout_ms=2500)
         thread.join(10)
-        os.kill(status["pid"], signal.SIGCONT)
         assert told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT" and 7000 < told["elapsed_ms"] < 11000, told
-        assert told["error"]["context"]["events"]
+        assert told["error"]["context"]["events"] and not is_alive(status["pid"])
+
+
+def test_a_frozen_daemon_is_killed_with_its_browser_and_the_next_execution_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "RESULT_MARGIN_MS", 1500)  # the five seconds
+
+    def freeze(session: Session, *, all_of_it: bool) -> list[int]:
+        assert session.run(session.open("/"), timeout_ms=9000)["ok"]
+        daemon = psutil.Process((session.status() or {})["pid"])
+        pids = [daemon.pid, *(process.pid for process in daemon.children(recursive=True))]
+        assert len(pids) > 4
+        for pid in pids if all_of_it else pids[:1]:
+            os.kill(pid, signal.SIGSTOP)
+        return pids
+
+    with session_in(tmp_path / "home") as session:
+        frozen = freeze(session, all_of_it=True)
+        told = session.run(SNAP, timeout_ms=1000)
+        assert told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT" and told["elapsed_ms"] < 6000, told
+        assert not any(is_alive(pid, 0.1) for pid in frozen)
+        frozen = freeze(session, all_of_it=False)  # the next execution works
+        scratch = (session.home / "ui" / "browser.tmp").read_text()
+        session.stop()
+        assert not any(is_alive(pid, 0.1) for pid in frozen) and not Path(scratch).exists()
+        assert session.status() is None
 
 
 def test_a_stopped_browser_is_answered_in_time_killed_and_replaced(tmp_path: Path) -> None:

@@ -202,6 +202,15 @@ def test_what_was_done_before_the_device_was_silent_is_in_the_answer() -> None:
     assert outcome.problem.code == "DEVICE_LOST" and outcome.side_effects is SideEffects.UNKNOWN  # type: ignore[union-attr]
 
 
+def test_what_a_cancelled_execution_says_of_its_page_is_documented() -> None:
+    outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", "its caller has left"))
+    data: Any = judge_result(READ, "browser", outcome, [], []).data
+    assert (data["page"]["state"], data["page"]["next"]) == ("unknown", "same")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "ui.md").read_text("utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `page` |"))
+    assert all(f"`{data['page'][key]}`" in row for key in ("state", "next"))
+
+
 def test_nothing_is_started_for_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
     with pytest.raises(Failure, match="there is no device 'nope:x'") as refused:

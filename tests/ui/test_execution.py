@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.ui import budgets
+from shotclock.ui.client import RESULT_MARGIN_MS
+from shotclock.ui.daemon import ANSWER_RESERVE_MS
 from shotclock.ui.device import Place, Snapshot
-from shotclock.ui.execution import shorten_snapshot
+from shotclock.ui.execution import GUARD_MS, LOOK_GUARD_MS, shorten_snapshot
 
 from .conftest import MemoryDevice, act, execution, fail, hang, run_on
 
@@ -77,6 +80,21 @@ def test_a_frozen_page_is_told_and_replaced() -> None:
     device.answers, device.recovers_to = False, device.place
     result = run_on(device, execution(act("click", "x", "X", timeoutMs=50)))
     assert result["page"]["next"] == "recovered"
+
+
+def test_a_result_comes_before_the_daemon_gives_the_device_up_whatever_hangs() -> None:
+    device, asked = MemoryDevice({"X": hang}), []
+
+    async def never(within_ms: int) -> Any:
+        asked.append(within_ms)
+        await hang(within_ms)
+
+    device.look = device.recover = never  # type: ignore[method-assign,assignment]
+    result = run_on(device, execution(act("click", "x", "X"), timeout_ms=1000))
+    assert (result["error"]["code"], result["page"]["next"]) == ("OPERATION_TIMEOUT", "none")
+    reserve_ms = 1000 - budgets.usable_ms(1000)  # the smallest there is
+    most_ms = GUARD_MS + sum(within_ms + LOOK_GUARD_MS for within_ms in asked) - reserve_ms
+    assert len(asked) == 2 and most_ms <= RESULT_MARGIN_MS - ANSWER_RESERVE_MS - 100
 
 
 def test_a_caller_with_little_time_left_is_answered_before_a_frozen_page_is_mended() -> None:
@@ -171,3 +189,31 @@ def test_a_snapshot_is_cut_at_whole_lines(most: int, kept: int) -> None:
     data = shorten_snapshot(Snapshot(text, Place("x", "y")), most)
     assert data["text"] == "\n".join(text.split("\n")[:kept])
     assert data["truncated"] == (kept < 3) and data.get("linesLeftOut", 0) == 3 - kept
+
+
+def test_a_line_that_is_too_long_is_cut_and_keeps_its_ref() -> None:
+    text = f'- a\n- button "{"ü" * 90_000}" [ref=e2]\n- c'
+    data = shorten_snapshot(Snapshot(text, Place("x", "y")), 24_000)
+    first, cut, last = str(data["text"]).split("\n")
+    assert (first, last) == ("- a", "- c") and cut.startswith('- button "üü') and cut.endswith("… [ref=e2]")
+    assert data["truncated"] is True and data["linesCut"] == 1 and "linesLeftOut" not in data
+    assert len(str(data["text"]).encode()) <= 24_000
+    data = shorten_snapshot(Snapshot(f"- {'x' * 500}", Place("x", "y")), 60)  # alone, too
+    assert str(data["text"]).startswith("- xxx") and len(str(data["text"]).encode()) <= 60 and data["truncated"]
+
+
+def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
+    device = MemoryDevice({"Long": lambda ms: ["ü" * 30_000, "b", "c"], "Short": lambda ms: ["a", "b"]})
+
+    def read(text: str, **params: Any) -> dict[str, Any]:
+        data: dict[str, Any] = run_on(device, execution(act("read_text", "r", text, **params)))["stepResults"][0][
+            "data"
+        ]
+        return data
+
+    data = read("Long")
+    assert data["text"].startswith("üü") and len(data["text"].encode()) <= 24_000 and data["truncated"] is True
+    data = read("Long", all=True)
+    assert len(data["all"]) == 1 and data["textsLeftOut"] == 2 and data["truncated"] is True
+    assert read("Long", maxBytes=64_000) == {"text": "ü" * 30_000}
+    assert read("Short", all=True) == {"text": "a", "all": ["a", "b"]}

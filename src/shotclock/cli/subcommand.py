@@ -84,11 +84,13 @@ def read_verb(
     check: Callable[[str, dict[str, Any], Callable[[str, str], None]], None],
     *,
     names_verb: bool = False,
+    check_rest: Callable[[str, dict[str, Any], Callable[[str, str], None]], None] | None = None,
     tool: Tool = OURSELVES,
 ) -> Verb | int:
     """Read the words of `shotclock inbox`, `job` or `token`. Returns the exit code where that is all: help was asked
     for, or the words are wrong. `check` reports what is wrong with values that are each right; `names_verb`: the answer
-    to wrong words names the verb as well."""
+    to wrong words names the verb as well. `check_rest` is called where something is wrong, and reports what would be
+    refused later, under a code of its own: every mistake is named at once."""
     as_json = wants_json("--json" in words)
     reading = read_command(table, words)
     if reading.wants == "help" or not words:
@@ -104,6 +106,8 @@ def read_verb(
 
     check(name, values, report)
     if mistakes:
+        if check_rest is not None and name:
+            check_rest(name, values, report)
         noun = table.name.split()[-1]
         return refuse(f"{noun} {name}".strip() if names_verb else noun, mistakes, as_json, tool=tool)
     return Verb(name, values, as_json)

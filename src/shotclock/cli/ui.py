@@ -16,6 +16,7 @@ from ..core.errors import Ending, Failure
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
 from ..ui import builders, client
+from ..ui.device_names import DEFAULT_DEVICE, kind_of
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import Command, CommandTable, argument, duration, flag, option
 from .subcommand import Verb, admit_call, conclude, deliver, read_verb, unstarted
@@ -201,7 +202,7 @@ class _Missing(Exception):
 
 def main(words: list[str]) -> int:
     """Run `shotclock ui VERB`. Returns the exit code."""
-    verb = read_verb(TABLE, words, _check, names_verb=True)
+    verb = read_verb(TABLE, words, _check, names_verb=True, check_rest=_check_execution)
     if isinstance(verb, int):
         return verb
     name, said = f"ui {verb.name}", verb.values
@@ -232,6 +233,38 @@ def _check(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) 
         report("focus", "either --long or --focus: leave one out")
     if verb == "stop" and said["all"] and said["device"] is not None:
         report("device", "either --device or --all: leave one out")
+    if said.get("device"):
+        try:
+            kind_of(said["device"])
+        except Failure as unknown:
+            report("device", str(unknown))
+
+
+def _check_execution(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
+    """Report what is wrong with the execution, beside the words."""
+    if verb in ("devices", "start", "stop"):
+        return
+    from ..ui.payload import read_execution
+
+    override = said["timeout"] if verb == "exec" else None
+    try:
+        read_execution(_payload(verb, said), timeout_ms=override)
+    except _Missing as missing:
+        report(missing.field, str(missing))
+        if override is not None:
+            try:
+                read_execution({}, timeout_ms=override)
+            except Failure as failure:
+                _report_problems(failure, report, only="timeoutMs")
+    except Failure as failure:
+        _report_problems(failure, report)
+
+
+def _report_problems(failure: Failure, report: Callable[[str, str], None], only: str | None = None) -> None:
+    errors: Any = failure.context.get("errors") or [{"field": "execution", "message": str(failure)}]
+    for each in errors:
+        if only in (None, each["field"]):
+            report(each["field"], each["message"])
 
 
 # --- payloads -------------------------------------------------------------------------------------------------
@@ -377,7 +410,7 @@ def _run(call: Call, payload: Any, override: Any, said: dict[str, Any]) -> Outco
 
 
 def _device(said: dict[str, Any]) -> str:
-    return said.get("device") or os.environ.get(DEVICE_VARIABLE) or client.DEFAULT_DEVICE
+    return said.get("device") or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
 
 
 # --- devices --------------------------------------------------------------------------------------------------
@@ -390,36 +423,25 @@ def _manage(verb: Verb) -> int:
     if verb.name == "devices":
         call = admit_call(name, 30_000)
         return deliver(conclude(call, lambda: carry_out(call, _list_devices)), verb.as_json, _show_devices)
-    limit_ms = client.START_LIMIT_MS * 2 if verb.name == "start" else client.STOP_LIMIT_MS
-    call = admit_call(name, limit_ms, mutates=True, idempotent=True)
+    starting_ms, stopping_ms = client.START_LIMIT_MS * 2, client.RESULT_MARGIN_MS + client.STOP_LIMIT_MS
+    call = admit_call(name, starting_ms if verb.name == "start" else stopping_ms, mutates=True, idempotent=True)
     body = _start if verb.name == "start" else _stop
-    return deliver(conclude(call, lambda: body(said, limit_ms)), verb.as_json, _show_data)
+    return deliver(conclude(call, lambda: body(said)), verb.as_json, _show_data)
 
 
-def _start(said: dict[str, Any], limit_ms: int) -> Outcome | Envelope:
+def _start(said: dict[str, Any]) -> Outcome | Envelope:
     device = _device(said)
+    exchange = client.Exchange(device, {"do": "start", "commandId": "start"}, "start")
     if (connection := client.try_connect(device)) is None:
         connection = client.start_daemon(device, idle_ms=said["idle"] or client.DEFAULT_IDLE_MS)
+        exchange.has_started = True
     connection.close()
-    return client.Exchange(device, {"do": "start", "commandId": "start"}, "start").run(limit_ms)
+    return exchange.run(client.RESULT_MARGIN_MS)
 
 
-def _stop(said: dict[str, Any], limit_ms: int) -> Outcome:
-    names = _kept_devices() if said["all"] else [_device(said)]
-    stopped = []
-    for device in names:
-        try:
-            if client.ask(device, "stop", within_ms=limit_ms) is not None:
-                stopped.append(device)
-        except Failure as failure:
-            if failure.code != "DEVICE_LOST":  # it ended while it was told to
-                raise
-            stopped.append(device)
-    return Outcome(Ending.FINISHED, data={"stopped": stopped})
-
-
-def _kept_devices() -> list[str]:
-    return [str(kept["device"]) for kept in _look_at_daemons() if "pid" in kept]
+def _stop(said: dict[str, Any]) -> Outcome:
+    names = [str(kept["device"]) for kept in _look_at_daemons()] if said["all"] else [_device(said)]
+    return Outcome(Ending.FINISHED, data={"stopped": [device for device in names if client.stop(device)]})
 
 
 def _look_at_daemons() -> list[dict[str, Any]]:

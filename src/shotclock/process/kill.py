@@ -68,6 +68,34 @@ def kill_below(
                 return []
 
 
+def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
+    """Kill a process of this user that is not below us, and all below it. Returns the pids that would not die within
+    the limit. Whoever calls this knows that the process still is the one that is meant."""
+    signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of what it has started
+    seen: dict[int, int] = {}
+    """By pid when it started. Those whose parent is killed before them are no longer found below the root."""
+
+    def find() -> list[int]:
+        for pid in (root, *seen):
+            for below in kernel.descendants(pid):
+                seen.setdefault(below, kernel.start_of(below))
+        return [pid for pid, at in seen.items() if kernel.start_of(pid) == at and not kernel.is_zombie(pid)]
+
+    left = kill_below(lambda: not find(), pause, find=find)
+    started = kernel.start_of(root)
+    signal_process(root, signal.SIGKILL)
+    give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
+    while started and kernel.start_of(root) == started and not kernel.is_zombie(root):
+        if monotonic_ns() >= give_up_ns:
+            left.append(root)
+            break
+        pause(SWEEP_PAUSE_MS)
+    for pid in seen:  # a supervisor among them can no longer tidy up itself
+        if (cgroup := Cgroup.left_by(pid)) is not None:
+            cgroup.remove()
+    return left
+
+
 def signal_process(pid: int, number: int) -> None:
     """Send a signal to a process, where it is still there, and ours to signal."""
     with contextlib.suppress(OSError):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import Ending, Failure
 from ..process.clock import monotonic_ns
 from ..ui import budgets
-from ..ui.client import DEFAULT_DEVICE, RESULT_MARGIN_MS
+from ..ui.client import RESULT_MARGIN_MS
+from ..ui.device_names import DEFAULT_DEVICE, kind_of
 from .provider import (
     Provider,
     StepCall,
@@ -34,17 +35,35 @@ class UiStep(StepPart):
     device: str = DEFAULT_DEVICE
 
     def check_together(self) -> None:
-        if (self.execution is None) == (self.actions is None):
-            raise ValueError("a ui step has either `execution` or `actions`")
-        written = self.execution or _payload_of(self.actions, self.mode, self.timeout)
-        if not _has_template(written):
-            from ..ui.payload import read_execution
-
+        wrong: list[str] = []
+        if not _has_template(self.device):
             try:
-                read_execution(written)
-            except Failure as failure:
-                wrong = [f"{each['field']}: {each['message']}" for each in failure.context["errors"]]  # type: ignore[attr-defined]
-                raise ValueError("; ".join(wrong)) from None
+                kind_of(self.device)
+            except Failure as unknown:
+                wrong.append(f"device: {unknown}")
+        if (self.execution is None) == (self.actions is None):
+            wrong.append("a ui step has either `execution` or `actions`")
+        else:
+            wrong += self._find_wrong()
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def _find_wrong(self) -> list[str]:
+        """Return what is wrong with the execution, as far as it is known before the step runs."""
+        wrong: list[str] = []
+        most_ms, timeout_ms = _most_ms(self.mode), duration_ms(self.timeout, "ms") if self.timeout else 0
+        if self.actions is not None and timeout_ms > most_ms:
+            wrong.append(f"timeout: {timeout_ms} ms, and an execution has at most {most_ms}")
+        written = self.execution or _payload_of(self.actions, self.mode, self.timeout)
+        if _has_template(written):
+            return wrong
+        from ..ui.payload import read_execution
+
+        try:
+            read_execution(written)
+        except Failure as failure:
+            wrong += [f"{each['field']}: {each['message']}" for each in failure.context["errors"]]  # type: ignore[attr-defined]
+        return wrong
 
 
 def _default_ms(step: Any) -> int:
@@ -124,17 +143,20 @@ def _payload_of(actions: Any, mode: str, timeout: Any, task: str = "check") -> d
     """Return a payload of these actions. `timeout` is the step's: a number of milliseconds, or as it is written."""
     from ..ui.builders import EXPECTED_FORMAT, new_command_id
 
-    most = budgets.BEST_EFFORT_MAX_TIMEOUT_MS if mode == "best_effort" else budgets.MAX_TIMEOUT_MS
     timeout_ms = duration_ms(timeout, "ms") if timeout else budgets.DEFAULT_TIMEOUT_MS
     return {
         "commandId": new_command_id("step"),
         "taskId": task,
         "source": "shotclock-workflow",
         "expectedFormat": EXPECTED_FORMAT,
-        "timeoutMs": max(budgets.MIN_TIMEOUT_MS, min(timeout_ms, most)),
+        "timeoutMs": max(budgets.MIN_TIMEOUT_MS, min(timeout_ms, _most_ms(mode))),
         "mode": mode,
         "actions": actions,
     }
+
+
+def _most_ms(mode: str) -> int:
+    return budgets.BEST_EFFORT_MAX_TIMEOUT_MS if mode == "best_effort" else budgets.MAX_TIMEOUT_MS
 
 
 def _has_template(written: Any) -> bool:

@@ -34,8 +34,10 @@ FLAGS = (
     "--disable-sync",
 )
 SCHEMES = ("http", "https", "file", "about", "data")
-# Of an action's time what is kept to find out, when it was in vain, whether the page answers at all.
+# How long before the end of a wait the page is asked whether it answers at all. The wait goes on meanwhile.
 DOUBT_MS = 250
+# What the last look of a wait may take, at its end.
+LAST_LOOK_MS = 100
 # Until a script that holds the page has been ended, and the page answers again.
 TERMINATE_MS = 400
 # A page that is given up may take this long to close; then it is left to die with its browser.
@@ -327,10 +329,23 @@ class BrowserDevice:
                 return node
             except PlaywrightTimeout:
                 if left_ms <= FOLLOW_MS:
+                    if await _is_seen(node):
+                        return node
                     raise
             except Error:
                 if page in self._pages or not self._pages:  # it did not just close, and leave another one
                     raise
+
+    async def _await_hidden(self, matcher: Matcher, within_ms: int) -> None:
+        """Wait until no such node is to be seen. Raises what Playwright raises."""
+        from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+        node = self._find(matcher).first
+        try:
+            await node.wait_for(state="hidden", timeout=within_ms)
+        except PlaywrightTimeout:
+            if await _is_seen(node) is not False:
+                raise
 
     @contextlib.asynccontextmanager
     async def _explained(
@@ -341,11 +356,12 @@ class BrowserDevice:
         from playwright.async_api import Error
         from playwright.async_api import TimeoutError as PlaywrightTimeout
 
+        doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
             yield
         except (PlaywrightTimeout, TimeoutError) as error:
             waited = f"within {within_ms} ms"
-            if matcher is None or not await self._answers():
+            if matcher is None or doubting is None or not await doubting:
                 raise Failure(silent, f"the page did not answer {what} {waited}") from None
             if "performing" in str(error):  # it was under way: what became of it nobody knows
                 raise Failure(silent, f"{what} did not come to its end {waited}") from None
@@ -357,10 +373,19 @@ class BrowserDevice:
             if any(sign in str(error) for sign in gone):
                 raise Failure("DEVICE_LOST", f"the page or the browser went away: {text}") from None
             raise Failure("ACTION_FAILED", text) from None
+        finally:
+            if doubting is not None:
+                doubting.cancel()
 
-    async def _answers(self) -> bool:
+    async def _answers_near_end(self, within_ms: int) -> bool:
+        """Return, at the end of a wait, whether the page still answered shortly before."""
+        doubt_ms = min(DOUBT_MS, within_ms // 4)
+        await asyncio.sleep((within_ms - doubt_ms) / 1000)
+        return await self._answers(doubt_ms)
+
+    async def _answers(self, within_ms: int = DOUBT_MS) -> bool:
         with contextlib.suppress(Exception):
-            await self._ask(self._page, DOUBT_MS)
+            await self._ask(self._page, within_ms)
             return True
         return False
 
@@ -413,10 +438,10 @@ class BrowserDevice:
                 await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
             return dict(where=page.url)
         assert params.matcher is not None
-        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained("click", within_ms, matcher=params.matcher):
-            node = await self._await_node(params.matcher, patience)
-            left_ms = max(1, patience.remaining_ms(monotonic_ns()))
+            node = await self._await_node(params.matcher, deadline)
+            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
             if params.click_type == "focus":
                 await node.focus(timeout=left_ms)
             else:
@@ -424,10 +449,10 @@ class BrowserDevice:
         return dict(where=self._page.url)
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained("enter_text", within_ms, matcher=params.matcher):
-            node = await self._await_node(params.matcher, patience)
-            timeout = max(1, patience.remaining_ms(monotonic_ns()))
+            node = await self._await_node(params.matcher, deadline)
+            timeout = max(1, deadline.remaining_ms(monotonic_ns()))
             if params.clear:
                 await node.fill(params.text, timeout=timeout)
             else:
@@ -457,14 +482,14 @@ class BrowserDevice:
             if params.container is None:
                 moved = await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), within_ms)
             else:
-                moved = await self._find(params.container).first.evaluate(_SCROLL, step, timeout=_patience(within_ms))
+                moved = await self._find(params.container).first.evaluate(_SCROLL, step, timeout=within_ms)
         return bool(moved)
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained("read_text", within_ms, "EVAL_TIMEOUT", matcher):
-            node = await self._await_node(matcher, patience)
-            left_ms = max(1, patience.remaining_ms(monotonic_ns()))
+            node = await self._await_node(matcher, deadline)
+            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
             if matcher.ref is not None:  # one node; Playwright finds it by its ref only one at a time
                 return [str(await node.evaluate(f"n => ({_READ_TEXTS})([n])[0]", timeout=left_ms))]
             texts: list[str] = await _bounded(self._find(matcher).evaluate_all(_READ_TEXTS), left_ms)
@@ -473,10 +498,10 @@ class BrowserDevice:
         return texts
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained("read_key_value_pair", within_ms, "EVAL_TIMEOUT", label):
-            node = await self._await_node(label, patience)
-            pair = await node.evaluate(_READ_PAIR, timeout=max(1, patience.remaining_ms(monotonic_ns())))
+            node = await self._await_node(label, deadline)
+            pair = await node.evaluate(_READ_PAIR, timeout=max(1, deadline.remaining_ms(monotonic_ns())))
         if pair is None:
             raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
         return str(pair[0]), str(pair[1])
@@ -493,12 +518,12 @@ class BrowserDevice:
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
-        patience = Deadline.after_ms(monotonic_ns(), _patience(within_ms))
+        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained("wait_for_node", within_ms, "WAIT_TIMEOUT", matcher):
             if state == "visible":
-                await self._await_node(matcher, patience)
+                await self._await_node(matcher, deadline)
             else:
-                await self._find(matcher).first.wait_for(state=state, timeout=_patience(within_ms))
+                await self._await_hidden(matcher, within_ms)
         return dict(where=self._page.url, state=state)
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
@@ -537,9 +562,11 @@ async def _bounded(asked: Awaitable[T], within_ms: int) -> T:
         return await asked
 
 
-def _patience(within_ms: int) -> int:
-    """Return what Playwright may wait for a node, so that there is time to find out why it waited in vain."""
-    return max(1, within_ms - min(DOUBT_MS, within_ms // 4))
+async def _is_seen(node: Any) -> bool | None:
+    """Look whether a node is to be seen now: Playwright looks up to half a second apart. None: there was no answer."""
+    with contextlib.suppress(Exception):
+        return bool(await _bounded(node.is_visible(), LAST_LOOK_MS))
+    return None
 
 
 def _first_line(error: Exception) -> str:

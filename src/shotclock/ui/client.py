@@ -2,6 +2,7 @@
 
 One line of JSON is a request. Lines come back until one of them has the envelope; each says which command it is about,
 and what is about another one is passed over. Every wait ends: at the command's own time and 5 s, or at the caller's.
+A daemon that says nothing until then is killed with all below it, so that the next command finds none and starts one.
 
 Stands before every `shotclock ui click`: what it imports, it needs.
 """
@@ -17,13 +18,13 @@ from ..core.errors import Failure
 from ..core.value_types import default_factory, record
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory, state_directory
+from .device_names import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-DEFAULT_DEVICE = "browser"
 FOLDER = "ui"
 # How long a daemon and its device may take to come up: a browser on a busy machine, and its first page.
 START_LIMIT_MS = 30_000
@@ -83,10 +84,13 @@ class Exchange:
     connection: socket.socket | None = None
     is_heard: bool = False
     """Whether the daemon has said anything about this command, so that it may have begun."""
+    has_started: bool = False
+    """Whether the daemon was started for this, and is still coming up."""
 
     def run(self, margin_ms: int, *, until_ns: int | None = None) -> Envelope:
-        """Send the request and return the envelope. Blocks, bounded by START_LIMIT_MS and then by `margin_ms` from the
-        moment at which the daemon says that it has begun. Raises Failure."""
+        """Send the request and return the envelope. Blocks, bounded by `margin_ms`, and again by that from the moment
+        at which the daemon says that it has begun; in between by what it says that it needs to open its device, or to
+        stop. Raises Failure."""
         try:
             return self._run(margin_ms, until_ns)
         except Failure as failure:
@@ -127,6 +131,7 @@ class Exchange:
             raise self._lost(f"the daemon of {self.device} has just ended")
         if self.request["do"] == "execute":
             self._check_payload()  # nothing is started for what is not valid
+        self.has_started = True
         return start_daemon(self.device, until_ns=until_ns)
 
     def _check_payload(self) -> None:
@@ -136,18 +141,18 @@ class Exchange:
 
     def _read(self, connection: socket.socket, margin_ms: int, until_ns: int | None) -> Envelope:
         started_ns = monotonic_ns()
-        latest_ns = started_ns + (START_LIMIT_MS + RESULT_MARGIN_MS) * 1_000_000
+        latest_ns = started_ns + (margin_ms + (START_LIMIT_MS if self.has_started else 0)) * 1_000_000
         rest = b""
         while True:
             now_ns = monotonic_ns()
             stop_ns = latest_ns if until_ns is None else min(latest_ns, until_ns)
             if now_ns >= stop_ns:
-                raise self._silent(started_ns)
+                raise self._silent(started_ns, kill_daemon(self.device, connection) if stop_ns == latest_ns else None)
             connection.settimeout(max(0.001, (stop_ns - now_ns) / 1e9))
             try:
                 chunk = connection.recv(65536)
             except TimeoutError:
-                raise self._silent(started_ns) from None
+                continue
             except OSError as error:
                 raise self._lost(f"the daemon of {self.device} is gone: {error}") from None
             if not chunk:
@@ -160,6 +165,9 @@ class Exchange:
                 told = self._parse(line)
                 if told.get("commandId") != self.command_id:
                     continue  # about another command, which does not end this one
+                if type(needed_ms := told.get("mayTakeMs")) is int:  # nothing has begun
+                    latest_ns = monotonic_ns() + needed_ms * 1_000_000
+                    continue
                 self.is_heard = True
                 if "begun" in told:
                     latest_ns = monotonic_ns() + margin_ms * 1_000_000
@@ -197,12 +205,14 @@ class Exchange:
     def _context(self) -> dict[str, object]:
         return {"device": self.device, "commandId": self.command_id, "events": self.events}
 
-    def _silent(self, started_ns: int) -> Failure:
+    def _silent(self, started_ns: int, killed: dict[str, object] | None) -> Failure:
         waited_ms = (monotonic_ns() - started_ns) // 1_000_000
         message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
-        return Failure(
-            "RESULT_ENVELOPE_TIMEOUT", message, data=self._partial(), context=self._context(), suggestion=HINT
-        )
+        context = self._context()
+        if killed is not None:
+            message += "; its daemon did not answer, and was killed"
+            context["killed"] = killed
+        return Failure("RESULT_ENVELOPE_TIMEOUT", message, data=self._partial(), context=context, suggestion=HINT)
 
     def _malformed(self, why: str) -> Failure:
         message = f"the result of {self.command_id} cannot be read: {why}"
@@ -245,13 +255,30 @@ def execute(
 
 
 def ask(device: str, verb: str, *, within_ms: int = LOOK_LIMIT_MS) -> Envelope | None:
-    """Ask the daemon of a device for its status, or to stop. Return None where there is none. Raises Failure."""
+    """Ask the daemon of a device for its status. Return None where there is none. Raises Failure."""
     connection = try_connect(device)
     if connection is None:
         return None
     connection.close()
     exchange = Exchange(device, {"do": verb, "commandId": verb}, verb)
     return exchange.run(within_ms, until_ns=monotonic_ns() + within_ms * 1_000_000)
+
+
+def stop(device: str) -> bool:
+    """Stop the daemon of a device, and all below it; kill them where it does not answer. Return whether there was one.
+    Blocks, for RESULT_MARGIN_MS and then STOP_LIMIT_MS. Raises Failure where something would not die."""
+    connection = try_connect(device)
+    if connection is None:
+        return False
+    connection.close()
+    try:
+        Exchange(device, {"do": "stop", "commandId": "stop"}, "stop").run(RESULT_MARGIN_MS)
+    except Failure as failure:
+        killed = failure.context.get("killed")
+        is_gone = failure.code == "DEVICE_LOST"  # it ended while it was told to
+        if not is_gone and not (isinstance(killed, dict) and not killed["survivors"]):
+            raise
+    return True
 
 
 # --- sockets and daemons --------------------------------------------------------------------------------------
@@ -268,6 +295,54 @@ def try_connect(device: str) -> socket.socket | None:
         connection.close()
         return None
     return connection
+
+
+def kill_daemon(device: str, connection: socket.socket) -> dict[str, object] | None:
+    """Kill the daemon at the other end, and all below it; remove what it leaves. Return its pid and what would not die;
+    None where this machine does not say who it is. That the connection is open proves that it is still that one."""
+    from ..process.kill import kill_tree
+    from ..runtime.control_channel import peer_of
+
+    pid, user = peer_of(connection)
+    if pid in (0, os.getpid()) or user != os.geteuid():
+        return None
+    left = kill_tree(pid, lambda wait_ms: pause(wait_ms / 1000))
+    _clean_up_after(device)
+    return {"pid": pid, "survivors": left}
+
+
+def _clean_up_after(device: str) -> None:
+    """Remove what a daemon that was killed has left, unless another one serves by now."""
+    import fcntl
+
+    stem = os.path.join(folder(), stem_of(device))
+    try:
+        lock = os.open(f"{stem}.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_leftovers(stem)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def remove_leftovers(stem: str) -> None:
+    """Remove the socket and the temporary files of this device's last daemon. Only who holds the lock may."""
+    import contextlib
+    import shutil
+
+    for ending in (".sock", ".device"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{stem}{ending}")
+    with contextlib.suppress(OSError):
+        with open(f"{stem}.tmp", encoding="utf-8") as file:
+            scratch = file.read()
+        if os.path.basename(scratch).startswith("shotclock-ui-"):
+            shutil.rmtree(scratch, ignore_errors=True)
+        os.unlink(f"{stem}.tmp")
 
 
 def with_short_path(path: str, use: Callable[[str], object]) -> None:
@@ -288,7 +363,6 @@ def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int |
     Failure DEVICE_UNAVAILABLE where none comes up in time."""
     from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
     from ..process.unsupervised import start_detached
-    from .device import kind_of
 
     kind_of(device)  # nothing is started, and kept, for a name that is misspelt
     make_private_directory(folder())

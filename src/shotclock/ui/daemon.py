@@ -95,7 +95,7 @@ def main(device: str, idle_ms: str) -> None:
             pause(LOCK_PAUSE_S)
     else:
         return
-    _remove_leftovers(stem)
+    client.remove_leftovers(stem)
     with contextlib.suppress(OSError):
         os.truncate(f"{stem}.log", 0)
     scratch = tempfile.mkdtemp(prefix="shotclock-ui-")
@@ -105,22 +105,9 @@ def main(device: str, idle_ms: str) -> None:
     try:
         asyncio.run(Daemon(device, int(idle_ms), stem, scratch).serve())
     finally:
-        _remove_leftovers(stem)
+        client.remove_leftovers(stem)
         shutil.rmtree(scratch, ignore_errors=True)  # also where somebody has removed what says where it is
         os._exit(0)
-
-
-def _remove_leftovers(stem: str) -> None:
-    """Remove the socket and the temporary files of this device's last daemon. Only who holds the lock may."""
-    for ending in (".sock", ".device"):
-        with contextlib.suppress(OSError):
-            os.unlink(f"{stem}{ending}")
-    with contextlib.suppress(OSError):
-        with open(f"{stem}.tmp", encoding="utf-8") as file:
-            scratch = file.read()
-        if os.path.basename(scratch).startswith("shotclock-ui-"):
-            shutil.rmtree(scratch, ignore_errors=True)
-        os.unlink(f"{stem}.tmp")
 
 
 @dataclass(slots=True)
@@ -277,10 +264,12 @@ class Daemon:
                 return await self._execute(request, tell, reader)
             case "start":
                 began_ns = monotonic_ns()
+                tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
                 failed = await self._open()
                 call = self._runtime.begin(OPEN, {}, began_ns=began_ns)
                 return failed or await self._runtime.conclude(call, _come_to(self._status()))
             case "stop":
+                tell(mayTakeMs=client.STOP_LIMIT_MS)
                 call = self._runtime.begin(CLOSE, {}, Clocks(timeout_ms=client.STOP_LIMIT_MS))
                 return await self._runtime.conclude(call, self._stop())
         return await self._runtime.conclude(self._runtime.begin(STATUS, {}), _come_to(self._status()))
@@ -384,6 +373,8 @@ class Daemon:
             return await self._runtime.conclude(call, _come_to(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
         try:
+            if not self._opened:
+                tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
             if (failed := await self._open()) is not None:
                 return failed
             tell(begun=True)

@@ -31,6 +31,7 @@ from typing import Literal, Protocol, cast
 
 from ..core.errors import Failure
 from ..core.value_types import value
+from .device_names import KINDS, kind_of
 from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 
 
@@ -178,7 +179,7 @@ class DeviceEntry:
 
 
 class DeviceModule(Protocol):
-    """A module of `KINDS`: one kind of device."""
+    """A module of `device_names.KINDS`: one kind of device."""
 
     async def open_device(self, name: str, services: DeviceServices) -> Device:
         """Start or reach the device of this name (`browser`, `android:SERIAL`). Raises Failure DEVICE_UNAVAILABLE with
@@ -188,20 +189,6 @@ class DeviceModule(Protocol):
     async def find_devices(self, services: DeviceServices) -> list[DeviceEntry]:
         """Return the devices of this kind, also those that are not usable and why. Starts none. Within 5 s."""
         ...
-
-
-KINDS = {"browser": ".browser", "cdp": ".browser", "android": ".android"}
-"""By the part of a device's name before the colon the module that knows it. A new kind is a module and a line here."""
-DEFAULT_DEVICE = "browser"
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of a device. Raises Failure DEVICE_UNAVAILABLE for a name of none."""
-    kind = name.partition(":")[0]
-    if kind not in KINDS:
-        known = "browser, browser:NAME, cdp:http://127.0.0.1:9222, android, android:SERIAL"
-        raise Failure("DEVICE_UNAVAILABLE", f"there is no device {name!r:.100}; write one of {known}")
-    return kind
 
 
 def module_of(name: str) -> DeviceModule:

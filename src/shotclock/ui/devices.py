@@ -11,7 +11,8 @@ from ..core.clocks import Clocks
 from ..core.errors import Failure
 from ..process.unsupervised import start_program
 from ..runtime.runtime import Runtime
-from .device import KINDS, CommandOutput, DeviceEntry, module_of
+from .device import CommandOutput, DeviceEntry, module_of
+from .device_names import KINDS
 
 # What a kind of device may take to say which there are; one whose program hangs runs it out.
 FIND_LIMIT_S = 6.0

@@ -9,8 +9,8 @@ The result is plain data, as it goes from the process of the device to whoever w
      "error": null | {"code": …, "message": …, "actionId": …, "clock": {…}},
      "effects": "none" | "partial" | "complete" | "unknown", "durationMs": …}
 
-It is made at `timeoutMs` at the latest; only finding out what became of the page, and mending it, comes after that, in
-less than the margin that whoever waits for the result has.
+Its actions end by `timeoutMs`. Only finding out what became of the page, and mending it, may come after that: at most
+4000 ms, less than the margin that whoever waits for the result has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from ..process.clock import monotonic_ns
 from . import budgets
 from .device import Device, Place, Snapshot
 from .payload import (
+    DEFAULT_SNAPSHOT_BYTES,
     Action,
     Click,
     CloseApp,
@@ -51,16 +53,22 @@ from .payload import (
 T = TypeVar("T")
 Event = dict[str, object]
 
-# How much later than it was asked to a device is cancelled that did not answer.
-GUARD_MS = 150
+# How much later than it was asked to a device is cancelled that did not answer. It may take a last look at the end.
+GUARD_MS = 250
+# The same, where it is only asked what it shows, or to become usable again.
+LOOK_GUARD_MS = 150
 # How long a device that failed has to say what it shows. One that is frozen runs it out.
 LOOK_MS = 1_000
 # How long one that did not answer has to become usable again. With LOOK_MS less than what is waited for the result.
-RECOVER_MS = 2_500
+RECOVER_MS = 2_400
 # The most of an image that goes into a result; larger ones want a path.
 MAX_IMAGE_BYTES = 4_000_000
 
+# A line of a snapshot may have a quarter of it, and so much in any case.
+MIN_LINE_BYTES = 200
+
 CALLER = "caller"
+_REF = re.compile(r" \[ref=\w{1,20}\]")
 _TIMEOUTS = ("WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
 
 
@@ -300,7 +308,7 @@ def _timeout_code(action: Action) -> str:
 
 
 async def _guarded(asked: Awaitable[T], within_ms: int) -> T:
-    async with asyncio.timeout((within_ms + GUARD_MS) / 1000):
+    async with asyncio.timeout((within_ms + LOOK_GUARD_MS) / 1000):
         return await asked
 
 
@@ -337,10 +345,11 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
             return await _scroll_until(device, params, within_ms)
         case ReadText() as params:
             texts = await device.read_text(params.matcher, within_ms)
-            return {"text": texts[0]} | ({"all": texts} if params.all else {})
+            return shorten_texts(texts if params.all else texts[:1], params.all, params.max_bytes)
         case ReadKeyValuePair() as params:
             label, text = await device.read_key_value_pair(params.label_matcher, within_ms)
-            return {"label": label, "value": text}
+            cut = {"label": _cut(label, DEFAULT_SNAPSHOT_BYTES), "value": _cut(text, DEFAULT_SNAPSHOT_BYTES)}
+            return cut | ({} if (cut["label"], cut["value"]) == (label, text) else {"truncated": True})
         case SnapshotUi() as params:
             return shorten_snapshot(await device.snapshot(within_ms), params.max_bytes)
         case TakeScreenshot() as params:
@@ -353,19 +362,63 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
 
 
 def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
-    """Return as many whole lines as fit, and how many are left out."""
-    lines, size = [], 0
+    """Return as many lines as fit, how many are left out, and how many were so long that they are cut."""
+    lines: list[str] = []
+    size = lines_cut = 0
     every = snapshot.text.splitlines()
     for line in every:
-        size += len(line.encode("utf-8", "replace")) + 1
-        if size > max_bytes:
+        longest = min(max(MIN_LINE_BYTES, max_bytes // 4), max_bytes - 1)
+        kept = _cut_line(line, longest)
+        size += _size(kept) + 1
+        if size > max_bytes or not kept:
             break
-        lines.append(line)
+        lines.append(kept)
+        lines_cut += kept != line
     left = len(every) - len(lines)
-    data: dict[str, object] = {"text": "\n".join(lines), "where": snapshot.place.where, "truncated": bool(left)}
+    data: dict[str, object] = {"text": "\n".join(lines), "where": snapshot.place.where}
+    data["truncated"] = bool(left or lines_cut)
     if left:
         data["linesLeftOut"] = left
+    if lines_cut:
+        data["linesCut"] = lines_cut
     return data
+
+
+def shorten_texts(texts: list[str], is_all: bool, max_bytes: int) -> dict[str, object]:
+    """Return the texts that fit, the first of them cut where it alone does not, and how many are left out."""
+    kept, size = [_cut(texts[0], max_bytes)], _size(texts[0])
+    for text in texts[1:]:
+        size += _size(text)
+        if size > max_bytes:
+            break
+        kept.append(text)
+    data: dict[str, object] = {"text": kept[0]} | ({"all": kept} if is_all else {})
+    if left := len(texts) - len(kept):
+        data["textsLeftOut"] = left
+    if left or kept[0] != texts[0]:
+        data["truncated"] = True
+    return data
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _cut(text: str, most: int) -> str:
+    """Return what fits of a text, with … at its end where it does not; nothing where there is no room for that."""
+    if _size(text) <= most:
+        return text
+    room = most - len("…".encode())
+    return text.encode("utf-8", "replace")[:room].decode("utf-8", "ignore") + "…" if room > 0 else ""
+
+
+def _cut_line(line: str, most: int) -> str:
+    """Cut the line of a node; its ref stays, which may stand behind a long name."""
+    kept = _cut(line, most)
+    if kept == line or not (found := _REF.search(line, len(kept) - 1)):
+        return kept
+    ref = found[0]
+    return f"{_cut(line, most - len(ref))}{ref}" if most > 2 * len(ref) else kept
 
 
 async def _scroll_until(device: Device, params: ScrollUntil, within_ms: int) -> dict[str, object]:

@@ -216,6 +216,9 @@ class ScrollUntil(Params):
 class ReadText(Params):
     matcher: Matcher
     all: bool = False
+    max_bytes: Annotated[int, _count_up_to(MAX_SNAPSHOT_BYTES)] = field(
+        default=DEFAULT_SNAPSHOT_BYTES, keys=("maxBytes",)
+    )
     timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
 
 
