@@ -76,9 +76,11 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
     """By pid when it started. Those whose parent is killed before them are no longer found below the root."""
 
     def find() -> list[int]:
-        for pid in (root, *seen):
-            for below in kernel.descendants(pid):
-                seen.setdefault(below, kernel.start_of(below))
+        found = kernel.descendants(root)
+        for pid in seen.keys() - set(found):
+            found += kernel.descendants(pid)
+        for pid in found:
+            seen.setdefault(pid, kernel.start_of(pid))
         return [pid for pid, at in seen.items() if kernel.start_of(pid) == at and not kernel.is_zombie(pid)]
 
     left = kill_below(lambda: not find(), pause, find=find)

@@ -32,6 +32,8 @@ CONNECT_LIMIT_S = 2.0
 CONNECT_PAUSE_S = 0.01
 # What the daemon has beyond `timeoutMs` to answer, and what this end waits for it.
 RESULT_MARGIN_MS = 5_000
+# Of that what is kept to kill a daemon that has said nothing at all.
+KILL_RESERVE_MS = 1_000
 # What stopping a daemon may take: its execution is cancelled, its browser killed and seen gone.
 STOP_LIMIT_MS = 20_000
 LOOK_LIMIT_MS = 3_000
@@ -141,13 +143,18 @@ class Exchange:
 
     def _read(self, connection: socket.socket, margin_ms: int, until_ns: int | None) -> Envelope:
         started_ns = monotonic_ns()
-        latest_ns = started_ns + (margin_ms + (START_LIMIT_MS if self.has_started else 0)) * 1_000_000
+        coming_up_ms = START_LIMIT_MS if self.has_started else 0
+        may_kill = self.request["do"] != "status"
+        reserve_ms = KILL_RESERVE_MS if may_kill else 0
+        latest_ns = started_ns + (margin_ms - reserve_ms + coming_up_ms) * 1_000_000
         rest = b""
         while True:
             now_ns = monotonic_ns()
             stop_ns = latest_ns if until_ns is None else min(latest_ns, until_ns)
             if now_ns >= stop_ns:
-                raise self._silent(started_ns, kill_daemon(self.device, connection) if stop_ns == latest_ns else None)
+                waited_ms = (now_ns - started_ns) // 1_000_000
+                killed = kill_daemon(self.device, connection) if may_kill and stop_ns == latest_ns else None
+                raise self._silent(waited_ms, killed)
             connection.settimeout(max(0.001, (stop_ns - now_ns) / 1e9))
             try:
                 chunk = connection.recv(65536)
@@ -205,8 +212,7 @@ class Exchange:
     def _context(self) -> dict[str, object]:
         return {"device": self.device, "commandId": self.command_id, "events": self.events}
 
-    def _silent(self, started_ns: int, killed: dict[str, object] | None) -> Failure:
-        waited_ms = (monotonic_ns() - started_ns) // 1_000_000
+    def _silent(self, waited_ms: int, killed: dict[str, object] | None) -> Failure:
         message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
         context = self._context()
         if killed is not None:
