@@ -34,7 +34,7 @@ DEFAULT_PORT = 5037
 MARGIN_MS = 100
 # What the server may take to answer a question about itself; one that is just coming up listens before it answers.
 PROBE_MS = 3_000
-VERSION_MS = 2_000
+VERSION_MS = 5_000
 LIST_MS = 4_000
 # What a server may take to come up, and a phone on the network to be connected with.
 SERVER_START_MS = 8_000
