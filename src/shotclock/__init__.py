@@ -5,7 +5,7 @@ The layout, from the outside in:
     shotclock/    app: the App framework and composition root         ui_tools: an App of ours         _version
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
-      temporal/   a run on other machines: its workflow, the activity for a step, worker, client, dev server
+      temporal/   a run on other machines: its workflow, the activity for a step, worker, client, front end, dev server
       workflow/   a file read, checked, planned, scheduled, run and reported
       providers/  what steps do, one file per step type; provider: their registry
       ui/         UI executions: payloads and budgets, devices, and the daemon that keeps one
