@@ -2,6 +2,13 @@
 
 Only what the namespace has registered may be set, or the run fails. So whoever starts a run looks, and tells its
 workflow which there are. Pure: the workflow imports it.
+
+A namespace is given them once:
+
+    for name in ShotclockRun ShotclockStatus ShotclockClock ShotclockEnding; do
+      temporal operator search-attribute create --namespace default --name $name --type Keyword
+    done
+    temporal operator search-attribute create --namespace default --name ShotclockStep --type KeywordList
 """
 
 from __future__ import annotations
