@@ -193,7 +193,7 @@ class Adb:
 
     async def find_version(self) -> tuple[str, int | None]:
         """Return the version of the client in words, and of the protocol that it speaks. Raises Failure."""
-        said = (await self._asked("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
+        said = (await self._ask_adb("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
         protocol = re.search(r"version 1\.0\.(\d+)", said)
         named = re.search(r"^Version (\S+)", said, re.MULTILINE)
         words = named[1] if named else said.strip().split("\n")[0][:80]
@@ -233,7 +233,7 @@ class Adb:
 
     async def list_phones(self) -> list[Phone]:
         """Return the phones that the machine's server knows. Raises Failure DEVICE_UNAVAILABLE."""
-        return parse_phones((await self._asked("devices", "-l", within_ms=LIST_MS)).stdout.decode("utf-8", "replace"))
+        return parse_phones((await self._ask_adb("devices", "-l", within_ms=LIST_MS)).stdout.decode("utf-8", "replace"))
 
     async def find_phones(self) -> list[Phone]:
         """Return the phones of this machine, without leaving a server where there was none. Raises Failure."""
@@ -241,10 +241,10 @@ class Adb:
             return await self.list_phones()
         with tempfile.TemporaryDirectory(prefix="shotclock-adb-") as folder:
             own = f"localfilesystem:{folder}/server"
-            found = await self._asked("devices", "-l", within_ms=LIST_MS, socket=own)
+            found = await self._ask_adb("devices", "-l", within_ms=LIST_MS, socket=own)
         return parse_phones(found.stdout.decode("utf-8", "replace"))
 
-    async def _asked(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
+    async def _ask_adb(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
         try:
             output = await self.run(*words, within_ms=within_ms, socket=socket)
         except Failure as failure:

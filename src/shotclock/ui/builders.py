@@ -24,12 +24,14 @@ EXPECTED_FORMAT = "android-ui-automator"
 
 
 def build_wait(matcher: Any, timeout_ms: Any = None, *, state: str = "visible") -> Payload:
-    params = {"matcher": matcher} | ({} if state == "visible" else {"state": state}) | _given(timeoutMs=timeout_ms)
+    params = (
+        {"matcher": matcher} | ({} if state == "visible" else {"state": state}) | _make_params(timeoutMs=timeout_ms)
+    )
     return _build("wait", "wait_for_node", params, _inflated(timeout_ms))
 
 
 def build_wait_for_nav(timeout_ms: Any, *, package: Any = None, node: Any = None, url: Any = None) -> Payload:
-    params = _given(expectedPackage=package, expectedNode=node, expectedUrl=url) | {"timeoutMs": timeout_ms}
+    params = _make_params(expectedPackage=package, expectedNode=node, expectedUrl=url) | {"timeoutMs": timeout_ms}
     return _build("wait-for-nav", "wait_for_navigation", params, _inflated(timeout_ms))
 
 
@@ -39,18 +41,20 @@ def build_sleep(duration_ms: Any, global_ms: Any = None) -> Payload:
 
 
 def build_snapshot(timeout_ms: Any = None, *, max_bytes: Any = None) -> Payload:
-    return _build("snap", "snapshot_ui", _given(maxBytes=max_bytes), _whole(timeout_ms), OBSERVE_SOURCE, "snapshot")
+    return _build(
+        "snap", "snapshot_ui", _make_params(maxBytes=max_bytes), _whole(timeout_ms), OBSERVE_SOURCE, "snapshot"
+    )
 
 
 def build_screenshot(timeout_ms: Any = None, *, path: str | None = None) -> Payload:
-    params = _given(path=path)
+    params = _make_params(path=path)
     return _build("snap", "take_screenshot", params, _whole(timeout_ms), OBSERVE_SOURCE, "screenshot")
 
 
 def build_click(
     timeout_ms: Any = None, *, matcher: Any = None, coordinate: Any = None, kind: str = "default"
 ) -> Payload:
-    params = _given(matcher=matcher, coordinate=coordinate, clickType=None if kind == "default" else kind)
+    params = _make_params(matcher=matcher, coordinate=coordinate, clickType=None if kind == "default" else kind)
     return _build("click", "click", params, _whole(timeout_ms))
 
 
@@ -81,7 +85,7 @@ def build_press(key: str, timeout_ms: Any = None) -> Payload:
 
 
 def build_scroll(direction: str, timeout_ms: Any = None, *, until: Any = None, container: Any = None) -> Payload:
-    params = {"direction": direction} | _given(container=container)
+    params = {"direction": direction} | _make_params(container=container)
     if until is None:
         return _build("scroll", "scroll", params, _whole(timeout_ms))
     return _build("scroll", "scroll_until", {"matcher": until} | params, _whole(timeout_ms))
@@ -112,7 +116,7 @@ def new_command_id(verb: str) -> str:
     return f"{verb}-{os.urandom(6).hex()}"
 
 
-def _given(**params: Any) -> Payload:
+def _make_params(**params: Any) -> Payload:
     return {name: written for name, written in params.items() if written is not None}
 
 
