@@ -72,7 +72,9 @@ adb:
 
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
 # code that is late is late then too. Last come those that fill the machine by themselves.
-PYTEST = $(BIN)/python -m pytest -q --ask-again 2
+# Files in memory where there is room: thousands of stores wait for no disk.
+SCRATCH := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 ] && echo TMPDIR=/dev/shm)
+PYTEST = $(SCRATCH) $(BIN)/python -m pytest -q --ask-again 2
 test: $(STAMP) browser adb ## the whole suite
 	$(PYTEST) -n 6 --dist worksteal --durations=25 -m "not soak and not alone"
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)

@@ -9,6 +9,7 @@ record of a run are not the provider's: the engine does them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -180,8 +181,14 @@ class StepPart(Part):
     def before_field(cls, name: str, written: Any) -> Any:
         if written is None or name not in _CLOCKS:
             return written
-        (kind,) = get_args(get_type_hints(cls)["type"])
-        return _duration_in(STEP_TYPES[kind].unit)(written)
+        return _duration_in(_read_unit(cls))(written)  # type: ignore[arg-type] # a class can be hashed
+
+
+@functools.cache  # reading the hints takes a millisecond, and a file may have thousands of clocks
+def _read_unit(schema: type[StepPart]) -> Unit:
+    """Return the unit of bare numbers in the clocks of this type of step."""
+    (kind,) = get_args(get_type_hints(schema)["type"])
+    return STEP_TYPES[kind].unit
 
 
 _CLOCKS = frozenset((*WORK_CLOCKS, "connect_timeout", "min_time"))
