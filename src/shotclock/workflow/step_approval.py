@@ -134,6 +134,9 @@ class StepApproval:
             file = rendered.folder / str(rendered.settings["workflow"])
             self._files = await asyncio.to_thread(digests_of, file)
             surroundings["files"] = await self._hide_secrets(self._files, "files", hidden)
+        overtime = step.overtime if step.overtime is not None else self._run.workflow.defaults.overtime
+        if overtime:  # who is asked about it may be a program of the file
+            surroundings["overtime"] = await self._hide_secrets(overtime, "overtime", hidden)
         if tools := _find_tools(step, self._run):
             surroundings["tools of the file"] = await self._hide_secrets(tools, "tools of the file", hidden)
         if hidden:
