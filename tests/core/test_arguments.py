@@ -345,6 +345,8 @@ def test_an_envelope_is_written_so_that_every_reader_takes_it(data: str, message
     read = strictly_read(envelope.to_json())
     assert read == envelope.to_dict(), "and what is shown elsewhere is the same"
     assert (read["warnings"] == []) is (len(whole) == 2 or data == whole_text(data))
+    changes = [warning["context"]["changes"] for warning in read["warnings"]]
+    assert all(len(each) >= 3 and each[0].startswith("data.") for each in changes), "what was changed is listed"
 
 
 # --- plain types, which are checked without pydantic ----------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from .envelope import is_whole, make_whole, whole_keys, whole_text
+from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
 
 # pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 
@@ -227,8 +227,6 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 # What Python writes out in decimal is limited; this is safely below it (4,300 digits).
 _LONGEST_INTEGER_BITS = 14_000
 _PLAIN = frozenset({type(None), bool, int, str})
-# Of what was changed in a result: enough to find the place.
-MOST_CHANGES = 10
 
 
 def to_jsonable(value: object) -> Any:
@@ -301,11 +299,10 @@ def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> 
 
 
 def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> None:
-    path = whole_text(path[:200]).lstrip(".") or "the result"
     if plain != otherwise:
-        changes.append(f"{path}: bytes became base64")
+        changes.append(f"{whole_text(path[:200]).lstrip('.') or 'the result'}: bytes became base64")
     elif whole_text(plain) is not plain:
-        changes.append(f"{path}: half characters became U+FFFD")
+        changes.append(note_halves(path))
 
 
 def _is_json_already(value: object) -> bool:

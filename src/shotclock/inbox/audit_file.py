@@ -235,7 +235,11 @@ class AuditFile:
         ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
         for id in sorted(ids):
             # Each with its entries, as they were in one instant: others go on deciding.
-            kept = self._store.proposals.with_entries(id)
+            try:
+                kept = self._store.proposals.with_entries(id)
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # of what is no row of ours
+                problems.append(AuditProblem("proposal", f"proposal {id} cannot be read: it was changed"))
+                continue
             proposal = kept.proposal
             history = _ProposalHistory()
             for entry in kept.entries:
@@ -247,13 +251,15 @@ class AuditFile:
             elif not history.fits(kept, proposal):
                 message = f"proposal {id} is not what its entries say: it was changed"
                 problems.append(AuditProblem("proposal", message, proposal.seq))
-        seq = 0
-        while found := self._store.proposals.since(seq):
-            for summary, _ in found:
-                seq = summary.seq
-                if summary.id not in ids and not self._store.audit.of(summary.id, 1):
-                    message = f"proposal {summary.id} is in the store without any entry"
-                    problems.append(AuditProblem("proposal", message, seq))
+        before = (0, 0, "")
+        for id, created, made in self._store.proposals.list_order():
+            if made is None:
+                problems.append(AuditProblem("proposal", f"proposal {id} is in the store without any entry"))
+            else:
+                if created <= before[0] or made <= before[1]:
+                    message = f"proposals {before[2]} and {id} are not in the order of their entries: it was changed"
+                    problems.append(AuditProblem("proposal", message, made))
+                before = max(before, (created, made, id))
 
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
         """Check that the tokens are what their entries say. Those of before entries had a digest are known by name."""

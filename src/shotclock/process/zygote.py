@@ -260,6 +260,13 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
     return kill_below(lambda: not find(), lambda wait_ms: pause(wait_ms / 1000), find=find)
 
 
+def continue_ours() -> None:
+    """Let zygotes and supervisors go on that somebody has stopped: they would not hear that they are to end."""
+    for pid in kernel.descendants(os.getpid()):
+        if kernel.name_of(pid) in (ZYGOTE_NAME, SUPERVISOR_NAME):
+            signal_process(pid, signal.SIGCONT)
+
+
 def _is_supervisor(pid: int) -> bool:
     return kernel.name_of(pid) == SUPERVISOR_NAME
 

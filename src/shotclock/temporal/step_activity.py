@@ -29,7 +29,7 @@ from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, 
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
-from ..core.redaction import Redaction, looks_secret
+from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import dataclass
 from ..inbox.inbox import Inbox
@@ -48,7 +48,7 @@ from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import OutputsView, StepState, StepsView, explain_limit
+from ..workflow.state import OutputsView, StepState, StepsView, explain_limit, redaction_for
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed, StepRenderer
 from .messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, Order, RunInput, StepInput, StepReply
@@ -197,7 +197,7 @@ async def _open_context(
         deadlines=make_deadlines(bell),
         environment=everything,
         base_env={name: value for name, value in everything.items() if not looks_secret(name)},
-        redaction=Redaction(everything),
+        redaction=redaction_for(workflow, everything),
         on_change=None,
         on_news=None,
         call=call,

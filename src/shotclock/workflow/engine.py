@@ -19,7 +19,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
-from ..core.redaction import Redaction, looks_secret
+from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import dataclass, replace_fields
 from ..inbox.access import Principal
@@ -74,6 +74,7 @@ from .state import (
     judge_steps,
     read_record,
     record_workflow,
+    redaction_for,
     restore_secrets,
 )
 from .step_executor import StepExecutor, record_skipped_span, trace_steps
@@ -376,7 +377,7 @@ class _Run:
                 deadlines=Deadlines(self.call.bound.bell, kept_ms, clean_up_steps(request.workflow)),
                 environment=everything,
                 base_env={name: value for name, value in everything.items() if not looks_secret(name)},
-                redaction=Redaction(everything),
+                redaction=redaction_for(request.workflow, everything),
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 call=self.call,

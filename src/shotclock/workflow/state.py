@@ -303,6 +303,12 @@ def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def redaction_for(workflow: WorkflowFile, environment: Mapping[str, str]) -> Redaction:
+    """Return what hides the secrets of the environment, and those that the file itself holds, from all that is kept or
+    shown of a run."""
+    return Redaction({**environment, **literal_secrets(workflow.model_dump(exclude_unset=True))})
+
+
 def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
     """Return the workflow as it may be kept: no literal secret in `env` and `headers`, no known one in its texts."""
     kept: dict[str, Any] = json.loads(json.dumps(written))
@@ -368,8 +374,7 @@ def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepSta
 def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the workflow as it is written down: without secrets, and saying so where there were some."""
     written = workflow.model_dump(exclude_unset=True)
-    redaction = Redaction({**environment, **literal_secrets(written)})
-    kept = without_secrets(written, redaction)
+    kept = without_secrets(written, redaction_for(workflow, environment))
     return kept if kept == written else {**kept, HIDES: True}
 
 

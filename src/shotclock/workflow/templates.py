@@ -109,15 +109,17 @@ def is_simple(text: str) -> bool:
     return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
-def names_in(text: str) -> list[tuple[str, str | None]]:
-    """Return the plain names that a template looks up: each one's head, and the first name behind it."""
+def names_in(text: str) -> list[list[str]]:
+    """Return the plain names that a template looks up, each as its head and the names behind it, up to a number."""
     found = []
     for name in _PLACEHOLDER.findall(text):
         head = re.match(r"[A-Za-z_][\w-]*", name)
         assert head is not None
-        part = _PART.match(name, head.end())
-        first = None if part is None else part[1] or part[3] or part[4]
-        found.append((head[0], first))
+        parts, at = [head[0]], head.end()
+        while (part := _PART.match(name, at)) is not None and part[2] is None:
+            parts.append(part[1] or part[3] or part[4] or "")
+            at = part.end()
+        found.append(parts)
     return found
 
 
