@@ -14,13 +14,12 @@ import os
 import pwd
 import re
 import secrets
-from dataclasses import field
 from enum import StrEnum
 
 from ..core.clocks import MAX_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import dataclass, field, lazy_pattern
 from ..store.store import Store
 from ..store.tokens import Token
 from .audit_file import AuditFile

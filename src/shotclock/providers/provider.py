@@ -8,7 +8,6 @@ record of a run are not the provider's: the engine does them.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +23,7 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
 from ..core.validation import After, Before, Limits, Part, field
 from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import field as dataclass_field
 from ..process.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -339,13 +339,13 @@ class StepCall:
     """Names this one try of this run's step, also to a process that goes on with the run."""
     run_began_at: WallTime | None = None
     """What was asked for under the key before that was asked for by another run."""
-    waits: Waits = dataclasses.field(default=lambda key, proposal: nullcontext())
+    waits: Waits = dataclass_field(default=lambda key, proposal: nullcontext())
     """Entered while a person is waited for."""
     item: tuple[int, int] = (0, 1)
     """Which of how many items it is done for, counted from 0."""
     parks: bool = False
     """The run is parked once it has waited for people long enough."""
-    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, str] = dataclass_field(default_factory=dict)
     """Variables that hold what was interpolated into a shell command."""
 
     own_env: Mapping[str, str] | None = None
@@ -449,7 +449,7 @@ class RunServices:
     """Where people are asked."""
     aside: Aside = nullcontext
     """Entered while a question is open at the terminal, for whoever else draws on it."""
-    environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+    environment: Mapping[str, str] = dataclass_field(default_factory=lambda: os.environ)
     """All that the run found there, with its secrets: for what no child gets to see."""
 
 

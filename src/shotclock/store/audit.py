@@ -7,12 +7,11 @@ Each entry carries the hash of the one before it, so none can be taken out, chan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, replace
 from .rows import Database, RowMapper, Transaction
 
 NOTHING_BEFORE = "0" * 64

@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets as tokens
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
 from ..core.redaction import Redaction, looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import dataclass, field, replace, replace_fields
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.overtime_question import ask_person

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -26,7 +25,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import dataclass, field, lazy_pattern
 
 # Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
 # the largest file there may be has half as many characters.
