@@ -128,6 +128,7 @@ def _run(
         if options["on"] is None:
             start_zygote_early()
         try:
+            from ..runtime import light_asyncio as light_asyncio  # before others import asyncio
             from .run import RunOptions
             from .run import main as run_main
 

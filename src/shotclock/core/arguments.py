@@ -74,9 +74,11 @@ def _inspect(function: Callable[..., Any]) -> list[Parameter]:
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Say whether a call of it gives a coroutine: what `inspect` says, without importing it for a plain function."""
-    if type(function) is types.FunctionType and vars(function).keys() <= {"__wrapped__"}:
-        return bool(function.__code__.co_flags & _IS_COROUTINE)
+    """Say whether a call of it gives a coroutine: what `inspect` says, without importing it for a plain function or
+    method."""
+    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    if isinstance(plain, types.FunctionType) and vars(plain).keys() <= {"__wrapped__"}:
+        return bool(plain.__code__.co_flags & _IS_COROUTINE)
     import inspect
 
     return inspect.iscoroutinefunction(function)

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def names_of(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the package's `__getattr__`: `modules` says in which of its modules a name lives."""
+def names_of(
+    package: str, modules: Mapping[str, str], before: Mapping[str, str] | None = None
+) -> Callable[[str], object]:
+    """Return the package's `__getattr__`: `modules` says in which of its modules a name lives, `before` which module
+    has to be imported before one of these."""
 
     def find(name: str) -> object:
         if name not in modules:
@@ -26,6 +29,8 @@ def names_of(package: str, modules: Mapping[str, str]) -> Callable[[str], object
         collects = gc.isenabled()
         gc.disable()
         try:
+            if before is not None and modules[name] in before:
+                import_module(f"{package}.{before[modules[name]]}")
             value = getattr(import_module(f"{package}.{modules[name]}"), name)
         finally:
             if collects:
