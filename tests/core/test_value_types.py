@@ -312,3 +312,13 @@ def test_a_tuple_with_names_is_made_by_position_and_its_last_items_may_be_left_o
 def test_a_tuple_with_too_few_or_too_many_items_is_refused(items: tuple[Any, ...]):
     with pytest.raises(TypeError, match="Note takes number, text, is_last, and was given"):
         Note(*items)
+
+
+def test_a_tuple_with_names_takes_them_and_gives_them_back():
+    note = Note(text="a", number=1)
+    assert note == Note(1, "a") == Note(1, text="a", is_last=False)
+    assert note._asdict() == {"number": 1, "text": "a", "is_last": False}
+    assert note._replace(is_last=True) == (1, "a", True) and note == (1, "a", False)
+    for items, named in ((), {"number": 1}), ((1,), {"number": 1, "text": "a"}), ((1, "a"), {"other": 2}):
+        with pytest.raises(TypeError, match="Note takes number, text, is_last"):
+            Note(*items, **named)  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ class Signature:
         return accepted if seen == len(arguments) else None
 
 
-class _PlainType(typing.NamedTuple):
+class _PlainType(NamedTuple):
     """A type that needs no library: its JSON Schema, and what accepts a value that is just right."""
 
     schema: dict[str, Any]

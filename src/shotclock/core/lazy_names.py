@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used.
+"""Names of a package that are imported when they are first used, of our packages and of others'.
 
 For packages of which most programs need one or two modules. Type checkers are told where the names live by the package
 itself, below TYPE_CHECKING. Every start of the program comes by here, so this imports nothing itself.
@@ -39,3 +39,27 @@ def names_of(
         return value
 
     return find
+
+
+def import_lazily(package: str) -> None:
+    """Let single modules of a package be imported without all that its `__init__` imports. That is run when somebody
+    looks for a name of the package itself. Where the package is imported already, nothing happens."""
+    if package in sys.modules:
+        return
+    from importlib.util import find_spec, module_from_spec
+
+    spec = find_spec(package)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    module, loader = module_from_spec(spec), spec.loader
+
+    def find(name: str) -> object:
+        if vars(module).pop("__getattr__", None) is not None:
+            loader.exec_module(module)
+        return getattr(module, name)
+
+    vars(module)["__getattr__"] = find
+    sys.modules[package] = module
+    parent, _, last = package.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)

@@ -36,7 +36,7 @@ if not TYPE_CHECKING:
     # Those of `typing` compile a method for each class, and each annotation that is text, at every start.
 
     class NamedTuple(tuple):
-        """Base of tuples whose items have names. They are made by position alone; the last may have defaults."""
+        """Base of tuples whose items have names; the last may have defaults."""
 
         __slots__ = ()
 
@@ -50,13 +50,25 @@ if not TYPE_CHECKING:
             for position, name in enumerate(names):
                 setattr(cls, name, _tuplegetter(position, ""))
 
-        def __new__(cls, *items):
-            missing = len(cls._fields) - len(items)
-            if missing:
-                if not 0 < missing <= len(cls._defaults):
-                    raise TypeError(f"{cls.__name__} takes {', '.join(cls._fields)}, and was given {len(items)} items")
-                items += cls._defaults[-missing:]
+        def __new__(cls, *items, **named):
+            if named or len(items) != len(cls._fields):
+                items = cls._complete(items, named)
             return tuple.__new__(cls, items)
+
+        @classmethod
+        def _complete(cls, items, named):
+            defaults = dict(zip(cls._fields[len(cls._fields) - len(cls._defaults) :], cls._defaults, strict=True))
+            given = dict(zip(cls._fields, items, strict=False))
+            found = {**defaults, **given, **named}
+            if len(items) > len(cls._fields) or given.keys() & named.keys() or found.keys() != set(cls._fields):
+                raise TypeError(f"{cls.__name__} takes {', '.join(cls._fields)}, and was given {(*items, *named)}")
+            return tuple(found[name] for name in cls._fields)
+
+        def _replace(self, /, **named):
+            return type(self)(**{**self._asdict(), **named})
+
+        def _asdict(self):
+            return dict(zip(self._fields, self, strict=True))
 
         def __getnewargs__(self):
             return tuple(self)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets as tokens
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -89,7 +88,7 @@ class RunRequest:
     workflow: WorkflowFile
     file: str
     folder: Path
-    run_id: str = field(default_factory=lambda: tokens.token_hex(8))
+    run_id: str = field(default_factory=lambda: os.urandom(8).hex())
     inputs: Mapping[str, Any] = field(default_factory=dict)
     timeout_ms: int | None = None
     """The caller's own limit, where it is shorter than the file's."""
