@@ -45,6 +45,7 @@ from .core.catalogue import (
 from .core.clocks import Clocks, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
+from .core.lazy_names import UncollectedImports
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
 from .core.value_types import NamedTuple, TypedDict, lazy_pattern, replace
@@ -331,7 +332,8 @@ class App:
 
         try:
             raise_on_stop()
-            from .cli.app_cli import main
+            with UncollectedImports():
+                from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)
         except Signalled as signalled:  # while the rest of us was still being imported
