@@ -25,7 +25,6 @@ from .core.arguments import (
     CONTEXT_NAME,
     NotSerializable,
     Parameter,
-    is_coroutine_function,
     misfit,
     parameters_of,
     plain_schema,
@@ -48,7 +47,7 @@ from .core.errors import Failure, SideEffects, error_entry
 from .core.lazy_names import UncollectedImports
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
-from .core.value_types import NamedTuple, TypedDict, lazy_pattern, replace
+from .core.value_types import NamedTuple, TypedDict, is_coroutine_function, lazy_pattern, replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress

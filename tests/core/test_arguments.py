@@ -22,7 +22,6 @@ from pydantic_core import to_jsonable_python
 
 from shotclock.core.arguments import (
     NotSerializable,
-    is_coroutine_function,
     parameters_of,
     signature_of,
     to_jsonable,
@@ -30,6 +29,7 @@ from shotclock.core.arguments import (
 )
 from shotclock.core.envelope import Problem, build_envelope, whole_text
 from shotclock.core.errors import Ending
+from shotclock.core.value_types import is_coroutine_function
 
 
 def order(name: str, count: int, *, price: float, tags: list[int] = [], note: str = "none") -> None:  # noqa: B006

@@ -6,7 +6,6 @@ from .._version import __version__
 from ..core.clocks import parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
-from ..core.lazy_names import UncollectedImports
 from ..runtime.call import Outcome
 from .output import emit_help, emit_text, wants_json
 from .parser import (
@@ -129,11 +128,15 @@ def _run(
         if options["on"] is None:
             start_zygote_early()
         try:
-            with UncollectedImports():
-                from ..runtime import light_asyncio as light_asyncio  # before others import asyncio
-                from .run import RunOptions
-                from .run import main as run_main
+            import gc
 
+            gc.disable()
+            from ..runtime import light_asyncio as light_asyncio  # before others import asyncio
+            from .run import RunOptions
+            from .run import main as run_main
+
+            gc.freeze()  # what is imported stays
+            gc.enable()
             asked = RunOptions(flow, resume=resume, inputs=dict(input), **options)
             return run_main(asked, as_json, is_asked_for=json)
         finally:

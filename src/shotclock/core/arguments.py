@@ -73,20 +73,6 @@ def _inspect(function: Callable[..., Any]) -> list[Parameter]:
     return found
 
 
-def is_coroutine_function(function: object) -> bool:
-    """Say whether a call of it gives a coroutine: what `inspect` says, without importing it for a plain function or
-    method."""
-    plain = function.__func__ if isinstance(function, types.MethodType) else function
-    if isinstance(plain, types.FunctionType) and vars(plain).keys() <= {"__wrapped__"}:
-        return bool(plain.__code__.co_flags & _IS_COROUTINE)
-    import inspect
-
-    return inspect.iscoroutinefunction(function)
-
-
-_IS_COROUTINE = 0x80
-
-
 class Signature:
     """Parameters of a function. Build it once per function with `signature_of`.
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
-from .arguments import is_coroutine_function
 from .clocks import Clocks
 from .proposal_request import Policy
-from .value_types import as_dict, dataclass, field, fields_of, lazy_pattern
+from .value_types import as_dict, dataclass, field, fields_of, is_coroutine_function, lazy_pattern
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 RunsIn = Literal["process", "loop", "thread"]

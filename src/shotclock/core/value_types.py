@@ -6,13 +6,14 @@ use `dataclass`, `field` and `replace` of this one: to the functions of `datacla
 that module is first imported when one of them is asked about such a class. Either way only
 `__init__` is compiled, and that once several objects of a class are made: to compile one takes as long as a hundred
 objects, and most programs make none, or one, of most classes. Regular expressions are compiled when they are first
-used, for the same reason.
+used, and `inspect` is asked where it has to be, for the same reason.
 
 docs/design.md: R24.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 
 TYPE_CHECKING = False
@@ -396,3 +397,17 @@ class _LazyPattern:
 def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
     """Return what has the methods of a compiled pattern. It is none to the functions of `re` itself."""
     return _LazyPattern(text, flags)  # type: ignore[return-value]
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Say whether a call of it gives a coroutine: what `inspect` says, without importing it for a plain function or
+    method."""
+    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    if isinstance(plain, types.FunctionType) and vars(plain).keys() <= {"__wrapped__"}:
+        return bool(plain.__code__.co_flags & _IS_COROUTINE)
+    import inspect
+
+    return inspect.iscoroutinefunction(function)
+
+
+_IS_COROUTINE = 0x80  # of a code's flags, as `inspect` has them

@@ -24,12 +24,12 @@ from functools import lru_cache, partial
 from types import CoroutineType
 from typing import Any, NoReturn
 
-from ..core.arguments import NotSerializable, is_coroutine_function, signature_of, to_valid_json
+from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
-from ..core.value_types import as_dict, compile_initialisers
+from ..core.value_types import as_dict, compile_initialisers, is_coroutine_function
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped

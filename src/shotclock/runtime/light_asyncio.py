@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..core.arguments import is_coroutine_function
+from ..core.value_types import is_coroutine_function
 
 # What asyncio and the modules below it import at the top and rarely use: for TLS, for source lines in tracebacks,
 # for callbacks that are no plain functions. Together a quarter of its import, and the price of the start-up ratios.
