@@ -10,8 +10,26 @@ ABSENT = "import sys; from shotclock import Runtime; left_out = {'ssl', '_ssl', 
 ABSENT += "assert 'asyncio' in sys.modules and not left_out & sys.modules.keys(), left_out & sys.modules.keys()\n"
 TLS = """
 import asyncio
-asyncio.base_events._check_ssl_socket(None)  # the first use of it is asyncio's own
+import socket
+
+async def pass_on(text):  # as a plain socket is read, which asyncio compares with those of TLS
+    one, two = socket.socketpair()
+    for each in (one, two):
+        each.setblocking(False)
+    with one, two:
+        await asyncio.get_running_loop().sock_sendall(one, text)
+        return await asyncio.get_running_loop().sock_recv(two, 100)
+
+assert asyncio.run(pass_on(b"plain")) == b"plain" and "ssl" not in sys.modules
+assert isinstance(asyncio.base_events.ssl.SSLContext, type) and "ssl" in sys.modules
 import ssl
+
+try:
+    asyncio.base_events._check_ssl_socket(object.__new__(ssl.SSLSocket))
+except TypeError:
+    pass
+else:
+    raise AssertionError("a socket of TLS was taken for a plain one")
 
 def context(purpose):
     made = ssl.SSLContext(purpose)

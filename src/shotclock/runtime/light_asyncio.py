@@ -21,6 +21,8 @@ _MODULES: dict[str, Any] = sys.modules
 
 def _import_asyncio() -> None:
     stand_ins = {name: _DeferredModule(name) for name in _RARELY_USED if name not in sys.modules}
+    if "ssl" in stand_ins:
+        stand_ins["ssl"] = _DeferredTLS("ssl")
     if "inspect" in stand_ins:  # asked about each handler of a signal
         stand_ins["inspect"].iscoroutinefunction = is_coroutine_function  # type: ignore[attr-defined]
     _MODULES.update(stand_ins)
@@ -48,6 +50,17 @@ class _DeferredModule:
         if _MODULES.get(self.__name__) is self:  # used while asyncio is still being imported
             del _MODULES[self.__name__]
         return getattr(import_module(self.__name__), name)
+
+
+class _DeferredTLS(_DeferredModule):
+    @property
+    def SSLSocket(self) -> type:
+        """Return what asyncio compares every socket with. Without the module there is no such socket."""
+        return getattr(sys.modules.get("ssl"), "SSLSocket", _NoSocket)
+
+
+class _NoSocket:
+    pass
 
 
 if "asyncio" not in sys.modules:
