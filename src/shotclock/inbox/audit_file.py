@@ -9,7 +9,6 @@ were taken away, not forgotten.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import stat
@@ -184,6 +183,8 @@ class AuditFile:
 
     def _check_store(self, problems: list[AuditProblem]) -> dict[int, bytes]:
         """Check the chain of entries in the store. Return the hashes of the lines that should be in the file."""
+        import hashlib  # slow to import, and only used to verify
+
         lines: dict[int, bytes] = {}
         previous, last = NOTHING_BEFORE, 0
         for entry in self._entries():
@@ -203,6 +204,8 @@ class AuditFile:
             problems.append(AuditProblem("file", f"others than its owner may use {self.path}"))
         seen: set[int] = set()
         highest = 0
+        import hashlib
+
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for number, line in enumerate(file, 1):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import inspect
 import itertools
 import os
 import pickle
@@ -22,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache, partial
+from types import CoroutineType
 from typing import Any, NoReturn
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
@@ -29,7 +29,7 @@ from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
-from ..core.value_types import as_dict, compile_initialisers
+from ..core.value_types import as_dict, compile_initialisers, is_coroutine_function
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped
@@ -264,7 +264,7 @@ class _Call(RunningCall):
         self.behind: list[ipc.Message] = []
 
     def context(self, function: Callable[..., Any]) -> Context:
-        self._is_async = inspect.iscoroutinefunction(function)
+        self._is_async = is_coroutine_function(function)
         self._thread = threading.get_ident()
         self._answers: dict[int, bytes] = {}
         # The function may have threads. One of them reads at a time, and hands the others what they wait for.
@@ -584,7 +584,7 @@ def _perform(call: _Call) -> Reply:
         if isinstance(bound, tuple):
             return bound
         result = bound()
-        if inspect.iscoroutine(result):
+        if isinstance(result, CoroutineType):
             result = _run_async(call, result)
     except Stopped:
         raise

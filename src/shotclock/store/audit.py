@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, replace
 from .rows import Codec, Database, RowMapper, Transaction, json_text
 
 NOTHING_BEFORE = "0" * 64

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.clocks import LATEST_MS, WallTime
@@ -38,7 +37,7 @@ from ..core.proposal import (
     apply_withdrawal,
     digest,
 )
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, replace
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
 from .rows import (
     Codec,

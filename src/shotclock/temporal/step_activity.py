@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
 from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, field
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets as tokens
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
 from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import dataclass, field, replace, replace_fields
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.overtime_question import ask_person
@@ -91,7 +89,7 @@ class RunRequest:
     workflow: WorkflowFile
     file: str
     folder: Path
-    run_id: str = field(default_factory=lambda: tokens.token_hex(8))
+    run_id: str = field(default_factory=lambda: os.urandom(8).hex())
     inputs: Mapping[str, Any] = field(default_factory=dict)
     timeout_ms: int | None = None
     """The caller's own limit, where it is shorter than the file's."""

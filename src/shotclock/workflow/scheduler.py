@@ -14,17 +14,16 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure, SideEffects
 from ..core.proposal import Proposal
 from ..core.redaction import Redaction
-from ..core.value_types import dataclass
+from ..core.value_types import NamedTuple, dataclass, field
 from ..process.clock import monotonic_ns
 from ..providers.provider import STEP_TYPES, ForeignProposal, Providers, Reaction, StepPart
 from .plan import clean_up_steps, graph_of, needs, on_demand, step_timeout_ms

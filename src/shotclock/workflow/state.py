@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from ..core.clocks import Fired, format_duration
 from ..core.envelope import Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, field, fields_of
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Call, Outcome, wound_down_problem
 from .schema import REFERENCE, WorkflowFile
@@ -213,7 +212,7 @@ class StepState:
 
 
 _PASSING = ("try_began_ns", "used_ms", "earlier_effects")
-_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in _PASSING)
+_FIELDS = tuple(name for name in fields_of(StepState) if name not in _PASSING)
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
 _KEPT_BACK |= {"has_begun", "cut_off_ms"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from contextvars import Token
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, Problem
@@ -25,6 +25,7 @@ from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalSta
 from ..core.proposal_request import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
+from ..core.value_types import NamedTuple
 from ..inbox.access import Principal
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
 from ..inbox.person_wait import NOT_BOUND, RunWait, action_changed, ask_and_wait, refusal_outcome

@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline, Fired
 from ..core.envelope import Envelope
@@ -27,7 +25,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import NamedTuple, dataclass, replace, replace_fields
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
@@ -323,6 +321,8 @@ class StepExecutor:
                 return verdict
             pause_ms = delay_ms(retry, tries)
             if retry.backoff.jitter:
+                import random  # slow to import, and most steps do not wait for another attempt
+
                 pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
             wanted = result.envelope.error or {}
             pause_ms = max(pause_ms, int(wanted.get("retry_after_ms") or 0))  # type: ignore[call-overload]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..core.value_types import dataclass
+from ..core.value_types import NamedTuple, dataclass, field, replace
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
