@@ -67,6 +67,9 @@ inside_worker = False
 _LEAKED_NAMED = 50
 # How long a worker watches for its next call before it falls asleep.
 AWAKE_NS = 300_000
+# Between two looks, which take a microsecond or two: somebody else had the processor. How long that is kept in mind.
+PREEMPTED_NS = 100_000
+CROWDED_NS = 100_000_000
 # One that answered this close to its bell may be on the way to be killed: no other call may begin in it.
 CLOSE_CALL_NS = 3_000_000
 # Calls before the first. The interpreter specialises code that has run a few times.
@@ -564,19 +567,25 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
 
 class _Lull:
     """Wait for the next call. Falling asleep and being woken takes longer than a short call; where the last one came
-    quickly, the next is watched for awake, for a moment."""
+    quickly, the next is watched for awake, for a moment. Not where others want the processor: whoever watches takes it
+    from them, and maybe from the caller itself, and is then woken later than one that has slept."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._came_quickly = False
+        self._crowded_until_ns = 0
 
     def wait(self) -> None:
-        began_ns = monotonic_ns()
+        began_ns = now_ns = monotonic_ns()
         poll = self._poller.poll
-        if self._came_quickly:
+        if self._came_quickly and now_ns >= self._crowded_until_ns:
             while not poll(0):
-                if monotonic_ns() - began_ns > AWAKE_NS:
+                before_ns, now_ns = now_ns, monotonic_ns()
+                if now_ns - before_ns > PREEMPTED_NS:
+                    self._crowded_until_ns = now_ns + CROWDED_NS
+                    break
+                if now_ns - began_ns > AWAKE_NS:
                     break
             else:
                 return
