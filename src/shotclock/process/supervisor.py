@@ -168,6 +168,7 @@ class Supervisor:
         self._start_afresh()
         self._take_on(task)
         self._stays = True
+        _empty(self._child_signal)  # of the command before: nobody is left who could send one
         becomes = self._pipes(task, [])
         try:
             if not self._orders.has_unread:  # otherwise it was called off at once; without a child, the loop ends

@@ -245,7 +245,7 @@ class StepType:
     @property
     def own_keys(self) -> tuple[str, ...]:
         """Return the keys that are the provider's. The others are the engine's own and never templates."""
-        return tuple(name for name in self.schema.model_fields if name not in StepPart.model_fields and name != "type")
+        return _own_keys(self.schema)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
 
     def timeout_ms(self, written: object, step: StepPart | None = None) -> int | None:
         """Return what the file says as milliseconds, or the default; 0 is none. Raises DurationError."""
@@ -259,6 +259,11 @@ class StepType:
             return None
         rule = self.rules.get(code) or _RULES.get(code) or self.other_rule
         return rule if "/" in rule else f"{self.name}/{rule}"
+
+
+@cache
+def _own_keys(schema: type[StepPart]) -> tuple[str, ...]:
+    return tuple(name for name in schema.model_fields if name not in StepPart.model_fields and name != "type")
 
 
 _RULES = {"TIMEOUT": "timeout", "NO_TIME_LEFT": "timeout", "STALLED": "stalled", "CANCELLED": "cancelled"}

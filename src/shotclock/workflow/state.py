@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +194,13 @@ class StepState:
 
     def to_answer(self) -> dict[str, Any]:
         """Return what the envelope shows of it."""
-        return {name: value for name in _SHOWN if (value := getattr(self, name)) or name in _ALWAYS_SHOWN}
+        values = zip(_SHOWN, _read_shown(self), strict=True)
+        return {name: value for name, value in values if value or name in _ALWAYS_SHOWN}
 
     def to_record(self) -> dict[str, Any]:
         """Return what the store keeps of it: what differs from a fresh step, because every step is written twice."""
-        return {name: value for name in _FIELDS if (value := getattr(self, name)) or name in _ALWAYS_RECORDED}
+        values = zip(_FIELDS, _read_fields(self), strict=True)
+        return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> StepState:
@@ -216,6 +219,7 @@ _FIELDS = tuple(name for name in fields_of(StepState) if name not in _PASSING)
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
 _KEPT_BACK |= {"has_begun", "cut_off_ms"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
+_read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}

@@ -423,7 +423,7 @@ class StepExecutor:
         outer = current_scope.get()
         assert outer is not None, "steps are tried inside of a run"
         # That of the run, which may have been extended since the step began.
-        token = current_scope.set(replace(outer, deadline=run.deadlines.of(work.name)))
+        token = current_scope.set(outer.changed(run.deadlines.of(work.name), outer.span, outer.call))
         try:
             with left:
                 may_start = run.deadlines.may_start(work.name)  # the run's clock may have rung for another item
@@ -539,7 +539,7 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
     if step.overtime is not None:
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
-    token = current_scope.set(replace(outer, call=call))
+    token = current_scope.set(outer.changed(outer.deadline, outer.span, call))
     work = call.work = _TryWork(call, provider.step_type.can_extend)
     enter(call)
     start_control(call, runtime.observe)
@@ -700,7 +700,7 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
         assert outer is not None, "steps are executed inside of a run"
         run = outer.span.trace
         own, began_ns = run.below(new_span_id()), monotonic_ns()
-        token = current_scope.set(replace(outer, span=own, deadline=deadline_of(name)))
+        token = current_scope.set(outer.changed(deadline_of(name), own, outer.call))
         try:
             await execute(name, step, state, scope)
         finally:
