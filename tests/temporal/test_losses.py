@@ -1,15 +1,19 @@
 """Workers and engines that are killed: no step is lost, none runs twice at once, and no deadline moves."""
 
 import json
+import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import Cluster, Program, Runs, is_alive, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
@@ -291,23 +295,146 @@ def test_runs_end_as_they_should_while_workers_are_killed(
         assert envelope["ok"] is not is_broken, context
 
 
-def test_a_worker_that_stood_still_for_too_long_ends_with_its_steps(runs: Runs, workers: Workers) -> None:
-    """Stopped as a whole it cannot act. Once it could, its thread sees that the lease of its step is over."""
+# A copy of a step, as a program and as a function of an App: it tells all its life that it is there, and hears no stop.
+TICKS = """
+import os, signal, time
+
+def tick():
+    with open(os.path.join(os.path.dirname(__file__), "ticks"), "a", buffering=1) as ticks:
+        while True:
+            ticks.write(f"{os.getpid()} {time.monotonic_ns()}\\n")
+            time.sleep(0.01)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tick()
+"""
+APP = """
+from shotclock import App
+import ticks
+
+app = App("acme")
+
+@app.command(mutates=False)
+def tick() -> None:
+    try:
+        ticks.tick()
+    except BaseException:
+        ticks.tick()
+"""
+
+
+class Copies:
+    """What each copy of a step has told of its life."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "ticks.py").write_text(TICKS)
+        (folder / "acme.py").write_text(APP)
+
+    def serve(self, connection: Connection) -> None:
+        """Take a request that is never answered, and tell for how long whoever made it is there."""
+        for wait in (connection.read_request, connection.hang):
+            wait()
+            with (self._folder / "ticks").open("a") as ticks:
+                ticks.write(f"{id(connection)} {time.monotonic_ns()}\n")
+
+    def lives(self) -> list[tuple[int, int]]:
+        """From when to when each was there, in order."""
+        file, lives = self._folder / "ticks", dict[str, tuple[int, int]]()
+        for line in file.read_text().split("\n")[:-1] if file.exists() else ():
+            who, at = line.split()
+            lives[who] = (lives.get(who, (int(at), 0))[0], int(at))
+        return sorted(lives.values())
+
+    def wait_for(self, count: int) -> list[tuple[int, int]]:
+        return wait_until(lambda: len(lives := self.lives()) >= count and lives, f"{count} copies")
+
+
+COPIES = {
+    "command": f'type: command, exec: "exec {sys.executable} ticks.py"',
+    "function": "type: function, target: acme.py:app, command: tick",
+    "http_client": "type: http_client, url: SERVER",
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
+    runs: Runs, workers: Workers, tmp_path: Path, kind: str
+) -> None:
+    """Also where the work is in the worker itself, as a request is: it never goes on with it."""
+    copies = Copies(tmp_path)
     workers.start()
-    running = runs.start(
-        """
-        timeout: 60
+    with Server(copies.serve) as server:
+        running = runs.start(
+            f"""
+            timeout: 90
+            steps:
+              ticks: {{{COPIES[kind].replace("SERVER", server.url)}, timeout: 80s, grace: 10s, idempotent: true}}
+            """,
+            *("--queue", workers.queue, "--heartbeat", "2s"),
+        )
+        copies.wait_for(1)
+        second = workers.start()
+        frozen = workers.alive[0]
+        frozen.process.send_signal(signal.SIGSTOP)
+        copies.wait_for(2)
+        assert frozen.process.poll() == -signal.SIGKILL and "stood still" in frozen.err.read_text()
+        frozen.process.send_signal(signal.SIGCONT)  # as whoever had stopped it would
+        taken_over = time.monotonic()
+        wait_until(lambda: time.monotonic() - taken_over > 1.0, "a while in which anything could go on")
+        assert running.process.poll() is None and second.process.poll() is None
+        running.kill()
+        lives = copies.lives()
+    assert len(lives) == 2 and lives[0][1] < lives[1][0], f"never at once: {lives}"
+
+
+def test_a_step_that_was_sent_to_a_frozen_worker_is_not_begun_when_it_goes_on(
+    runs: Runs, workers: Workers, tmp_path: Path
+) -> None:
+    """The engine answers questions for work that a frozen worker has open, and gives the step to others later."""
+    copies = Copies(tmp_path)
+    workers.start()
+    gpu = f"{workers.queue}-gpu"
+    frozen = workers.cluster.start_worker("--queue", gpu)
+    flow = f"""
+        timeout: 90
         steps:
-          ticks: {type: command, exec: "echo $$ >> pids; sleep 300", idempotent: true, timeout: 50, grace: 10s}
-        """,
-        *("--queue", workers.queue, "--heartbeat", "2s"),
-    )
-    (first,) = runs.wait_for("pids")
-    workers.start()
-    workers.alive[0].process.send_signal(signal.SIGSTOP)
-    runs.wait_for("pids", 2)  # the engine has missed it, and given the step to the other
-    workers.alive[0].process.send_signal(signal.SIGCONT)
-    wait_until(lambda: workers.alive[0].process.poll() is not None, "its end", 10)
-    assert workers.alive[0].process.poll() == 70
-    wait_until(lambda: not is_alive(int(first)), "the end of what it had started", 10)
-    assert running.process.poll() is None
+          ticks: {{{COPIES["command"]}, timeout: 80s, idempotent: true, runs_on: {gpu}}}
+        """
+    common = ("--queue", workers.queue, "--heartbeat", "2s")
+    try:
+        runs.write(f'steps: {{warm: {{type: command, exec: "true", runs_on: {gpu}}}}}', "warm.yaml")
+        assert runs.run(None, "warm.yaml", *common)[0] == 0
+        frozen.process.send_signal(signal.SIGSTOP)
+        running = runs.start(flow, *common)
+        sent = time.monotonic()
+        wait_until(lambda: time.monotonic() - sent > 1.0, "the engine to give the step to the only one who asked")
+        other = workers.cluster.start_worker("--queue", gpu)
+        try:
+            copies.wait_for(1)
+            frozen.process.send_signal(signal.SIGCONT)
+            for _ in range(6):  # of which the one that was frozen has some, after what had come before
+                assert runs.run(None, "warm.yaml", *common)[0] == 0
+            assert running.process.poll() is None and frozen.process.poll() is None
+            assert len(copies.lives()) == 1, "nobody else has begun it"
+        finally:
+            running.kill()
+            other.kill()
+        assert runs.run(None, "warm.yaml", *common)[0] == 0, "it is a worker like any other again"
+    finally:
+        frozen.kill()
+
+
+def test_a_worker_whose_guard_is_killed_ends(workers: Workers) -> None:
+    """Nobody would end its steps if it were frozen."""
+    worker = workers.start()
+
+    def holds_pidfd(process: psutil.Process) -> bool:
+        return any("pidfd" in os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir())
+
+    below = psutil.Process(worker.process.pid).children(recursive=True)
+    (guard,) = filter(holds_pidfd, below)
+    guard.kill()
+    wait_until(lambda: worker.process.poll() is not None, "its end", 10)
+    assert worker.process.poll() == 70

@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import os
 import secrets
+import select
+import socket
 import tempfile
 import threading
 from collections.abc import Callable
@@ -21,7 +23,6 @@ from ..core.redaction import looks_secret
 from ..core.value_types import value
 from ..inbox.inbox import KEY_FILE
 from ..process import kernel
-from ..process.clock import monotonic_ns, pause
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
@@ -31,7 +32,7 @@ from .connection import Address, connect
 from .messages import DEFAULT_QUEUE
 from .payloads import read_key
 from .run_workflow import RunWorkflow
-from .step_activity import Activities, WorkerServices
+from .step_activity import Activities, Leases, WorkerServices
 
 DEFAULT_PARALLEL = 8
 # A run's workflow waits so long for the worker that has it in memory before another one takes it.
@@ -41,7 +42,7 @@ POLLS = 2
 # How long steps that run have to end once the worker was told to leave. Then they are handed to others.
 DEFAULT_DRAIN_MS = 30_000
 # How often it is looked whether a step is overdue: a fraction of what is left between that and the next one's start.
-LEASE_LOOK_S = 0.05
+LEASE_LOOK_MS = 50
 # After a worker that could not stop a step in time: all that it started dies with it.
 EXIT_CUT_OFF = 70
 
@@ -73,8 +74,12 @@ async def serve_worker(
         client = await connect(address)
         folder = None if options.folder is None else Path(options.folder)
         own_queue = f"{options.queue}@{secrets.token_hex(6)}"
-        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue)
-        threading.Thread(target=_end_when_overdue, args=(services.leases,), daemon=True).start()
+        leases = Leases()
+        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue, leases)
+        guard = stack.enter_context(runtime.start_guard(leases.timer)) if kernel.LINUX else None
+        is_over = threading.Event()
+        stack.callback(is_over.set)
+        threading.Thread(target=_end_when_overdue, args=(leases, guard, is_over), daemon=True).start()
         steps, orders = make_workers(client, services, options)
         async with orders, steps:
             on_ready()
@@ -89,11 +94,18 @@ def _share_approval_key(store: Store) -> None:
             file.write(hashlib.sha256(b"shotclock approvals " + key).digest())
 
 
-def _end_when_overdue(leases: dict[object, int]) -> None:
-    """End the worker, and with it all that it runs, once a step is still there that others may begin now. In a thread:
-    nothing that blocks the event loop may keep it from that."""
-    while not any(monotonic_ns() >= by_ns for by_ns in list(leases.values())):
-        pause(LEASE_LOOK_S)
+def _end_when_overdue(leases: Leases, guard: socket.socket | None, is_over: threading.Event) -> None:
+    """End the worker, and with it all that it runs, once a step is still there that others may begin now, or nobody
+    would end the worker if it were frozen. In a thread: nothing that blocks the event loop may keep it from that."""
+    poller = select.poll()
+    if guard is not None:
+        poller.register(guard, select.POLLIN)
+    while not leases.is_overdue:
+        is_unguarded = poller.poll(LEASE_LOOK_MS)
+        if is_over.is_set():
+            return
+        if is_unguarded:
+            break
     os._exit(EXIT_CUT_OFF)
 
 
