@@ -70,6 +70,8 @@ class StepInput(TypedDict):
     """The end of clean-up, where it is a part of that and the run was stopped."""
     is_clean_up: bool
     heartbeat_ms: int
+    sent_at: NotRequired[int]
+    """When the run has asked for it: the time of a try that goes on elsewhere has not stood still since then."""
     proposals: list[dict[str, Any]]
     """What people have been asked for it."""
     nested: dict[str, dict[str, Any]]

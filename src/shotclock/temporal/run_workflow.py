@@ -286,6 +286,7 @@ class RunWorkflow:
             "clean_up_by": by.at_ns // NS_PER_MS if is_clean_up and by is not None else None,
             "is_clean_up": is_clean_up,
             "heartbeat_ms": self._given["heartbeat_ms"],
+            "sent_at": workflow.time_ns() // NS_PER_MS,
             "proposals": known.proposals,
             "nested": known.nested,
             "may_park": known.may_park,

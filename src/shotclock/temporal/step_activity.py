@@ -291,6 +291,8 @@ class _StepWork:
         """Since when the engine has heard nothing of the step, at worst."""
         self._handle = services.client.get_async_activity_handle(task_token=activity.info().task_token)
         self.state = StepState.from_record(given["state"])
+        if self.state.cut_off_ms and "sent_at" in given:
+            self.state.cut_off_ms += max(0, clock.now_ms() - given["sent_at"])
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
         self._redact: Callable[[Any], Any] = lambda value: value
