@@ -1,25 +1,31 @@
 """Workers and engines that are killed: no step is lost, none runs twice at once, and no deadline moves."""
 
+import asyncio
 import json
 import os
 import random
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from shotclock.temporal.connection import connect, read_address
 from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import Cluster, Program, Runs, is_alive, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
 
 HEARTBEAT_S = 3.0
+# Runs beside each other, each with a program that waits for it.
+AT_ONCE = 8
 STUBBORN = (
     "trap '' TERM; date +%s.%N >> began; setsid sleep 300 & echo $! $$ >> pids; "
     "while :; do date +%s.%N >> alive; sleep 0.05; done"
@@ -244,9 +250,74 @@ def test_the_engine_may_be_killed_and_nothing_is_lost(own_cluster: Cluster, tmp_
         runs.close()
 
 
-def audit_of(folder: Path, number: int) -> Counter[str]:
-    log = folder / f"log{number}"
-    return Counter(log.read_text().split()) if log.exists() else Counter()
+# Tells which worker has it: the parent of its supervisor's parent. A worker that is killed this very moment is none.
+AUDITED = (
+    "read -r _ _ _ zygote _ < /proc/$PPID/stat; read -r _ _ _ worker _ < /proc/$zygote/stat; "
+    "echo begun STEP $worker $(date +%s.%N) >> LOG; sleep 0.4; echo ended STEP $worker $(date +%s.%N) >> LOG"
+)
+# What a worker that is given a step may take to begin it, beside all the others. Killed before, it has not begun it.
+BEGIN_S = 3.0
+
+
+@dataclass
+class Audit:
+    """What one run has done, by three who do not know of each other: its steps, the engine, and who killed workers."""
+
+    log: list[list[str]]
+    given: dict[str, list[tuple[int, float]]]
+    """By step: to which workers the engine has given it, and when."""
+    killed: dict[int, float]
+
+    def times(self, what: str, step: str) -> dict[int, list[float]]:
+        """When the copy of each worker has said this."""
+        found: dict[int, list[float]] = {}
+        for did, name, written, at in self.log:
+            if (did, name) == (what, step):
+                worker, tries = int(written), [worker for worker, _ in self.given[step]]
+                if worker not in tries:  # its worker was being killed, and not its parent's parent any more
+                    (worker,) = [each for each in tries if 0 <= float(at) - self.killed.get(each, 0) <= 1]
+                found.setdefault(worker, []).append(float(at))
+        return found
+
+    def check(self, step: str, told: dict[str, Any], *, may_repeat: bool) -> bool:
+        """Check all that is known of a step which the run has come to, and return whether it has succeeded."""
+        tries, begun, ended = self.given[step], self.times("begun", step), self.times("ended", step)
+        assert told["attempts"] == len(tries), "each try that the engine has given away is counted, and no other"
+        assert may_repeat or len(tries) == 1, "given away twice"
+        assert all(len(times) == 1 for times in (*begun.values(), *ended.values())), "one try has run twice"
+        lost = tries
+        if told["status"] == "interrupted":
+            assert not may_repeat and told["error"]["code"] == "INTERRUPTED" and told["side_effects"] == "unknown"
+        else:
+            *lost, (last, _) = tries
+            assert told["status"] == "succeeded" and last in begun and last in ended, "succeeded, and has not run"
+        for worker, given_at in lost:
+            assert given_at <= self.killed.get(worker, 0), "lost without a kill"
+            if worker not in begun:  # the one start that may be missing: killed between the engine's word and the step
+                assert self.killed[worker] - given_at <= BEGIN_S, "given away, and neither begun nor killed at once"
+        for (worker, _), (following, _) in pairwise(tries):
+            assert min(begun.get(following, [inf])) > self.killed[worker], "two copies at once"
+        return told["status"] == "succeeded"
+
+
+def read_given(cluster: Cluster, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """Which worker each step was given to, and when, by the history of the run."""
+
+    async def read() -> dict[str, list[tuple[int, float]]]:
+        client = await connect(read_address(cluster.url, {}))
+        named: dict[int, str] = {}
+        given: dict[str, list[tuple[int, float]]] = {}
+        async for event in client.get_workflow_handle(run_id).fetch_history_events():
+            if event.HasField("activity_task_scheduled_event_attributes"):
+                named[event.event_id] = json.loads(event.user_metadata.summary.data)
+            if event.HasField("activity_task_started_event_attributes"):
+                started = event.activity_task_started_event_attributes
+                pid = int(started.identity.partition("@")[0])
+                at = event.event_time.ToNanoseconds() / 1e9
+                given.setdefault(named[started.scheduled_event_id], []).append((pid, at))
+        return given
+
+    return asyncio.run(asyncio.wait_for(read(), 60))
 
 
 @pytest.mark.parametrize(
@@ -257,67 +328,66 @@ def audit_of(folder: Path, number: int) -> Counter[str]:
 def test_runs_end_as_they_should_while_workers_are_killed(
     runs: Runs, workers: Workers, count: int, steps: int, kills: int
 ) -> None:
-    """Every run has its expected end, by an audit of what ran how often: a step that may be repeated has ended once at
-    least, one that may not was begun once at most, and nothing behind an interrupted one has run."""
+    """Every run has its expected end, by an audit of what ran how often: each try that the engine gave away has begun
+    once, unless its worker was killed right then; a step is repeated or interrupted only where its worker was killed,
+    one that may not be repeated was given away once; and nothing behind an interrupted one has run."""
     for _ in range(3):
         workers.start()
     lines = [f"timeout: {60 + 6 * count}", "inputs: {n: {type: number}}", "steps:"]
     for number in range(steps):
         waits = f", depends_on: [s{number - 1}]" if number else ""
         kind = "idempotent: true" if number % 3 else "idempotent: false"
-        script = (
-            f"echo begun-s{number} >> log{{{{ inputs.n }}}}; sleep 0.4; echo ended-s{number} >> log{{{{ inputs.n }}}}"
-        )
+        script = AUDITED.replace("STEP", f"s{number}").replace("LOG", "log{{ inputs.n }}")
         lines.append(f'  s{number}: {{type: command, exec: "{script}", {kind}{waits}}}')
     runs.write("\n".join(lines))
     seed = random.randrange(1_000_000)
     pick = random.Random(seed)
-    common = ("--queue", workers.queue, "--heartbeat", "2s", "--json")
-    running = [
-        runs.start(None, "flow.yaml", "--input", f"n={number}", "--run-id", f"{workers.queue}-{number}", *common)
-        for number in range(min(count, 8))
-    ]
-    waiting = list(range(len(running), count))
-    ended: dict[int, dict[str, object]] = {}
-    left, next_kill_at = kills, time.monotonic() + 0.5
-    numbers = {id(program): number for number, program in enumerate(running)}
+    # Long enough that a worker which lives is heard of on a machine that has too much to do.
+    common = ("--queue", workers.queue, "--heartbeat", "4s", "--json")
+    waiting, running = list(range(count)), dict[int, Program]()
+    ended: dict[int, dict[str, Any]] = {}
+    killed: dict[int, float] = {}
+    next_kill_at = time.monotonic() + 0.5
     give_up_at = time.monotonic() + 60 + 8 * count
     while len(ended) < count:
         assert time.monotonic() < give_up_at, f"seed {seed}: {count - len(ended)} runs have not ended"
-        for program in [each for each in running if each.process.poll() is not None]:
-            running.remove(program)
-            ended[numbers[id(program)]] = program.ended()[1]
-            if waiting:
-                number = waiting.pop(0)
-                named = ("--input", f"n={number}", "--run-id", f"{workers.queue}-{number}")
-                running.append(begun := runs.start(None, "flow.yaml", *named, *common))
-                numbers[id(begun)] = number
-        if left and time.monotonic() >= next_kill_at:
-            left -= 1
-            victim = pick.choice(workers.alive)
-            workers.alive.remove(victim)
+        for number in [number for number, program in running.items() if program.process.poll() is not None]:
+            ended[number] = running.pop(number).ended()[1]
+        while waiting and len(running) < AT_ONCE:
+            number = waiting.pop(0)
+            named = ("--input", f"n={number}", "--run-id", f"{workers.queue}-{number}")
+            running[number] = runs.start(None, "flow.yaml", *named, *common)
+        # All along the way: the next one once its part of the runs has ended.
+        is_due = len(ended) * kills >= len(killed) * (count - AT_ONCE)
+        if len(killed) < kills and is_due and time.monotonic() >= next_kill_at:
+            victim = workers.alive.pop(pick.randrange(len(workers.alive)))
+            killed[victim.process.pid] = time.time()
             victim.kill()
             workers.start()
             next_kill_at = time.monotonic() + pick.uniform(0.2, 1.0)
         time.sleep(0.05)
-    assert not left, f"the runs were over before all {kills} workers were killed"
+    assert len(killed) == kills, f"the runs were over before all {kills} workers were killed"
+    repeated = interrupted = 0
     for number, envelope in ended.items():
-        log, told = audit_of(runs.folder, number), envelope["data"]["steps"]  # type: ignore[index]
-        context = f"seed {seed}, run {number}: {dict(log)} {json.dumps({k: v['status'] for k, v in told.items()})}"
+        log = runs.folder / f"log{number}"
+        written = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+        audit = Audit(written, read_given(workers.cluster, f"{workers.queue}-{number}"), killed)
         is_broken = False
-        for name, step in told.items():
-            begun, done = log[f"begun-{name}"], log[f"ended-{name}"]
+        for name, told in envelope["data"]["steps"].items():
+            context = f"seed {seed}, run {number}, {name}: {told} {audit}"
             if is_broken:
-                assert step["status"] == "skipped" and not begun, context
-            elif int(name[1:]) % 3:
-                # A worker may be killed with a step that has not begun yet: that counts as a try.
-                assert step["status"] == "succeeded" and done >= 1 and 1 <= begun <= step["attempts"], context
-            elif step["status"] == "interrupted":
-                assert begun <= 1, context  # it may have ended, and nobody lived to say so
-                is_broken = True
-            else:
-                assert step["status"] == "succeeded" and (begun, done) == (1, 1), context
-        assert envelope["ok"] is not is_broken, context
+                assert told["status"] == "skipped" and name not in audit.given and not audit.times("begun", name), (
+                    context
+                )
+                continue
+            try:
+                is_broken = not audit.check(name, told, may_repeat=bool(int(name[1:]) % 3))
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {context}") from error
+            repeated += told["attempts"] - 1
+        interrupted += is_broken
+        assert envelope["ok"] is not is_broken, f"seed {seed}, run {number}: {envelope}"
+    print(f"seed {seed}: {count} runs, {kills} kills: {repeated} tries repeated, {interrupted} runs interrupted")
 
 
 # A copy of a step, as a program and as a function of an App: it tells all its life that it is there, and hears no stop.
