@@ -315,6 +315,10 @@ def read_given(cluster: Cluster, run_id: str) -> dict[str, list[tuple[int, float
                 pid = int(started.identity.partition("@")[0])
                 at = event.event_time.ToNanoseconds() / 1e9
                 given.setdefault(named[started.scheduled_event_id], []).append((pid, at))
+            if event.HasField("activity_task_completed_event_attributes"):
+                completed = event.activity_task_completed_event_attributes
+                if b'"is_unbegun":true' in completed.result.payloads[0].data:  # it was given back as it came
+                    given[named[completed.scheduled_event_id]].pop()
         return given
 
     return asyncio.run(asyncio.wait_for(read(), 60))
@@ -343,7 +347,7 @@ def test_runs_end_as_they_should_while_workers_are_killed(
     seed = random.randrange(1_000_000)
     pick = random.Random(seed)
     # Long enough that a worker which lives is heard of on a machine that has too much to do.
-    common = ("--queue", workers.queue, "--heartbeat", "4s", "--json")
+    common = ("--queue", workers.queue, "--heartbeat", "6s", "--json")
     waiting, running = list(range(count)), dict[int, Program]()
     ended: dict[int, dict[str, Any]] = {}
     killed: dict[int, float] = {}
@@ -519,6 +523,38 @@ def test_a_step_that_was_sent_to_a_frozen_worker_is_not_begun_when_it_goes_on(
         assert runs.run(None, "warm.yaml", *common)[0] == 0, "it is a worker like any other again"
     finally:
         frozen.kill()
+
+
+def test_a_step_that_came_late_is_given_back_unbegun_where_the_engine_does_not_answer(
+    own_cluster: Cluster, tmp_path: Path
+) -> None:
+    """It may not run twice, and has not begun: so it is neither begun in doubt nor interrupted."""
+    engine = own_cluster.start_engine()
+    own_cluster.start_worker()
+    frozen = own_cluster.start_worker("--queue", "gpu")
+    (server,) = [
+        each for each in psutil.Process(engine.process.pid).children(recursive=True) if "temporal" in each.name()
+    ]
+    runs = Runs(tmp_path, own_cluster.url)
+    try:
+        frozen.process.send_signal(signal.SIGSTOP)
+        running = runs.start(
+            "steps: {once: {type: command, exec: 'echo x >> ran', runs_on: gpu}}", *("--heartbeat", "12s")
+        )
+        sent = time.monotonic()
+        wait_until(lambda: time.monotonic() - sent > 4.0, "the engine to give it away, and it to be late")
+        server.suspend()
+        frozen.process.send_signal(signal.SIGCONT)
+        asked = time.monotonic()
+        wait_until(lambda: time.monotonic() - asked > 6.5, "the worker to ask for as long as it may")
+        server.resume()
+        code, envelope = running.ended()
+        once = envelope["data"]["steps"]["once"]
+        assert code == 0 and once["status"] == "succeeded" and once["attempts"] == 1, envelope
+        assert (runs.folder / "ran").read_text() == "x\n"
+    finally:
+        server.resume()
+        runs.close()
 
 
 def test_a_worker_whose_guard_is_killed_ends(workers: Workers) -> None:

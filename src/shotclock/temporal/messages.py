@@ -99,6 +99,8 @@ class StepReply(TypedDict, total=False):
     is_cancelled: bool
     lost: dict[str, int]
     """Its worker was shut down while it ran: the try that it was in, and when that began."""
+    is_unbegun: bool
+    """It came late to a worker that could not learn whether it may still begin it: somebody else may, as if new."""
     is_parked: bool
     """It waits for people or for runs inside it: the workflow does, and then it goes on in another activity."""
     proposals: list[dict[str, Any]]

@@ -224,7 +224,9 @@ class RunWorkflow:
             if reply.get("is_cancelled"):
                 raise asyncio.CancelledError  # with what it had said until then
             if (lost := reply.get("lost")) is not None:
-                if self._is_over_with_lost_worker(step, state, lost):
+                if reply.get("is_unbegun"):
+                    state.status, state.started_ms = Status.RUNNING, started_ms
+                elif self._is_over_with_lost_worker(step, state, lost):
                     return
                 continue
             if not reply.get("is_parked"):

@@ -59,6 +59,8 @@ from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
 BEATS = 8
+# Between two questions whether a step is still this worker's, where the first had no answer.
+ASK_AGAIN_S = 0.05
 # Of the calls of a step, told with each of them: the items of a step may be many.
 CALLS_TOLD = 10
 # A cut-off step is stopped at this share of that time, killed at the second, and at the third the worker ends itself
@@ -311,7 +313,7 @@ class _StepWork:
         no reply: its tree is gone."""
         given = self._given
         if not await self._is_still_ours():
-            return {"state": given["state"], "lost": self._describe_try()}
+            return {"state": given["state"], "lost": self._describe_try(), "is_unbegun": True}
         if self._is_ordered_off:
             return {"state": given["state"], "is_cancelled": True}
         workflow = WorkflowFile.model_validate(given["workflow"])
@@ -443,13 +445,21 @@ class _StepWork:
         delay_ns = self._delays.measure(started_ns, at_ns)
         if delay_ns is not None and delay_ns <= self._limit_ns // BEATS:
             self._heard_ns = at_ns - delay_ns
-        elif await self._beat(monotonic_ns() + int(self._limit_ns * STOP_SHARE)):
+        elif await self._ask_until(monotonic_ns() + int(self._limit_ns * STOP_SHARE)):
             self._delays.adopt(started_ns, at_ns)
         else:
             return False
         self._services.leases.hold(self, self._heard_ns + int(self._limit_ns * EXIT_SHARE))
         # Not if it was frozen meanwhile. From here on its guard sees to that.
         return monotonic_ns() < self._heard_ns + int(self._limit_ns * STOP_SHARE)
+
+    async def _ask_until(self, by_ns: int) -> bool:
+        """Return whether the engine says that the step is this worker's. An engine that is busy is asked again."""
+        while not await self._beat(by_ns):
+            if self._is_cut_off or monotonic_ns() >= by_ns:
+                return False
+            await asyncio.sleep(ASK_AGAIN_S)
+        return True
 
     async def _hold(self, working: asyncio.Future[None]) -> None:
         """Tell the engine that the step is here, and stop it where that has not been heard for too long."""
