@@ -20,6 +20,7 @@ import pytest
 from shotclock.temporal.connection import connect, read_address
 from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import Cluster, Program, Runs, is_alive, steps_of, wait_until
+from tests.temporal.test_replay import fetch, replay
 
 pytestmark = pytest.mark.slow
 
@@ -539,7 +540,8 @@ def test_a_step_that_came_late_is_given_back_unbegun_where_the_engine_does_not_a
     try:
         frozen.process.send_signal(signal.SIGSTOP)
         running = runs.start(
-            "steps: {once: {type: command, exec: 'echo x >> ran', runs_on: gpu}}", *("--heartbeat", "12s")
+            "steps: {once: {type: command, exec: 'echo x >> ran', runs_on: gpu}}",
+            *("--heartbeat", "12s", "--run-id", "late"),
         )
         sent = time.monotonic()
         wait_until(lambda: time.monotonic() - sent > 4.0, "the engine to give it away, and it to be late")
@@ -552,6 +554,7 @@ def test_a_step_that_came_late_is_given_back_unbegun_where_the_engine_does_not_a
         once = envelope["data"]["steps"]["once"]
         assert code == 0 and once["status"] == "succeeded" and once["attempts"] == 1, envelope
         assert (runs.folder / "ran").read_text() == "x\n"
+        replay(fetch(own_cluster, "late"))
     finally:
         server.resume()
         runs.close()
