@@ -1,13 +1,14 @@
 """Workers and engines that are killed: no step is lost, none runs twice at once, and no deadline moves."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -462,13 +463,16 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize(
+    ("kind", "freeze"), [*((kind, os.kill) for kind in COPIES), pytest.param("command", os.killpg, id="as by Ctrl-Z")]
+)
 def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
-    runs: Runs, workers: Workers, tmp_path: Path, kind: str
+    runs: Runs, workers: Workers, tmp_path: Path, kind: str, freeze: Callable[[int, int], None]
 ) -> None:
     """Also where the work is in the worker itself, as a request is: it never goes on with it."""
     copies = Copies(tmp_path)
-    workers.start()
+    frozen = workers.cluster.start_worker("--queue", workers.queue, prefix=("setsid",))
+    workers.alive.append(frozen)
     with Server(copies.serve) as server:
         running = runs.start(
             f"""
@@ -480,11 +484,11 @@ def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
         )
         copies.wait_for(1)
         second = workers.start()
-        frozen = workers.alive[0]
-        frozen.process.send_signal(signal.SIGSTOP)
+        freeze(frozen.process.pid, signal.SIGSTOP)
         copies.wait_for(2)
         assert frozen.process.poll() == -signal.SIGKILL and "stood still" in frozen.err.read_text()
-        frozen.process.send_signal(signal.SIGCONT)  # as whoever had stopped it would
+        with contextlib.suppress(ProcessLookupError):
+            freeze(frozen.process.pid, signal.SIGCONT)  # as whoever had stopped it would
         taken_over = time.monotonic()
         wait_until(lambda: time.monotonic() - taken_over > 1.0, "a while in which anything could go on")
         assert running.process.poll() is None and second.process.poll() is None
