@@ -321,6 +321,8 @@ def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> No
         if has_rung(timer_fd):
             os.write(2, b"shotclock: killed, with all that it ran: it stood still for longer than it may\n")
             signal.pidfd_send_signal(runtime_fd, signal.SIGKILL)
+            if kernel.name_of(os.getppid()) == ZYGOTE_NAME:  # stopped with it, perhaps, and has to clean up and leave
+                signal_process(os.getppid(), signal.SIGCONT)
             return
 
 
