@@ -64,10 +64,9 @@ ASK_AGAIN_S = 0.05
 # Of the calls of a step, told with each of them: the items of a step may be many.
 CALLS_TOLD = 10
 # A cut-off step is stopped at this share of that time, killed at the second, and at the third the worker ends itself
-# with all that it runs: something in it does not do what it is told.
-STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
-# What a worker may take to end itself then. One that is frozen does not, and is killed by its guard.
-EXIT_LIMIT_MS = 100
+# with all that it runs: something in it does not do what it is told. One that is frozen does not even do that, and is
+# killed by its guard at the last.
+STOP_SHARE, KILL_SHARE, EXIT_SHARE, GUARD_SHARE = 0.5, 0.7, 0.85, 0.9
 
 
 class EngineClock:
@@ -116,25 +115,29 @@ class Leases:
     """By when each step has to be gone, unless the engine is heard of before."""
 
     def __init__(self) -> None:
-        self._by_ns: dict[object, int] = {}
+        self._held: dict[object, tuple[int, int]] = {}
         self.timer = DeadlineTimer()
         """Rings for the worker's guard, a process of its own, once the worker should have ended itself."""
 
-    def hold(self, step: object, by_ns: int) -> None:
-        self._by_ns[step] = by_ns
-        self.timer.arm(min(self._by_ns.values()) + EXIT_LIMIT_MS * NS_PER_MS)
+    def hold(self, step: object, heard_ns: int, limit_ns: int) -> None:
+        """Have the worker end, for the sake of a step that the engine has heard of then, before the limit is over."""
+        self._held[step] = heard_ns + int(limit_ns * EXIT_SHARE), heard_ns + int(limit_ns * GUARD_SHARE)
+        self._arm()
 
     def end(self, step: object) -> None:
-        self._by_ns.pop(step, None)
-        if self._by_ns:
-            self.timer.arm(min(self._by_ns.values()) + EXIT_LIMIT_MS * NS_PER_MS)
+        self._held.pop(step, None)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._held:
+            self.timer.arm(min(guard_ns for _, guard_ns in self._held.values()))
         else:
             self.timer.disarm()
 
     @property
     def is_overdue(self) -> bool:
         now_ns = monotonic_ns()
-        return any(now_ns >= by_ns for by_ns in list(self._by_ns.values()))
+        return any(now_ns >= exit_ns for exit_ns, _ in list(self._held.values()))
 
 
 @dataclass(frozen=True)
@@ -312,7 +315,11 @@ class _StepWork:
         """Execute the step, and return its state, whatever ends it. A step that this worker may not have any more has
         no reply: its tree is gone."""
         given = self._given
-        if not await self._is_still_ours():
+        try:
+            may_begin = await self._is_still_ours()
+        except asyncio.CancelledError:  # the worker is being shut down
+            may_begin = False
+        if not may_begin:
             return {"state": given["state"], "lost": self._describe_try(), "is_unbegun": True}
         if self._is_ordered_off:
             return {"state": given["state"], "is_cancelled": True}
@@ -449,7 +456,7 @@ class _StepWork:
             self._delays.adopt(started_ns, at_ns)
         else:
             return False
-        self._services.leases.hold(self, self._heard_ns + int(self._limit_ns * EXIT_SHARE))
+        self._services.leases.hold(self, self._heard_ns, self._limit_ns)
         # Not if it was frozen meanwhile. From here on its guard sees to that.
         return monotonic_ns() < self._heard_ns + int(self._limit_ns * STOP_SHARE)
 
@@ -466,7 +473,7 @@ class _StepWork:
         pause_s = self._limit_ns / BEATS / 1e9
         while True:
             stop_ns = self._heard_ns + int(self._limit_ns * STOP_SHARE)
-            self._services.leases.hold(self, self._heard_ns + int(self._limit_ns * EXIT_SHARE))
+            self._services.leases.hold(self, self._heard_ns, self._limit_ns)
             await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
             is_heard = await self._beat(stop_ns)
             if self._is_ordered_off:
