@@ -32,7 +32,8 @@ from ..core.value_types import dataclass
 from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Scope
-from ..process.zygote import continue_ours, start_clean_zygote
+from ..process.kernel import DeadlineTimer
+from ..process.zygote import GUARD, continue_ours, start_clean_zygote
 from .asyncio_private import running_loop
 from .call import Call, Outcome, invalid
 from .command_runner import Supervisors, run_shielded
@@ -158,6 +159,21 @@ class ChildProcesses:
         except ipc.Broken:  # somebody killed it; its supervisors carry on without it, and the next one forks
             self._drop_zygote()
             ipc.send_fds(self._clean_zygote(), note, fds)
+
+    def start_guard(self, timer: DeadlineTimer) -> socket.socket:
+        """Have another process kill this one, with all that it runs, once the timer rings. It lives as long as the
+        socket that is returned; that ends where somebody has killed it."""
+        ours, theirs = socket.socketpair()
+        runtime = os.pidfd_open(os.getpid())
+        try:
+            with theirs:
+                self._request_fork(GUARD, [theirs.fileno(), timer.fd, runtime])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(runtime)
+        return ours
 
     def _drop_zygote(self) -> None:
         self.commands.dismiss()  # without a zygote to guard them

@@ -135,7 +135,7 @@ class Preloaded:
         modules = [*program.imports, *self._modules]
         if self._program is None and "pydantic" in sys.modules:
             # Functions of types that need it may be called, which are not known yet; the known ones import it there.
-            # A program without it is spared it: each fork would copy and each end tear down half as much again.
+            # A program without it is spared it: each fork would copy it, and each end tear it down.
             modules.append("pydantic")
         environment = dict(os.environ if self._environment is None else self._environment)
         # Larger than what a socket holds, perhaps; it is read as soon as there is somebody.

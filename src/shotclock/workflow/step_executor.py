@@ -25,7 +25,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import NamedTuple, dataclass, replace, replace_fields
+from ..core.value_types import NamedTuple, dataclass, replace_fields
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
