@@ -107,6 +107,21 @@ def test_a_step_whose_worker_is_killed_goes_on_elsewhere_until_its_first_deadlin
     check_bounds(runs, envelope, killed_at)
 
 
+def test_a_step_that_is_much_longer_than_the_heartbeat_comes_to_its_end(runs: Runs, workers: Workers) -> None:
+    """The SDK gives an activity up by itself five seconds after a heartbeat was due that it has not sent itself."""
+    workers.start()
+    running = runs.start(
+        """
+        timeout: 60
+        steps: {long: {type: command, exec: "date >> began; sleep 8; echo done", timeout: 50}}
+        """,
+        *("--queue", workers.queue, "--heartbeat", "2s"),
+    )
+    code, envelope = running.ended()
+    assert (code, envelope["data"]["steps"]["long"]["output"]) == (0, "done"), envelope
+    assert len(runs.wait_for("began")) == 1
+
+
 def test_the_time_of_a_step_goes_on_while_it_waits_for_another_worker(runs: Runs, workers: Workers) -> None:
     workers.start()
     gpu = f"{workers.queue}-gpu"

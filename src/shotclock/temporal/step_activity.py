@@ -300,6 +300,7 @@ class _StepWork:
             self.state.cut_off_ms += max(0, clock.now_ms() - given["sent_at"])
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
+        self._working: asyncio.Future[None] | None = None
         self._redact: Callable[[Any], Any] = lambda value: value
         self._wanted: dict[str, RunInput] = {}
         """The runs inside the step that its workflow has to begin."""
@@ -314,12 +315,28 @@ class _StepWork:
     async def carry_out(self) -> StepReply:
         """Execute the step, and return its state, whatever ends it. A step that this worker may not have any more has
         no reply: its tree is gone."""
+        replying = asyncio.ensure_future(self._execute())
+        while not replying.done():
+            try:
+                await asyncio.wait([replying])  # bounded: the step has its clocks, and one that is stopped its grace
+            except asyncio.CancelledError:  # at any moment, also while the step is being stopped for another reason
+                self._note_cancelled()
+        return replying.result()
+
+    def _note_cancelled(self) -> None:
+        """Stop the step: its run was stopped, which the SDK may hear before `_hold` does, or else the worker is being
+        shut down."""
+        details = activity.cancellation_details()
+        if details is not None and details.cancel_requested:
+            self._is_ordered_off = True
+        else:
+            self._is_cut_off = True
+        if self._working is not None:
+            self._working.cancel()
+
+    async def _execute(self) -> StepReply:
         given = self._given
-        try:
-            may_begin = await self._is_still_ours()
-        except asyncio.CancelledError:  # the worker is being shut down
-            may_begin = False
-        if not may_begin:
+        if not await self._is_still_ours() or self._is_cut_off:
             return {"state": given["state"], "lost": self._describe_try(), "is_unbegun": True}
         if self._is_ordered_off:
             return {"state": given["state"], "is_cancelled": True}
@@ -341,12 +358,11 @@ class _StepWork:
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
             working = asyncio.ensure_future(execute(given["step"], step, self.state, _make_scope(given, context)))
+            self._working = working
             holding = asyncio.ensure_future(self._hold(working))
             parked = context.person_wait.parked
             try:
                 await asyncio.wait([working, parked], return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:  # the worker is being shut down: the run's orders come with heartbeats
-                self._is_cut_off = True
             finally:
                 if not working.done():
                     working.cancel()
@@ -492,7 +508,11 @@ class _StepWork:
         try:
             # Not only the call's own bound: it is made again where nobody answers.
             async with asyncio.timeout(max(0, by_ns - sent_ns) / 1e9):
-                await self._handle.heartbeat(self._describe_beat(), rpc_timeout=within)
+                beat = self._describe_beat()
+                await self._handle.heartbeat(beat, rpc_timeout=within)
+            # The SDK cancels an activity five seconds after it has missed a heartbeat, and knows of none but those that
+            # it sends by itself: one of about six of these.
+            activity.heartbeat(beat)
         except AsyncActivityCancelledError:
             self._is_ordered_off = True
         except RPCError as error:
