@@ -19,7 +19,7 @@ from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
-from ..temporal.connection import connect, read_address, require_sdk
+from ..temporal.connection import Address, connect, require_sdk
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.report import Report
 from .control import show_control
@@ -43,16 +43,15 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
     return deliver(conclude(call, body), as_json)
 
 
-def worker_main(on: str, options: dict[str, Any], as_json: bool) -> int:
+def worker_main(on: Address, options: dict[str, Any], as_json: bool) -> int:
     """Serve as a worker until told to stop."""
 
     async def serve(stop: asyncio.Future[str]) -> str:
         from ..temporal.worker import WorkerOptions, serve_worker
 
-        address = read_address(on, os.environ)
         asked = WorkerOptions(options["queue"], options["max_parallel"], options["drain_ms"], options["folder"])
-        ready = f"worker: takes up to {asked.most_steps} steps at a time from {asked.queue} of {address}"
-        return await serve_worker(address, asked, stop, lambda: say_line(ready))
+        ready = f"worker: takes up to {asked.most_steps} steps at a time from {asked.queue} of {on}"
+        return await serve_worker(on, asked, stop, lambda: say_line(ready))
 
     return _serve_until_stopped("worker", serve, as_json)
 
@@ -76,13 +75,13 @@ def dev_main(options: dict[str, Any], as_json: bool) -> int:
     return _serve_until_stopped("engine dev", serve, as_json)
 
 
-def cancel_on_engine(on: str, run_id: str) -> Outcome:
+def cancel_on_engine(on: Address, run_id: str) -> Outcome:
     """Stop a run that an engine has, and say how it ended."""
     require_sdk()
     from ..temporal.client import cancel
 
     async def main() -> Envelope:
-        client = await connect(read_address(on, os.environ))
+        client = await connect(on)
         return await cancel(client.get_workflow_handle(run_id))
 
     try:
@@ -94,7 +93,7 @@ def cancel_on_engine(on: str, run_id: str) -> Outcome:
     return Outcome(Ending.FINISHED, data=shown)
 
 
-def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: int | None) -> Work:
+def order_on_engine(name: str, on: Address, run_id: str, step: str | None, by_ms: int | None) -> Work:
     """Return the work of giving a step of a run more time, or of winding it or its run down."""
 
     def body() -> Outcome:
@@ -102,7 +101,7 @@ def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: in
             require_sdk()
             from ..temporal.client import send_order
 
-            client = await connect(read_address(on, os.environ))
+            client = await connect(on)
             who = Principal.local().name
             handle = client.get_workflow_handle(run_id)
             return await send_order(
@@ -118,30 +117,28 @@ def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: in
     return Work(name, body, mutates=True, show=show_control)
 
 
-def report_on_engine(on: str, run_id: str) -> Report:
+def report_on_engine(on: Address, run_id: str) -> Report:
     """Return the report of a run that an engine has. Raises Failure."""
     require_sdk()
     from ..temporal.client import read_report
 
     async def main() -> Report:
-        return await read_report(await connect(read_address(on, os.environ)), run_id, wall_time())
+        return await read_report(await connect(on), run_id, wall_time())
 
     return asyncio.run(main())
 
 
-def decide_on_engine(on: str, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
+def decide_on_engine(on: Address, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
     """Do something with what the runs of an engine ask people. `decides`: it decides about the proposal of this id, and
     only what its run has taken counts. Raises Failure."""
     require_sdk()
     from ..temporal.client import pull_proposals, push_decision
 
-    address = read_address(on, os.environ)
-
     async def pull(store: Store) -> dict[str, str]:
-        return await pull_proposals(await connect(address), store, id)
+        return await pull_proposals(await connect(on), store, id)
 
     async def push(store: Store, run_id: str) -> None:
-        await push_decision(await connect(address), run_id, store, str(id))
+        await push_decision(await connect(on), run_id, store, str(id))
 
     before = os.environ.get(HOME_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="shotclock-inbox-") as home, Store.open(Path(home)) as store:
@@ -162,7 +159,7 @@ def decide_on_engine(on: str, id: str | None, decides: bool, perform: Callable[[
 class RunOnEngine:
     """A run that is given to an engine, or the id of one that it has."""
 
-    on: str
+    on: Address
     request: RunRequest | str
     queue: str | None
     heartbeat_ms: int | None
@@ -173,8 +170,8 @@ class RunOnEngine:
         from ..temporal.client import EngineOptions, start, wait_for_end
         from ..temporal.messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE
 
-        client = await connect(read_address(self.on, os.environ))
+        client = await connect(self.on)
         if isinstance(self.request, str):
-            return await wait_for_end(client, self.request, caller, self.on)
+            return await wait_for_end(client, self.request, caller, self.on.on_command_line)
         options = EngineOptions(self.queue or DEFAULT_QUEUE, self.heartbeat_ms or DEFAULT_HEARTBEAT_MS)
-        return await start(client, self.request, caller, options, self.on)
+        return await start(client, self.request, caller, options, self.on.on_command_line)

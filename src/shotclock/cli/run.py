@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
@@ -47,6 +47,9 @@ from .parser import Mistakes
 from .report import ensure_writable, stored_report, text_of, write_file
 from .subcommand import answer_at_once, problem_of
 
+if TYPE_CHECKING:
+    from ..temporal.connection import Address
+
 # It is a word of the commands that go on with a run, and a part of other names.
 RUN_ID = lazy_pattern(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
@@ -67,8 +70,8 @@ class RunOptions:
     output_file: str | None = None
     budget_ms: int | None = None
     """How long a person is waited for; 0 is for as long as it takes."""
-    on: str | None = None
-    """The engine that it is given to, as temporal://HOST:PORT/NAMESPACE; None runs it here."""
+    on: Address | None = None
+    """The engine that it is given to; None runs it here."""
     queue: str | None = None
     heartbeat_ms: int | None = None
 

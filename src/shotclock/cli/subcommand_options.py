@@ -21,12 +21,26 @@ from .parser import (
     read_command,
     table_help,
 )
-from .subcommand import Mistaken, Work, deliver, perform, problem_in, problem_of, read_serve_options, serve, unstarted
+from .subcommand import (
+    Mistaken,
+    Work,
+    deliver,
+    engine_options,
+    perform,
+    problem_in,
+    problem_of,
+    read_serve_options,
+    serve,
+    settle_engine,
+    unstarted,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from ..temporal.connection import Address
 
 JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 
@@ -68,7 +82,9 @@ def _understand(command: Command, reading: Reading) -> Work | Callable[[bool], i
     """Find what else is wrong with the values, beside what is wrong with their types."""
     assert command.run is not None
     try:
-        made: Work | Callable[[bool], int] = command.run(**reading.values)
+        values = reading.values
+        reading.mistakes += settle_engine(values, reading.mistakes)
+        made: Work | Callable[[bool], int] = command.run(**values)
         return made
     except Failure as failure:  # to serve others, tokens are looked for
         envelope = unstarted(command.name, problem_in(failure))
@@ -140,7 +156,12 @@ def _run(
 
 
 def _control_run(
-    extend: str | None, wind_down: str | None, step: str | None, by: int | None, on: str | None, others: dict[str, Any]
+    extend: str | None,
+    wind_down: str | None,
+    step: str | None,
+    by: int | None,
+    on: Address | None,
+    others: dict[str, Any],
 ) -> Work:
     """Return the work of `run --extend RUN STEP D` and `run --wind-down RUN [STEP]`."""
     said = "--extend" if extend is not None else "--wind-down"
@@ -170,7 +191,7 @@ def _control_run(
     return control_run("run", str(extend or wind_down), step, by)
 
 
-def _worker(on: str, json: bool, **options: Any) -> Any:
+def _worker(on: Address, json: bool, **options: Any) -> Any:
     def start(as_json: bool) -> int:
         from ..process.zygote import start_zygote_early, stop_early_zygote
 
@@ -185,7 +206,7 @@ def _worker(on: str, json: bool, **options: Any) -> Any:
     return start
 
 
-def _engine(what: str, run_id: str | None, on: str | None, timeout: int, json: bool, **options: Any) -> Any:
+def _engine(what: str, run_id: str | None, on: Address | None, timeout: int, json: bool, **options: Any) -> Any:
     if what == "cancel":
         if run_id is None or on is None:
             raise Mistaken([{"field": "run-id", "message": "which run, and where? engine cancel RUN_ID --on URL"}])
@@ -201,7 +222,7 @@ def _engine(what: str, run_id: str | None, on: str | None, timeout: int, json: b
     return start
 
 
-def _cancel_on_engine(on: str, run_id: str) -> Outcome:
+def _cancel_on_engine(on: Address, run_id: str) -> Outcome:
     from .engine import cancel_on_engine
 
     return cancel_on_engine(on, run_id)
@@ -253,7 +274,7 @@ def _report(
     open: bool,
     output: str,
     output_file: str | None,
-    on: str | None,
+    on: Address | None,
     timeout: int,
     json: bool,
 ) -> Any:
@@ -397,13 +418,6 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _address(text: str) -> str:
-    from ..temporal.connection import parse_address
-
-    parse_address(text)
-    return text
-
-
 def _size(text: str) -> int:
     from ..store.retention import parse_size
 
@@ -476,7 +490,6 @@ TABLE = CommandTable(
                     key="budget_ms",
                 ),
                 flag("--force", "Run it even if its clocks cannot fit."),
-                option("--on", "URL", _ON, read=_address),
                 option("--queue", "NAME", "With --on: the queue whose workers run it, instead of `shotclock`."),
                 duration(
                     "--heartbeat",
@@ -484,6 +497,7 @@ TABLE = CommandTable(
                     key="heartbeat_ms",
                 ),
                 JSON,
+                *engine_options(_ON),
             ),
             _run,
             usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
@@ -492,7 +506,6 @@ TABLE = CommandTable(
             "worker",
             "Take steps of runs from a queue of Temporal, on this machine, until told to stop.",
             (
-                option("--on", "URL", "The engine: temporal://HOST:PORT[/NAMESPACE].", required=True, read=_address),
                 option("--queue", "NAME", "The queue, and what `runs_on` names.", default="shotclock"),
                 option("--max-parallel", "N", "So many steps at a time.", read=_positive, default="8"),
                 option("--folder", "DIR", "Where steps run whose file's own folder is not on this machine."),
@@ -503,6 +516,7 @@ TABLE = CommandTable(
                     key="drain_ms",
                 ),
                 JSON,
+                *engine_options("The engine: temporal://HOST:PORT[/NAMESPACE].", required=True),
             ),
             _worker,
             usage="--on URL [OPTIONS]",
@@ -513,12 +527,12 @@ TABLE = CommandTable(
             (
                 argument("what", "dev or cancel.", required=True, choices=("dev", "cancel")),
                 argument("run-id", "With cancel: the run. Its clean-up is waited for."),
-                option("--on", "URL", "With cancel: the engine, temporal://HOST:PORT[/NAMESPACE].", read=_address),
                 option("--port", "N", "Where it listens, on this machine alone.", read=_positive, default="7233"),
                 option("--db", "FILE", "Keep what it knows in this file; without one it is gone with the server."),
                 flag("--ui", "Serve Temporal's own page as well, on the port 1000 above."),
                 JSON,
                 _timeout("10m"),
+                *engine_options("With cancel: the engine, temporal://HOST:PORT[/NAMESPACE]."),
             ),
             _engine,
             usage="dev [OPTIONS], or shotclock engine cancel RUN_ID --on URL",
@@ -566,9 +580,9 @@ TABLE = CommandTable(
                     default="json",
                 ),
                 option("--output-file", "FILE", "Write that to this file instead."),
-                option("--on", "URL", "The engine that has the run: temporal://HOST:PORT[/NAMESPACE].", read=_address),
                 JSON,
                 _timeout(),
+                *engine_options("The engine that has the run: temporal://HOST:PORT[/NAMESPACE]."),
             ),
             _report,
         ),
@@ -582,12 +596,6 @@ TABLE = CommandTable(
                 ),
                 option("--http", "HOST:PORT", "Serve on this address of this machine instead; port 0 is any free one."),
                 flag("--require-token", "With --http: let nobody in without an access token, on this machine either."),
-                option(
-                    "--on",
-                    "URL",
-                    "With --http: show and decide what runs on this engine ask, too: temporal://HOST:PORT[/NAMESPACE].",
-                    read=_address,
-                ),
                 option(
                     "--operation-timeout",
                     "D",
@@ -603,6 +611,9 @@ TABLE = CommandTable(
                     "--json",
                     "If it cannot be served: the envelope alone on stdout, also on a terminal. Without it and without "
                     "--http it is the last line of stderr, because stdout is the protocol's.",
+                ),
+                *engine_options(
+                    "With --http: show and decide what runs on this engine ask, too: temporal://HOST:PORT[/NAMESPACE]."
                 ),
             ),
             _serve,

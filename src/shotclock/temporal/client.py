@@ -185,8 +185,8 @@ def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
 
 def _ways_on(run_id: str, address: str) -> dict[str, object]:
     return {
-        "continue_command": f"shotclock run --resume {run_id} --on {address}",
-        "cancel_command": f"shotclock engine cancel {run_id} --on {address}",
+        "continue_command": f"shotclock run --resume {run_id} {address}",
+        "cancel_command": f"shotclock engine cancel {run_id} {address}",
     }
 
 

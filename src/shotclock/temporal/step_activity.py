@@ -99,6 +99,8 @@ class WorkerServices:
     """Where steps run whose file's own folder is not on this machine."""
     own_queue: str
     """Where this worker alone hears orders for the steps that it has."""
+    own_variables: Mapping[str, str] = field(default_factory=dict)
+    """What the worker itself gets in with. No step sees it, and what is secret of it is taken out of what steps say."""
     leases: dict[object, int] = field(default_factory=dict)
     """By when each step has to be gone, unless the engine is heard of before. Looked after by a thread of its own."""
 
@@ -197,7 +199,7 @@ async def _open_context(
         deadlines=make_deadlines(bell),
         environment=everything,
         base_env={name: value for name, value in everything.items() if not looks_secret(name)},
-        redaction=Redaction(everything),
+        redaction=Redaction({**everything, **services.own_variables}),
         on_change=None,
         on_news=None,
         call=call,
