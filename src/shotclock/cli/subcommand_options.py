@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .._version import __version__
 from ..core.clocks import parse_duration_ms
 from ..core.envelope import Envelope, Problem
@@ -132,7 +134,7 @@ def _run(
         on = options.pop("on")
         return _control_run(extend, wind_down, flow, by, on, {**options, "input": input, "resume": resume})
     if by is not None:
-        raise Mistaken([{"field": "by", "message": "only --extend RUN STEP takes a duration behind the file"}])
+        raise Mistaken([{"field": "by", "message": "only --extend RUN [STEP] D takes a duration behind the file"}])
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
     if options["on"] is None and (options["queue"] is not None or options["heartbeat_ms"] is not None):
@@ -163,7 +165,10 @@ def _control_run(
     on: Address | None,
     others: dict[str, Any],
 ) -> Work:
-    """Return the work of `run --extend RUN STEP D` and `run --wind-down RUN [STEP]`."""
+    """Return the work of `run --extend RUN [STEP] D` and `run --wind-down RUN [STEP]`."""
+    if extend is not None and by is None and step is not None:
+        with contextlib.suppress(ValueError):
+            step, by = None, parse_duration_ms(step)
     said = "--extend" if extend is not None else "--wind-down"
     mistakes = [
         {"field": name.removesuffix("_ms").replace("_", "-"), "message": f"has no meaning beside {said}"}
@@ -172,12 +177,8 @@ def _control_run(
     ]
     if extend is not None and wind_down is not None:
         mistakes.append({"field": "wind-down", "message": "either --extend or --wind-down: leave one out"})
-    if extend is not None and step is None:
-        mistakes.append(
-            {"field": "step", "message": "which one? --extend RUN STEP 30s (`job extend` takes whole runs)"}
-        )
     if extend is not None and not by:
-        mistakes.append({"field": "by", "message": "by how much? --extend RUN STEP 30s"})
+        mistakes.append({"field": "by", "message": "by how much? --extend RUN 30s, or --extend RUN STEP 30s"})
     if extend is None and by is not None:
         mistakes.append({"field": "by", "message": "--wind-down RUN [STEP] takes no duration"})
     if mistakes:
@@ -451,8 +452,8 @@ TABLE = CommandTable(
                 option(
                     "--extend",
                     "RUN_ID",
-                    "Give a step of a run that is under way more time: --extend RUN_ID STEP D. Never more than the run "
-                    "has.",
+                    "Give a run that is under way, or one of its steps, more time: --extend RUN_ID [STEP] D. A step "
+                    "never gets more than its run has.",
                 ),
                 option(
                     "--wind-down",

@@ -77,6 +77,7 @@ async def start(
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
     )
     inputs = check_inputs(request.workflow, request.inputs)
+    outer = call.parent
     attributes = await find_attributes(client)
     given: RunInput = {
         "version": VERSION,
@@ -95,7 +96,10 @@ async def start(
         "queue": options.queue,
         "env": {},
         "attributes": attributes,
+        "is_extendable": True,
     }
+    if outer is not None:
+        given["caller_ms"] = max(1, outer.remaining_ms(monotonic_ns()))
     try:
         await client.start_workflow(
             RUN_WORKFLOW,
@@ -144,13 +148,18 @@ async def wait_for_end(
     """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
     to do needs a person, the caller waits for its budget, and the answer says how to go on; so it does where the run
     has not ended within this time, because no worker takes it or the engine is gone."""
-    handle = client.get_workflow_handle(run_id)
+    handle, began_ns = client.get_workflow_handle(run_id), monotonic_ns()
     ending = asyncio.ensure_future(_read_envelope(handle))
     looking = asyncio.ensure_future(_look(client, handle, caller))
     waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
     try:
-        limit_s = None if within_ms is None else within_ms / 1000  # without one, as long as the run may take
-        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            waited_ms = (monotonic_ns() - began_ns) // NS_PER_MS
+            limit_s = None if within_ms is None else max(0, within_ms - waited_ms) / 1000  # as long as the run may take
+            done, _ = await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if done or within_ms is None or (longer_ms := await _read_limit_ms(handle) + END_MARGIN_MS) <= within_ms:
+                break
+            within_ms = longer_ms  # somebody has given it more time
         if ending.done():
             return ending.result()
         if looking.done():
@@ -164,6 +173,14 @@ async def wait_for_end(
         for each in (looking, ending):
             each.cancel()
         await asyncio.wait([looking, ending])
+
+
+async def _read_limit_ms(handle: WorkflowHandle[Any, Any]) -> int:
+    """Return how long a run may take now; 0 where nobody says so."""
+    try:
+        return int((await read_progress(handle))["limit_ms"])
+    except Failure:
+        return 0
 
 
 async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:

@@ -346,5 +346,4 @@ def _describe_run_call(run: Run) -> dict[str, Any]:
         "overtime": None,
         "winding_down": None,
         "progress": None,
-        "is_extendable": False,
     }

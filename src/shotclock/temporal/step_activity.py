@@ -25,7 +25,7 @@ from temporalio.client import AsyncActivityCancelledError, Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, WallTime
+from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, WallTime, move_bell
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
@@ -43,7 +43,7 @@ from ..runtime.control import calls_inside, control_of, enter, leave, live_calls
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from ..store.store import Store
-from ..workflow.engine import describe_news, name_nested_run
+from ..workflow.engine import describe_news, move_steps, name_nested_run
 from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
@@ -240,6 +240,7 @@ class _StepWork:
         self.state = StepState.from_record(given["state"])
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
+        self._deadlines: Deadlines | None = None
         self._redact: Callable[[Any], Any] = lambda value: value
         self._wanted: dict[str, RunInput] = {}
         """The runs inside the step that its workflow has to begin."""
@@ -269,6 +270,7 @@ class _StepWork:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             context.nested_runs.update(self._count_nested())
             self._run_call, self._redact = context.call, context.redaction.value
+            self._deadlines = context.deadlines
             control_of(context.call).on_change = partial(self._note_news, context)
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
@@ -313,6 +315,8 @@ class _StepWork:
 
     async def obey(self, order: Order) -> dict[str, Any]:
         """Extend the calls of the step, or wind them down. Return what they have now. Raises Failure."""
+        if "deadline_at" in order:
+            return self._follow_run(order["deadline_at"])
         run_call = self._run_call
         calls = [call for call in live_calls.values() if run_call is not None and call.inside_of is run_call]
         if not calls:
@@ -320,6 +324,16 @@ class _StepWork:
         if order["by_ms"] is not None:
             return await control_channel.extend(calls, order["by_ms"], order["who"])
         return await control_channel.wind_down(calls, order["who"], order["reason"], order["within_ms"])
+
+    def _follow_run(self, deadline_at: int) -> dict[str, Any]:
+        """Take the later deadline of the run. One that is known already changes nothing."""
+        run, deadlines = self._run_call, self._deadlines
+        if run is not None and run.bound.bell is not None and deadlines is not None:
+            later_ms = (self._clock.deadline(deadline_at).at_ns - run.bound.bell.at_ns) // NS_PER_MS
+            if (moved := move_bell(run.bound, later_ms, None, None)) is not None:
+                run.bound = moved
+                move_steps(run, deadlines)
+        return {}
 
     def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
         """Write down what is decided about the time of the step while it runs."""
@@ -370,7 +384,12 @@ class _StepWork:
             "heartbeat_ms": self._given["heartbeat_ms"],
             "queue": run["queue"],
             "env": own_env,
+            "is_extendable": True,
         }
+        step = scope.call
+        if isinstance(step, Call) and step.clocks.timeout_ms:
+            own_ns = step.started_ns + step.clocks.timeout_ms * NS_PER_MS
+            self._wanted[run_id]["latest_at"] = self._clock.at_ms(own_ns)
         with context.person_wait.at_work(), context.person_wait.waits(run_id, ForeignProposal(run_id, {})):
             await nested.stop  # until the step is parked, which is now or when its other items have ended
         raise asyncio.CancelledError

@@ -559,15 +559,18 @@ class _RunWork(Work):
         self._scheduler.stop()
 
     def move_bell(self) -> bool:
-        """Let the steps that run have what the run has now; those that begin later find it anyway."""
-        bell = self._call.bound.bell
-        assert bell is not None
-        became = self._deadlines.move(bell)
-        # Also what a step calls: it is inside the same deadline.
-        for inner in calls_inside(self._call):
-            if (parent := became.get(id(inner.parent))) is not None:
-                control_of(inner).follow_caller(parent)
+        move_steps(self._call, self._deadlines)
         return True
+
+
+def move_steps(run: Call, deadlines: Deadlines) -> None:
+    """Let the steps that run have what their run has now; those that begin later find it anyway."""
+    assert run.bound.bell is not None
+    became = deadlines.move(run.bound.bell)
+    # Also what a step calls: it is inside the same deadline.
+    for inner in calls_inside(run):
+        if (parent := became.get(id(inner.parent))) is not None:
+            control_of(inner).follow_caller(parent)
 
 
 class _NewsOfRun:
