@@ -107,7 +107,7 @@ def test_what_cannot_open_anything_is_refused_before_anybody_is_asked(tmp_path: 
 @pytest.mark.parametrize(
     "words",
     [["run", "flow.yaml"], ["worker"], ["report", "r"], ["inbox", "list"], ["inbox", "serve"],
-     ["engine", "cancel", "r"], ["serve", "x.py:app", "--http", "127.0.0.1:0"]],
+     ["job", "cancel", "r"], ["serve", "x.py:app", "--http", "127.0.0.1:0"]],
     ids=lambda words: "-".join(words[:2]),
 )  # fmt: skip
 def test_every_subcommand_with_an_engine_takes_them_and_refuses_them_alike(words: list[str], tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_what_a_stopped_run_asked_is_withdrawn(front_ends: FrontEnds, runs: Runs
     before = front_ends.pending(0).keys()
     running = runs.start(ASKS, "--run-id", run_id)
     id = front_ends.wait_for_proposal(0, set(before))
-    assert runs.call("engine", "cancel", run_id)[0] == 0
+    assert runs.call("job", "cancel", run_id)[0] == 0
     running.ended()
     wait_until(lambda: id not in front_ends.pending(0), "the end of the proposal")
     assert front_ends.servers[0].whole(id, front_ends.operators[0])["status"] == "withdrawn"

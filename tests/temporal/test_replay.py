@@ -104,7 +104,7 @@ def test_a_cancelled_run_is_replayed(cluster: Cluster, tmp_path: Path) -> None:
         *("--run-id", run_id),
     )
     wait_until((tmp_path / "begun").exists, "the first step")
-    code, told = runs.call("engine", "cancel", run_id)
+    code, told = runs.call("job", "cancel", run_id)
     assert code == 0 and told["data"]["code"] == "CANCELLED", told
     code, envelope = running.ended()
     assert code == 143 and envelope["error"]["code"] == "CANCELLED" and (tmp_path / "tidied").exists()

